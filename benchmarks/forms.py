@@ -20,9 +20,9 @@ import onnx
 import onnx.parser
 
 from benchmarks.running import apart, in_turns, made_up, normalised, ready
-from honed.runtime import devices
-from honed.runtime.devices import Device
-from honed.runtime.model import Launch
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest

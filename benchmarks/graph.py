@@ -20,17 +20,17 @@ from tvm.target import Target
 
 from benchmarks.running import in_turns, made_up, ready
 from honed.jobs.commands import parse_shapes
-from honed.runtime import devices
-from honed.runtime.devices import rules_for
-from honed.runtime.families import FAMILIES
-from honed.runtime.model import Launch
-from honed.runtime.profile import DeviceProfile
+from honed.machine import devices
+from honed.machine.devices import rules_for
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
 from honed.tuner.attend import attentions, joins, separables
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.joining import Joins, never
+from honed.tuner.lower.functions.joining import Joins, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels

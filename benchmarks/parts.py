@@ -17,9 +17,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu.session import Session
+from honed.machine.devices import select
 from honed.runtime import load
-from honed.runtime.devices import select
-from honed.runtime.executor import Executor
+from honed.runtime.execution.executor import Executor
 from honed.tuner.compile import CompileRequest, compile_file
 
 from .running import Arrays, apart, in_turns

@@ -10,10 +10,10 @@ from statistics import median
 
 import numpy as np
 
-from honed.runtime.devices import Device
-from honed.runtime.executor import Executor
-from honed.runtime.model import Source
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import Source
+from honed.runtime.execution.executor import Executor
 from honed.tuner import attend, frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels

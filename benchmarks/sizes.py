@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from tests.daemon.split_models import two_stage
 
+from honed.machine.devices import Device, select
 from honed.protocol.sizes import MetSizes
 from honed.runtime import load
-from honed.runtime.devices import Device, select
-from honed.runtime.executor import Executor
+from honed.runtime.execution.executor import Executor
 from honed.tuner.compile import CompileRequest, compile_file
 
 from .running import Arrays, apart, in_turns

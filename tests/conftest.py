@@ -14,8 +14,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from honed.runtime.devices import Device
-    from honed.runtime.profile import DeviceProfile
+    from honed.machine.devices import Device
+    from honed.machine.profile import DeviceProfile
 
 
 # How long an example takes says more of the machine's load than of the code.
@@ -100,7 +100,7 @@ def cache_dir(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Pat
     def make(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         for device in _devices():
-            from honed.runtime import peaks
+            from honed.machine import peaks
 
             peaks.measured(device, folder)
 
@@ -110,7 +110,7 @@ def cache_dir(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Pat
 @pytest.fixture(scope="session")
 def profile(device: Device, cache_dir: Path) -> DeviceProfile:
     """The device's profile with its peaks."""
-    from honed.runtime import peaks
+    from honed.machine import peaks
 
     return peaks.measured(device, cache_dir)
 
@@ -120,6 +120,6 @@ def _devices() -> list[Device]:
         import pyopencl  # noqa: F401
     except ImportError:
         return []
-    from honed.runtime import devices
+    from honed.machine import devices
 
     return devices.discover()

@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
+from honed.machine import kernellog, mali, profilefile
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import survey
 from honed.protocol.errors import HonedError
-from honed.runtime import kernellog, mali, profilefile
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.surveying import survey
 
 from . import kernels, measuring, models, report
 from .anonymous import anonymous, secrets

@@ -16,7 +16,7 @@ import onnx
 import onnx.parser
 
 from benchmarks.valhall.draws import default, draws
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.tune.extract import Extracted, extract

@@ -29,7 +29,7 @@ def hone(
     After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found, for
     which it has `seconds`.
     """
-    command = [sys.executable, "-m", "honed.daemon.tool", *arguments, "--json"]
+    command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     command += [] if socket is None else [f"--socket={socket}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context, driver_call, event_seconds
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError
-from honed.runtime import devices
-from honed.runtime.devices import Device
-from honed.runtime.opencl import cl, context, driver_call, event_seconds
-from honed.runtime.programs import OPTIONS
+from honed.runtime.execution.programs import OPTIONS
 
 from .kernels import Program, in_turns, load
 

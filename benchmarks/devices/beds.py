@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.machine import devices
 from honed.protocol.errors import DeviceError
-from honed.runtime import devices
 
 ROOT = Path("/var/cache/honed-rusticl")
 CLONE = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ import onnx
 
 from benchmarks.valhall.draws import draws
 from benchmarks.valhall.tasks import BenchTask, profile, tasks
-from honed.runtime import modelfile
-from honed.runtime.model import Source
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Source
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised, Precision, TensorSpec

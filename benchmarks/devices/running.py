@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from honed.machine import devices
+from honed.machine.devices import Device
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError
-from honed.runtime import devices, modelfile, proof
-from honed.runtime.devices import Device
-from honed.runtime.executor import Executor
+from honed.runtime.compiled import modelfile
+from honed.runtime.execution import proof
+from honed.runtime.execution.executor import Executor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.tuner.farm.running import RunningFarm
 
-from honed.runtime import devices, peaks
+from honed.machine import devices, peaks
 from honed.tuner.demo import lightglue
 from honed.tuner.farm import rows
 from honed.tuner.farm.certificates import issue

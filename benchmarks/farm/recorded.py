@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.tuner.farm.running import RunningFarm
 
 from honed.jobs import events
+from honed.machine.devices import Device
 from honed.protocol.strict import Map
-from honed.runtime.devices import Device
 from honed.tuner.farm import rows
 from honed.tuner.farm.boards import Boards, Came
 from honed.tuner.farm.joining import FarmChoice, join

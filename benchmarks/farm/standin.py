@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from honed.runtime import profilefile
+from honed.machine import profilefile
 from honed.tuner.farm import rows
 from honed.tuner.farm.board import DEPTH
 from honed.tuner.farm.worker import serve

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import honed.tuner
-from honed.daemon.cli.picture import draw
-from honed.daemon.cli.plot import Curve, Mark, microseconds
+from honed.tool.view.picture import draw
+from honed.tool.view.plot import Curve, Mark, microseconds
 
 from .models import MODELS, Model
 from .runs import Kind, Moment, Run, tune, within

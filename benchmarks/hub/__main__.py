@@ -136,7 +136,7 @@ def _options() -> argparse.Namespace:
 
 def hone(*arguments: str) -> dict[str, Any]:
     """What a command prints as JSON; its progress goes to nobody, unless it fails."""
-    command = [sys.executable, "-m", "honed.daemon.tool", *arguments, "--json"]
+    command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -19,13 +19,13 @@ SAID = "; said to be another by benchmarks/hub"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Changes honed.runtime.devices as it is loaded."""
+    """Changes honed.machine.devices as it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """That module's, whose loader also changes it."""
-        if name != "honed.runtime.devices":
+        if name != "honed.machine.devices":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from honed.runtime import border, devices, load
-from honed.runtime.devices import Device
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.runtime import load
 from honed.runtime.dtypes import dtype
-from honed.runtime.executor import Executor
-from honed.runtime.segments import LaunchBatch
+from honed.runtime.execution import border
+from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.segments import LaunchBatch
 
 from .recorded import EXTENSION, VERSION, version
 from .ways import CALLS, DRIVER, HONED, PYOPENCL, REPLAYED, WithPyopencl, commands_of, ways

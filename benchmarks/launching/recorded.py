@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from honed.runtime.enqueue import Command, handle
+from honed.machine.opencl import LOADER, cl, refused
 from honed.runtime.errors import DeviceError
-from honed.runtime.opencl import LOADER, cl, refused
+from honed.runtime.execution.enqueue import Command, handle
 
 EXTENSION = "cl_khr_command_buffer"
 VERSION = (0, 9, 0)  # OpenCL-Headers of October 2024 gave its functions more arguments

@@ -8,12 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from honed.runtime import binding
-from honed.runtime.enqueue import Command, call_all, handle
-from honed.runtime.executor import Executor
-from honed.runtime.model import HostCall
-from honed.runtime.opencl import cl, context
-from honed.runtime.segments import CHUNK, LaunchBatch
+from honed.machine.opencl import cl, context
+from honed.runtime.compiled.model import HostCall
+from honed.runtime.execution import binding
+from honed.runtime.execution.enqueue import Command, call_all, handle
+from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.segments import CHUNK, LaunchBatch
 
 from .recorded import VERSION, Recording, version
 

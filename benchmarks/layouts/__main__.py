@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from tvm import tirx
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices

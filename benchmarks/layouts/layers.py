@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx, topi
 
-from honed.tuner.lower.blocked import Convolution, blocks_of
+from honed.tuner.lower.functions.blocked import Convolution, blocks_of
 
 _WASTE = 1.1  # of pixels, for tiles of four instead of two
 _TILES = range(2, 9)

@@ -14,9 +14,9 @@ import numpy as np
 import pyopencl as cl
 from tvm import tirx
 
-from honed.runtime import devices
-from honed.runtime.opencl import context
-from honed.runtime.profile import DeviceProfile
+from honed.machine import devices
+from honed.machine.opencl import context
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.measure import bound

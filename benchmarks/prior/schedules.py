@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.valhall.draws import draws
-from honed.runtime.profile import DeviceIdentity, DeviceProfile
+from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for

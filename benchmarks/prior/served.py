@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.running import Arrays, apart, first_served, in_turns, made_up, normalised, ready
 from honed.jobs.commands import parse_shapes
-from honed.runtime import devices
-from honed.runtime.profile import DeviceProfile
+from honed.machine import devices
+from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module

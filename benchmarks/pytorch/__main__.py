@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.running import Arrays, apart, first_served, in_turns, made_up, normalised, ready
-from honed.runtime import devices, load
-from honed.runtime.devices import Device
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.runtime import load
 
 from .cudagraph import CudaGraph
 

@@ -22,8 +22,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.running import Arrays, apart, first_served, in_turns, made_up, normalised, ready
-from honed.runtime import devices
-from honed.runtime.devices import Device
+from honed.machine import devices
+from honed.machine.devices import Device
 
 _CHILD = Path(__file__).parent / "child.py"
 _WARM = 3  # runs of each before turns begin, as in `in_turns`

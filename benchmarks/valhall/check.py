@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.tuner.tvm_printer import tvm_printer
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.demo import lightglue
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from tvm import tirx
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Precision, import_relax, normalise
 from honed.tuner.lower.intrinsics import DOT_ADD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from honed.runtime.model import KernelArg
+from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
 ROWS, COLUMNS, STEPS = 4, 8, 4  # of a work-item's tile, and of the reduction at once

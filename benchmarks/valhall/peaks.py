@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.runtime.model import KernelArg
+from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
 _GROUPS, _ITEMS = 2048, 256

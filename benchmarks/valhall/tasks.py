@@ -15,7 +15,7 @@ import onnx.parser
 from tvm import ir, te, tirx
 from tvm.s_tir import Schedule
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.demo import lightglue
 from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload

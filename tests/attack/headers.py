@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import HonedError
 
 from .attack import Attack

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from honed.runtime.calling.regions import Region
 from honed.runtime.errors import HonedError
-from honed.runtime.regions import Region
 
 from . import users
 from .aside import percentile, tell, turns

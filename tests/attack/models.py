@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime.model import Copy, Probe, Proof
+from honed.runtime.compiled.model import Copy, Probe, Proof
 from tests.runtime.builder import Builder
 
 Array = NDArray[np.float32]

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.machine.kernellog import parse
 from honed.protocol.errors import ModelFileError
-from honed.runtime import modelfile
-from honed.runtime.kernellog import parse
+from honed.runtime.compiled import modelfile
 
 from . import headers, texts
 from .__main__ import ATTACKS, main

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.config import settings
+from honed.machine.kernellog import group, parse
+from honed.machine.kernellog.kmsg import parse_raw
+from honed.machine.kernellog.story import DatedFault
 from honed.runtime.errors import HonedError
-from honed.runtime.kernellog import group, parse
-from honed.runtime.kernellog.kmsg import parse_raw
-from honed.runtime.kernellog.story import DatedFault
 
 from .attack import Attack
 from .bed import Bed

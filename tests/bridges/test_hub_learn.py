@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon import tool
 from honed.hub import index as indexes
 from honed.hub import pushing, remote
 from honed.hub.index import Board
+from honed.tool import main as tool
 
 from .test_hub_pull import ATTIC, OWNER, Machine, of
 

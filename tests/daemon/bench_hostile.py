@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
 from tests.attack import users
 from tests.attack.aside import Aside
 from tests.runtime.builder import chain

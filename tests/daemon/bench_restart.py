@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from honed.runtime import Client, modelfile
+from honed.runtime import Client
+from honed.runtime.calling.leaseclient import LeaseHolder
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import HonedError
-from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.origin import Origin
 from honed.tuner.demo import lightglue
 from tests import models as trained
@@ -97,7 +98,7 @@ def met(client: Client, socket: Path, name: str) -> App:
 
 def tune(service: Service, name: str, minutes: float) -> None:
     """As a user would, until the version found has proved itself in service."""
-    command = [sys.executable, "-m", "honed.daemon.tool", "tune", name, f"--socket={service.socket}"]
+    command = [sys.executable, "-m", "honed.tool.main", "tune", name, f"--socket={service.socket}"]
     subprocess.run([*command, f"--minutes={minutes:g}", "--json"], check=True, stdout=subprocess.DEVNULL)
     with service.client() as client:
         given = inputs_of(client, name)

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.daemon.doctor.gather import gather
-from honed.daemon.doctor.readings import Daemon, Ended, OpenCL, OpenCLDevice, Platform, Readings
+from honed.tool.doctor.gather import gather
+from honed.tool.doctor.readings import Daemon, Ended, OpenCL, OpenCLDevice, Platform, Readings
 
 ANSWERING = Daemon(
     socket="/run/honed/honed.sock",

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.errors import HonedError
-from honed.runtime.leaseclient import LeaseHolder
 
 SPIN = """__kernel void spin(__global float* out, int rounds) {
   float x = get_global_id(0);
@@ -86,7 +86,7 @@ def work(lease: LeaseHolder, kernel_ms: float) -> None:
     import numpy as np
     import pyopencl as cl
 
-    from honed.runtime import devices
+    from honed.machine import devices
 
     device = devices.select(None)
     context = cl.Context([device.cl])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from honed.daemon.attribution import SERVICE, BlamedFault
-from honed.daemon.cli.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
+from honed.daemon.observe.attribution import SERVICE, BlamedFault
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
 from honed.protocol.device import DeviceIdentity, DevicePeaks
 from honed.protocol.results import (
@@ -47,6 +46,7 @@ from honed.protocol.service import (
 )
 from honed.protocol.tuning import Gain, TuningFigures
 from honed.protocol.versions import DeploymentSpan, LatencyPoint, ModelHistory, ModelVersion
+from honed.tool.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 BEGUN = 1.795e9  # seconds since 1970
 MALI = DeviceIdentity(

@@ -7,18 +7,18 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
-from honed.daemon.engines import cpu_serves
-from honed.daemon.interface import Interface
-from honed.daemon.received import StoredFile
-from honed.daemon.requests import ClientId, Ticket
-from honed.daemon.serving import actions as do
-from honed.daemon.serving import events as told
-from honed.daemon.serving.machine import Machine
-from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
-from honed.daemon.store import EngineTimes, Manifest, begin, new_version, version_file
-from honed.daemon.variants.names import is_variant, model_of
-from honed.daemon.versions import NO_HISTORY, go_back, settle, succeed
+from honed.daemon.core import actions as do
+from honed.daemon.core import events as told
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.requests import ClientId, Ticket
+from honed.daemon.core.states import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
+from honed.daemon.serving.engines import cpu_serves
+from honed.daemon.store.interface import Interface
+from honed.daemon.store.received import StoredFile
+from honed.daemon.store.store import EngineTimes, Manifest, begin, new_version, version_file
+from honed.daemon.store.variantnames import is_variant, model_of
+from honed.daemon.store.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument
 

@@ -216,7 +216,7 @@ def _told(
 
 
 def _picture(service: Service, name: str, path: Path) -> None:
-    command = [sys.executable, "-m", "honed.daemon.tool", f"--socket={service.socket}", "history", name]
+    command = [sys.executable, "-m", "honed.tool.main", f"--socket={service.socket}", "history", name]
     subprocess.run([*command, "--served", f"--png={path}"], check=True, stdout=subprocess.DEVNULL)
 
 

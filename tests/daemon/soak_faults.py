@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel, Launch, Step
 from honed.runtime.errors import HonedError
-from honed.runtime.model import CompiledModel, Launch, Step
 
 from .running import Service, wait_for
 

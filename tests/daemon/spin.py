@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from honed.runtime.model import Probe, Proof
+from honed.runtime.compiled.model import Probe, Proof
 from tests.runtime.builder import Builder
 
 SIZE = 64

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from honed.runtime import modelfile
-from honed.runtime.model import Choice
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Choice
 from tests.runtime.builder import Builder
 
 # "Compiles" a source by looking up a compiled file that was made for it.

@@ -36,7 +36,7 @@ class Terminal:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "honed.daemon.tool", *arguments],
+            [sys.executable, "-m", "honed.tool.main", *arguments],
             env={**kept, "TERM": "xterm", "LANG": "C.UTF-8", **environment},
             stdin=terminal,
             stdout=terminal,

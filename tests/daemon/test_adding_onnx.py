@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon import compiler
+from honed.daemon.changes import compiler
 from honed.jobs.commands import Compile
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
-from honed.daemon.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
-from honed.daemon.tool import main
+from honed.daemon.observe.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.jobs.events import Quarantined
+from honed.machine.kernellog import Record
 from honed.protocol.faults import KernelFault
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.params import MetricsParams, Nothing
 from honed.runtime import Client
-from honed.runtime.kernellog import Record
+from honed.tool.main import main
 
 from .running import Service
 
@@ -115,7 +115,7 @@ def test_faults_of_others_are_shown_and_not_blamed(
     def log(**_: object) -> Log:
         return Log([record(worker, 100.0), record(4_000_001, 200.0)])
 
-    monkeypatch.setattr("honed.runtime.kernellog.open_reader", log)
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", log)
     run: Callable[..., str] = lambda *words: (main(words), capsys.readouterr().out)[1]  # noqa: E731
     here = ("--state-dir", str(service.state))  # the log is read by the tool, not by the service
     listed = json.loads(run("faults", "--json", *here))["kernel_log"]["faults"]

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
 from honed.runtime import Client
-from honed.runtime.scratch import LARGE
+from honed.runtime.calling.scratch import LARGE
 
 from .running import NO_TUNER, Service, serving, wait_for
 from .test_engines import dense, engine, expected, tensor, write

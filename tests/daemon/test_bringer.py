@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon import installed
-from honed.daemon.apps import bringer as bringing
-from honed.daemon.apps import receiving
-from honed.daemon.apps.bringer import Bringer
 from honed.daemon.apps.quota import Shares
-from honed.daemon.apps.receiving import Receiver
 from honed.daemon.apps.settings import AppsSettings
-from honed.daemon.received import StoredFile
+from honed.daemon.methods import bringer as bringing
+from honed.daemon.methods import receiving
+from honed.daemon.methods.bringer import Bringer
+from honed.daemon.methods.receiving import Receiver
+from honed.daemon.store.received import StoredFile
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
 from honed.protocol.params import BringParams
 

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon import inspection
-from honed.daemon.compiled import Compiled
+from honed.daemon.store import inspection
+from honed.daemon.store.compiled import Compiled
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.runtime.builder import Builder, chain
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
+from honed.runtime.compiled.model import Choice
 from honed.runtime.errors import InvalidArgument, NotFound
-from honed.runtime.model import Choice
+from honed.tool.main import main
 from tests.runtime.builder import add_constant
 
 from .running import Service

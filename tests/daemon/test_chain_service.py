@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from honed.daemon.tool import main
 from honed.protocol.chains import ChainStep
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import (
@@ -34,6 +33,7 @@ from honed.runtime.errors import (
     NotFound,
     Unavailable,
 )
+from honed.tool.main import main
 
 from .conftest import SIZE
 from .raw import Raw

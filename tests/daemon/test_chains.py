@@ -17,8 +17,8 @@ from honed.daemon.chains.definition import Chain, Source, chained, source
 from honed.daemon.chains.fitting import interface
 from honed.daemon.chains.progress import ChainProgress
 from honed.daemon.chains.stored import ChainStore
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.regions import HeldRegion
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.worker.regions import HeldRegion
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 

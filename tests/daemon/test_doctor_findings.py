@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.doctor import check_machine, check_opencl, check_service
-from honed.daemon.doctor.finding import Finding, failed
-from honed.daemon.doctor.readings import Daemon, Package, Readings
+from honed.tool.doctor import check_machine, check_opencl, check_service
+from honed.tool.doctor.finding import Finding, failed
+from honed.tool.doctor.readings import Daemon, Package, Readings
 
 from .doctor_trees import (
     ANSWERING,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.doctor import gather, probe
-from honed.daemon.doctor.accounts import read_names
-from honed.daemon.doctor.machine import read_machine
-from honed.daemon.doctor.service import explain, read_daemon
+from honed.tool.doctor import gather, probe
+from honed.tool.doctor.accounts import read_names
+from honed.tool.doctor.machine import read_machine
+from honed.tool.doctor.service import explain, read_daemon
 
 from .doctor_trees import Answers, Tree, kbase, opencl, panthor, pc
 
@@ -238,7 +238,7 @@ def test_a_service_that_hangs_up(tmp_path: Path) -> None:
 
 def test_packages_are_read_without_importing_them() -> None:
     code = (
-        "import sys; from honed.daemon.doctor import gather; gather.packages(); "
+        "import sys; from honed.tool.doctor import gather; gather.packages(); "
         "sys.exit(bool({'tvm', 'onnx', 'pyopencl'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

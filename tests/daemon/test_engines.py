@@ -21,17 +21,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.engines import ROUNDS, choose, compare, times_of, unfinished
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.received import describe
-from honed.daemon.serving.drift import DRIFT_RUNS, Drift
-from honed.daemon.store import EngineTimes, Manifest, Store, begin
-from honed.daemon.supervisor import WorkerLost
-from honed.daemon.tool import main
-from honed.daemon.versions import NO_HISTORY
-from honed.runtime import Client, modelfile
+from honed.daemon.core.drift import DRIFT_RUNS, Drift
+from honed.daemon.serving.engines import ROUNDS, choose, compare, times_of, unfinished
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.received import describe
+from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
+from honed.daemon.store.versions import NO_HISTORY
+from honed.daemon.worker.supervisor import WorkerLost
+from honed.runtime import Client
+from honed.runtime.compiled import modelfile
 from honed.runtime.engines import TIE
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound, Unavailable
+from honed.tool.main import main
 
 from . import spin
 from .running import NO_TUNER, Service, serving, wait_for

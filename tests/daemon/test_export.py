@@ -14,7 +14,7 @@ import pytest
 from honed.protocol.arrivals import Arrivals
 from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
 from honed.runtime import AsyncClient, Client
-from honed.runtime.exported import exported
+from honed.runtime.calling.exported import exported
 from tests.runtime.builder import add_constant, chain
 
 from .conftest import SIZE

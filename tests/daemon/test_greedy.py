@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from honed.daemon import server
-from honed.runtime import Client, modelfile
+from honed.runtime import Client
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from tests.runtime.builder import Builder, add_constant, chain
 

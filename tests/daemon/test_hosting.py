@@ -6,15 +6,15 @@ import socket
 import subprocess
 import sys
 
-from honed.daemon.workerprocess import FRAMES
+from honed.daemon.worker.process import FRAMES
 from honed.protocol.peer import Peer
-from honed.runtime import transport
+from honed.runtime.calling import transport
 
 SECONDS = 60.0
 CODE = """
 import sys
-from honed.daemon.hosting import Host, by_name, connect
-from honed.daemon.workercalls import OpenDevice
+from honed.daemon.worker.hosting import Host, by_name, connect
+from honed.daemon.worker.calls import OpenDevice
 from honed.protocol.peer import Peer
 from honed.protocol.results import Empty
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.compiled import closed
-from honed.daemon.inference import InferencePlan, check
-from honed.daemon.regions import RegionTable
-from honed.daemon.workercalls import GivenInput, ModelRan, RegionSlice, WantedOutput
+from honed.daemon.serving.inference import InferencePlan, check
+from honed.daemon.store.compiled import closed
+from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, WantedOutput
+from honed.daemon.worker.regions import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams
-from honed.runtime.model import Tensor
-from honed.runtime.regions import Region
+from honed.runtime.calling.regions import Region
+from honed.runtime.compiled.model import Tensor
 
 INPUTS = (
     Tensor(name="a", dtype="float32", shape=(2, 3), buffer=0),

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from honed.daemon.kernelwatch import KernelWatch
+from honed.daemon.observe.kernelwatch import KernelWatch
+from honed.machine.kernellog import Reader, Record
 from honed.protocol.service import FaultFigures
 from honed.runtime.errors import PermissionDenied
-from honed.runtime.kernellog import Reader, Record
 
 XID = (
     "NVRM: Xid (PCI:0000:00:06): 31, pid={pid}, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.latencies import POINTS, SPAN_SECONDS, Keeper, Latencies, thinned
+from honed.daemon.observe.latencies import POINTS, SPAN_SECONDS, Keeper, Latencies, thinned
 from honed.protocol.versions import LatencyPoint
 
 

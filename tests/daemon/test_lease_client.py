@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.calling.leaseclient import LeaseHolder
 
 Script = Callable[[socket.socket, Callable[[], list[Any]]], None]
 

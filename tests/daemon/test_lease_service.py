@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import METHODS, Right
 from honed.runtime import Client
-from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.calling.leaseclient import LeaseHolder
+from honed.tool.main import main
 
 from .conftest import SIZE
 from .lease_holder import Tuner

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.connection import Connection
+from honed.daemon.idle.leasing import Leasing
 from honed.daemon.idle.settings import IdleSettings
 from honed.daemon.idle.signals import Signals
-from honed.daemon.leasing import Leasing
-from honed.daemon.limits import Limits
-from honed.daemon.peers import identify
-from honed.daemon.roundrobin import RoundRobin
-from honed.daemon.usage import Usage
+from honed.daemon.settings.limits import Limits
+from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.peers import identify
+from honed.daemon.transport.roundrobin import RoundRobin
+from honed.daemon.transport.usage import Usage
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.peer import RequestReceived

@@ -7,12 +7,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
-from honed.daemon.limits import Limits
-from honed.daemon.loading import Loader
-from honed.daemon.requests import Queue
-from honed.daemon.serving.states import Engine
-from honed.daemon.supervisor import Supervisor
-from honed.daemon.workercalls import ComparedTurn, CompareTurn, Ping, WorkerCall
+from honed.daemon.core.requests import Queue
+from honed.daemon.core.states import Engine
+from honed.daemon.serving.loading import Loader
+from honed.daemon.settings.limits import Limits
+from honed.daemon.worker.calls import ComparedTurn, CompareTurn, Ping, WorkerCall
+from honed.daemon.worker.supervisor import Supervisor
 
 RUN_SECONDS = 0.005
 ROUNDS = 4

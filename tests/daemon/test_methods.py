@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.api import _HANDLERS
+from honed.daemon.methods.api import _HANDLERS
 from honed.protocol import methods, strict
 from honed.protocol.errors import Internal, NotFound
 from honed.protocol.methods import METHODS
 from honed.protocol.params import ModelParams, Nothing, ProfileOptions, ProfileParams
 from honed.runtime import AsyncClient, Client
-from honed.runtime.operations import Operations
+from honed.runtime.calling.operations import Operations
 
 from .conftest import SIZE
 from .raw import Raw

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from honed.daemon.idle.thermal import temperatures
-from honed.daemon.openmetrics import FAMILIES, Family, MetricSample, _lines
-from honed.daemon.tool import main
+from honed.daemon.observe.openmetrics import FAMILIES, Family, MetricSample, _lines
 from honed.protocol.methods import METRICS
 from honed.protocol.params import MetricsParams
 from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound
+from honed.tool.main import main
 from tests.runtime.builder import chain
 
 from .conftest import SIZE

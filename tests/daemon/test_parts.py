@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime import Client
+from honed.runtime.compiled.model import CpuPart, PartTensor, Split
 from honed.runtime.errors import ModelRefused
-from honed.runtime.model import CpuPart, PartTensor, Split
 from tests.runtime.builder import Builder
 
 from . import spin

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.places import drop_in_dir, places
+from honed.daemon.settings.places import drop_in_dir, places
 from honed.runtime.errors import InvalidArgument
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.cli import picture, plot
-from honed.daemon.cli.picture import draw
-from honed.daemon.cli.plot import Curve, Mark
-from honed.daemon.cli.tasks import milliseconds, short
 from honed.runtime.errors import NotFound
+from honed.tool.commands.tasks import milliseconds, short
+from honed.tool.view import picture, plot
+from honed.tool.view.picture import draw
+from honed.tool.view.plot import Curve, Mark
 
 POINTS = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e9)), min_size=1, max_size=40).map(sorted)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
-from honed.runtime import modelfile, profilefile
+from honed.machine import profilefile
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import ModelRefused
-from honed.runtime.families import FAMILIES
-from honed.runtime.profile import DeviceProfile
+from honed.tool.main import main
 
 from .running import Service
 from .test_adding_onnx import WEIGHTS, X, dense

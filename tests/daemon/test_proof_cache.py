@@ -9,22 +9,22 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.buildprocess import BuilderLost
-from honed.daemon.limits import Limits
-from honed.daemon.loading import Loader
-from honed.daemon.proofcache import ProofCache
-from honed.daemon.received import StoredFile
-from honed.daemon.serving.actions import GiveUp, Load, Prove, Unload
-from honed.daemon.serving.events import Added, Event, WorkerReady
-from honed.daemon.serving.machine import Machine
-from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.store import Manifest, Store, begin
-from honed.daemon.supervisor import Supervisor, WorkerLost
-from honed.daemon.workercalls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
+from honed.daemon.core.actions import GiveUp, Load, Prove, Unload
+from honed.daemon.core.events import Added, Event, WorkerReady
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.serving.loading import Loader
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.proofcache import ProofCache
+from honed.daemon.store.received import StoredFile
+from honed.daemon.store.store import Manifest, Store, begin
+from honed.daemon.worker.buildprocess import BuilderLost
+from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
+from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.runtime.errors import HonedError, ModelRefused
-from honed.runtime.profile import DeviceIdentity
 from tests.runtime.builder import PROFILE
 
 PROBES = 3
@@ -177,7 +177,7 @@ def test_another_driver_is_another_device(tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.daemon.proofcache.REMEMBERED", 3)
+    monkeypatch.setattr("honed.daemon.store.proofcache.REMEMBERED", 3)
     proven = ProofCache(tmp_path, IDENTITY)
     for n in range(4):
         proven.note(str(n))

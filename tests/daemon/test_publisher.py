@@ -12,24 +12,24 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.commits import Commits
-from honed.daemon.compiled import Compiled, summarise
-from honed.daemon.inspection import Inspector
-from honed.daemon.latencies import Latencies
-from honed.daemon.limits import Limits
-from honed.daemon.publishing import Publisher
-from honed.daemon.received import StoredFile, describe
-from honed.daemon.serving.actions import Persist
-from honed.daemon.serving.events import Added, Event, Judged, Proof, WorkerReady
-from honed.daemon.serving.machine import Machine
-from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import ServedModel, Trial
-from honed.daemon.store import Manifest, Store, new_version
-from honed.daemon.versions import ComparisonResult, first, succeed
+from honed.daemon.changes.publishing import Publisher
+from honed.daemon.core.actions import Persist
+from honed.daemon.core.events import Added, Event, Judged, Proof, WorkerReady
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, Trial
+from honed.daemon.observe.latencies import Latencies
+from honed.daemon.serving.commits import Commits
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.compiled import Compiled, summarise
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.store.store import Manifest, Store, new_version
+from honed.daemon.store.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked
 from honed.protocol.versions import ModelPublished
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
 
 from . import spin
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from honed.daemon.config import settings
-from honed.daemon.tool import main
 from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, Unavailable
+from honed.tool.main import main
 
 from .conftest import SIZE
 from .running import COMPILED_ONLY, NO_TUNER, Service, wait_for

@@ -19,17 +19,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from honed.daemon.cli.output import clean
-from honed.daemon.cli.report.contents import Report, gain, served_median, task_shares
-from honed.daemon.cli.report.curves import served
-from honed.daemon.cli.report.gather import gather
-from honed.daemon.cli.report.page import page
-from honed.daemon.cli.report.scales import Linear, Logarithmic, Scale, heights, times
-from honed.daemon.tool import main
 from honed.protocol import strict
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.versions import LatencyPoint
 from honed.runtime import Client
+from honed.tool.main import main
+from honed.tool.output import clean
+from honed.tool.report.contents import Report, gain, served_median, task_shares
+from honed.tool.report.curves import served
+from honed.tool.report.gather import gather
+from honed.tool.report.page import page
+from honed.tool.report.scales import Linear, Logarithmic, Scale, heights, times
 
 from .conftest import SIZE
 from .report_sample import sample
@@ -145,7 +145,7 @@ def test_pictures_are_told_in_words_too() -> None:
         assert all(each.get("scope") and words(each) for each in table.iter(f"{HTML}th"))
 
 
-STYLE = resources.files("honed.daemon.cli.report").joinpath("page.css").read_text()
+STYLE = resources.files("honed.tool.report").joinpath("page.css").read_text()
 THEMES = re.findall(r":root \{(.*?)\}", STYLE, re.S)
 ON = {
     "ground": ("ink", "soft", "accent", "good", "warn", "bad"),

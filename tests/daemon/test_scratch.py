@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from honed.protocol import methods
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
 from honed.runtime import AsyncClient, Client
-from honed.runtime.regions import Region
-from honed.runtime.scratch import LARGE, Scratch, region_bytes
+from honed.runtime.calling.regions import Region
+from honed.runtime.calling.scratch import LARGE, Scratch, region_bytes
 from tests.runtime.builder import add_constant
 
 from .running import Service, descriptors

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calls import InSequence
+from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, SequenceLost
 
 from .running import NO_TUNER, Service, serving, wait_for

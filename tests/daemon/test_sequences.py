@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from honed.daemon import statepairs
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from honed.daemon.serving import statepairs
+from honed.daemon.serving.sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from honed.daemon.store.interface import Interface, OpenTensor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 
 Shape = tuple[int, ...] | None

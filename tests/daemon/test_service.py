@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from honed.runtime import AsyncClient, Client
+from honed.runtime.compiled.model import Probe, Proof
 from honed.runtime.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -18,7 +19,6 @@ from honed.runtime.errors import (
     ModelRefused,
     NotFound,
 )
-from honed.runtime.model import Probe, Proof
 from tests.runtime.builder import Builder, add_constant, chain
 
 from .conftest import SIZE

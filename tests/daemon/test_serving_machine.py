@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon import serving as serving_package
-from honed.daemon.requests import Ticket
-from honed.daemon.serving import actions as do
-from honed.daemon.serving import events as told
-from honed.daemon.serving.failover import LINGERING_SECONDS
-from honed.daemon.serving.states import (
+from honed.daemon.core import actions as do
+from honed.daemon.core import events as told
+from honed.daemon.core.failover import LINGERING_SECONDS
+from honed.daemon.core.requests import Ticket
+from honed.daemon.core.states import (
     CPU_ENGINE,
     MAX_CRASHES,
     MAX_CRASHES_AN_HOUR,
@@ -23,7 +23,7 @@ from honed.daemon.serving.states import (
     ServedModel,
     State,
 )
-from honed.daemon.versions import TRIAL_REQUESTS, settle
+from honed.daemon.store.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
 
 from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
@@ -417,7 +417,16 @@ def imports(path: Path) -> set[str]:
 
 def test_the_machine_does_nothing_itself_and_its_files_import_in_one_direction() -> None:
     files = {f".{path.stem}": imports(path) for path in Path(serving_package.__file__).parent.glob("*.py")}
-    doing = {"asyncio", "time", "logging", "os", "socket", "threading", "subprocess", "honed.daemon.pool"}
+    doing = {
+        "asyncio",
+        "time",
+        "logging",
+        "os",
+        "socket",
+        "threading",
+        "subprocess",
+        "honed.daemon.serving.pool",
+    }
     assert not {file: found & doing for file, found in files.items() if found & doing}
     while leaves := {file for file, found in files.items() if not found & set(files)}:
         for file in leaves:

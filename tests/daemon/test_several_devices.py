@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon.tool import main
 from honed.runtime import Client
+from honed.runtime.compiled.model import Probe, Proof
 from honed.runtime.errors import HonedError, InvalidArgument, NotFound, Unavailable
-from honed.runtime.model import Probe, Proof
+from honed.tool.main import main
 from tests.runtime.builder import Builder, add_constant, chain
 
 from .conftest import SIZE

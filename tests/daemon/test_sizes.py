@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
 from honed.runtime import Client
+from honed.tool.main import main
 
 from .running import NO_TUNER, Service, serving, wait_for
 from .split_models import images, reference, two_stage

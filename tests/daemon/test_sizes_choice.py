@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.daemon.decayedusage import DecayedUsage
+from honed.daemon.core.decayedusage import DecayedUsage
 from honed.daemon.sizes import met as met_module
 from honed.daemon.sizes.choice import SizedPart, best, cost, next_sizes
 from honed.daemon.sizes.met import SizesMet

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.ledger import Ledger, UsageSettings
-from honed.daemon.serving.states import State
-from honed.daemon.sizes import keeper as module
-from honed.daemon.sizes.keeper import SizeKeeper
-from honed.daemon.store import Manifest
+from honed.daemon.changes import sizekeeper as module
+from honed.daemon.changes.sizekeeper import SizeKeeper
+from honed.daemon.core.states import State
+from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.store.store import Manifest
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.results import ShownForm, ShownPart

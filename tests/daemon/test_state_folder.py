@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.store import Store
+from honed.daemon.store.store import Store
 from honed.runtime.errors import Unavailable
 from tests.runtime.builder import add_constant, chain
 
@@ -189,12 +189,12 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from types import SimpleNamespace
     from typing import Any, cast
 
-    from honed.daemon.commits import Commits
-    from honed.daemon.jobs import Jobs
-    from honed.daemon.limits import Limits
-    from honed.daemon.serving.events import Added
-    from honed.daemon.serving.machine import Machine
-    from honed.daemon.serving.registry import Registry
+    from honed.daemon.changes.jobs import Jobs
+    from honed.daemon.core.events import Added
+    from honed.daemon.core.machine import Machine
+    from honed.daemon.core.registry import Registry
+    from honed.daemon.serving.commits import Commits
+    from honed.daemon.settings.limits import Limits
     from honed.runtime.errors import PermissionDenied
 
     from .test_proof_cache import manifest
@@ -222,7 +222,7 @@ def folder_in(path: Path) -> None:
 
 
 def test_a_usage_file_of_another_kind_is_put_aside(tmp_path: Path) -> None:
-    from honed.daemon.latencies import Keeper
+    from honed.daemon.observe.latencies import Keeper
 
     for spoil in (nested, garbage, lambda path: path.write_text(json.dumps({"models": {"m": 1}}))):
         path = tmp_path / "latencies.json"
@@ -237,9 +237,9 @@ def test_a_manifest_that_cannot_be_read_now_keeps_what_it_stands_for(
 ) -> None:
     import errno
 
-    from honed.daemon import store as module
-    from honed.daemon.received import describe
-    from honed.daemon.store import Manifest, begin
+    from honed.daemon.store import store as module
+    from honed.daemon.store.received import describe
+    from honed.daemon.store.store import Manifest, begin
 
     store = Store(tmp_path / "state")
     store.open()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
-from honed.daemon.statistics import ServedInference, Statistics
+from honed.daemon.core.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
+from honed.daemon.core.statistics import ServedInference, Statistics
 from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.received import StoredFile, describe, receive
-from honed.daemon.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
-from honed.daemon.versions import succeed
+from honed.daemon.store.received import StoredFile, describe, receive
+from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
+from honed.daemon.store.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 
 

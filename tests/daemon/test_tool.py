@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.cli.models import peaks_text
-from honed.daemon.cli.output import figure_text
-from honed.daemon.cli.parser import named_file, shape
-from honed.daemon.tool import main, parser
 from honed.protocol.device import DevicePeaks
+from honed.tool.commands.models import peaks_text
+from honed.tool.main import main, parser
+from honed.tool.output import figure_text
+from honed.tool.parser import named_file, shape
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -39,7 +39,7 @@ def hone(
 ) -> subprocess.CompletedProcess[str]:
     """The real tool in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "honed.daemon.tool", *arguments],
+        [sys.executable, "-m", "honed.tool.main", *arguments],
         env=os.environ | {"COLUMNS": "80"} | (environ or {}),
         capture_output=True,
         text=True,
@@ -216,7 +216,7 @@ def test_an_error_of_our_own_is_one_sentence_too(
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "honed.daemon.tool", "--help"],
+        [sys.executable, "-m", "honed.tool.main", "--help"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_closed_output_is_no_error_of_its_own() -> None:
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m honed.daemon.tool doctor --json >&- 2>&-"], check=False
+        ["sh", "-c", f"{sys.executable} -m honed.tool.main doctor --json >&- 2>&-"], check=False
     )
     assert done.returncode in (0, 1)
 
@@ -246,7 +246,7 @@ def test_interruption_is_quiet(tmp_path: Path) -> None:
         " flush=True)\ntime.sleep(600)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "honed.daemon.tool", "compile", "x.onnx", "-o", "y"],
+        [sys.executable, "-m", "honed.tool.main", "compile", "x.onnx", "-o", "y"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -263,7 +263,7 @@ def test_interruption_is_quiet(tmp_path: Path) -> None:
 def test_status_starts_quickly() -> None:
     """It loads neither the compiler nor OpenCL nor the terminal's library before it needs it."""
     code = (
-        "import sys; from honed.daemon.tool import main; main(['status']); "
+        "import sys; from honed.tool.main import main; main(['status']); "
         "print(sorted({'tvm', 'pyopencl', 'onnx', 'rich', 'asyncio', 'psutil'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -307,7 +307,7 @@ def test_doctor_without_any_driver(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.opencl
 def test_doctor_writes_a_profile(tmp_path: Path) -> None:
-    from honed.runtime import profilefile
+    from honed.machine import profilefile
 
     file = tmp_path / "board.toml"
     environ = {"CACHE_DIRECTORY": str(tmp_path / "cache")}

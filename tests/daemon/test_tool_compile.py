@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
+from honed.tool.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +154,7 @@ def test_without_the_compiler(tmp_path: Path) -> None:
     path = os.pathsep.join(str(ROOT / part) for part in ("daemon", "runtime"))
     for arguments in (["compile", "x.onnx", "-o", "y"], ["demo", "lightglue", "-o", "y"]):
         done = subprocess.run(
-            [sys.executable, "-S", "-m", "honed.daemon.tool", *arguments, "--json"],
+            [sys.executable, "-S", "-m", "honed.tool.main", *arguments, "--json"],
             env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
             cwd=tmp_path,
             capture_output=True,

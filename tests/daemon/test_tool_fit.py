@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from honed.daemon.tool import main
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.tool.main import main
 
 pytestmark = pytest.mark.opencl
 WHOLE = '<ir_version: 9, opset_import: ["": 20]> f (float[4] x) => (float[4] y) { y = Sin(x) }'

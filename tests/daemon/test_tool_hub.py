@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.tool import main
 from honed.hub import machine
 from honed.hub.machine import Place
 from honed.hub.main import key_of, look
 from honed.hub.schedule import Deed
+from honed.tool.main import main
 from tests.tuner.test_records import FAULT, add, right
 
 from .running import Service, serving

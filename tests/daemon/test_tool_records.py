@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.cli import faults
-from honed.daemon.cli.recordsfile import check_access, prepare
-from honed.daemon.tool import main
+from honed.machine.kernellog import Record
 from honed.runtime.errors import PermissionDenied
-from honed.runtime.kernellog import Record
+from honed.tool.commands import faults
+from honed.tool.main import main
+from honed.tool.recordsfile import check_access, prepare
 from tests.tuner.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
 
 pytest.importorskip("honed.tuner")
@@ -147,7 +147,7 @@ def test_export(hone: Hone, state: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.opencl
 def test_import_on_a_board_of_the_same_kind(hone: Hone, tmp_path: Path) -> None:
-    from honed.runtime import devices
+    from honed.machine import devices
     from honed.tuner.setup import setup_for
 
     here = setup_for(devices.select(None).profile.identity)
@@ -196,7 +196,7 @@ def test_usage_of_records(hone: Hone) -> None:
 def test_faults(hone: Hone, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Records.open(state / "records.sqlite") as records:
         records.begin(new(9))  # in flight: not in quarantine yet
-    monkeypatch.setattr("honed.runtime.kernellog.open_reader", lambda **_: Log([PAGE_FAULT, ORDINARY]))
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([PAGE_FAULT, ORDINARY]))
     told = document(hone("faults", f"--state-dir={state}", "--json"))
     (candidate,) = told["quarantined"]
     assert (candidate["name"], candidate["outcome"], candidate["reason"]) == (
@@ -223,7 +223,7 @@ def test_faults_without_records_or_a_kernel_log(
     def denied(**_: object) -> None:
         raise PermissionDenied("the kernel log cannot be read: join group systemd-journal")
 
-    monkeypatch.setattr("honed.runtime.kernellog.open_reader", denied)
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", denied)
     told = document(hone("faults", f"--state-dir={tmp_path}", "--json"))
     assert told["quarantined"] == []
     assert told["kernel_log"] == {
@@ -235,12 +235,12 @@ def test_faults_without_records_or_a_kernel_log(
     assert status == 0
     assert "No candidate is in quarantine." in text
     assert "The kernel log cannot be read: join group systemd-journal." in text
-    monkeypatch.setattr("honed.runtime.kernellog.open_reader", lambda **_: Log([ORDINARY]))
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
     assert "holds no fault of a GPU" in hone("faults", f"--state-dir={tmp_path}")[1]
 
 
 def test_every_reach_of_a_fault_is_explained() -> None:
-    from honed.runtime.kernellog import Severity
+    from honed.machine.kernellog import Severity
 
     assert set(faults.REACH) == set(Severity)
 

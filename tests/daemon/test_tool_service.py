@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.tool import main
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.tool.main import main
 from tests.runtime.builder import Builder, add_constant, add_prepared
 
 from .conftest import SIZE
@@ -173,7 +173,7 @@ def test_infer_refuses_what_does_not_fit(hone: Hone, saved: Path, tmp_path: Path
 def test_standard_output_on_a_full_disk(service: Service, option: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "list", *option],
+            [sys.executable, "-m", "honed.tool.main", "--socket", str(service.socket), "list", *option],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -331,7 +331,7 @@ def test_doctor_sees_the_service(hone: Hone, service: Service) -> None:
 def test_a_wide_and_a_narrow_terminal(service: Service) -> None:
     for columns in (40, 200):
         done = subprocess.run(
-            [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "status"],
+            [sys.executable, "-m", "honed.tool.main", "--socket", str(service.socket), "status"],
             env=os.environ | {"COLUMNS": str(columns)},
             capture_output=True,
             text=True,

@@ -32,7 +32,7 @@ def test_progress_in_a_terminal(tmp_path: Path, columns: int) -> None:
     main_end, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "honed.daemon.tool", "compile", "x", "-o", "y"],
+        [sys.executable, "-m", "honed.tool.main", "compile", "x", "-o", "y"],
         env=os.environ | {"PYTHONPATH": str(tmp_path), "TERM": "xterm", "COLUMNS": str(columns)},
         stdin=terminal,
         stdout=subprocess.PIPE,

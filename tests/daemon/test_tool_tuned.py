@@ -60,7 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterato
 
 def hone(service: Service, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "honed.daemon.tool", *arguments],
+        [sys.executable, "-m", "honed.tool.main", *arguments],
         env=os.environ | {"HONED_SOCKET": str(service.socket), "COLUMNS": "80"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.cli.tasks import origin
-from honed.daemon.tool import main
+from honed.tool.commands.tasks import origin
+from honed.tool.main import main
 from tests.runtime.builder import Builder, chain
 
 from .conftest import SIZE
@@ -312,7 +312,7 @@ def test_tasks(hone: Any, stub: StubTuner) -> None:
 def spawned(service: Service, stub: StubTuner, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | dict(stub.environment) | {"HONED_SOCKET": str(service.socket)}
     return subprocess.Popen(
-        [sys.executable, "-m", "honed.daemon.tool", "tune", "m", *arguments],
+        [sys.executable, "-m", "honed.tool.main", "tune", "m", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from honed.daemon.cli.parser import shape_sets
-from honed.daemon.cli.variants import variants_table
 from honed.protocol.results import ShownVariant
+from honed.tool.parser import shape_sets
+from honed.tool.view.variants import variants_table
 
 
 def test_an_input_given_again_begins_another_set() -> None:

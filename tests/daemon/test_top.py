@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from honed.daemon.cli.top import rendered
-from honed.daemon.tool import main
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.service import (
     DeviceFigures,
@@ -32,6 +30,8 @@ from honed.protocol.service import (
 )
 from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import Client
+from honed.tool.commands.top import rendered
+from honed.tool.main import main
 
 from .conftest import SIZE
 from .running import Service

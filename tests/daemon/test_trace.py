@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from honed.daemon.cli.trace import trace
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.results import (
     ModelPlacement,
@@ -14,6 +13,7 @@ from honed.protocol.results import (
     ProfiledRow,
     ShownKernel,
 )
+from honed.tool.view.trace import trace
 
 KERNEL = ShownKernel(
     name="add", grid=(4, 1, 1), block=(64, 1, 1), flops=256, bytes=3072, task="t1", schedule="prior:cpu-1",

@@ -13,11 +13,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.received import describe
-from honed.daemon.store import Manifest, Store, begin
-from honed.daemon.versions import NO_HISTORY
-from honed.runtime import Client, modelfile
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.received import describe
+from honed.daemon.store.store import Manifest, Store, begin
+from honed.daemon.store.versions import NO_HISTORY
+from honed.runtime import Client
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument, NotFound
 
 from . import spin

@@ -7,11 +7,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.ledger import Ledger, UsageSettings
+from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.variantnames import STORED, is_variant, model_of, variant_name
 from honed.daemon.variants.asked import MOST, ShapeRequests
 from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
-from honed.daemon.variants.names import STORED, is_variant, model_of, variant_name
 from honed.daemon.variants.settings import VariantSettings
 
 MIB = 1 << 20

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.ledger import Ledger, UsageSettings
-from honed.daemon.serving import events
-from honed.daemon.serving.machine import Machine
-from honed.daemon.serving.registry import Registry
-from honed.daemon.store import Manifest
-from honed.daemon.variants.keeper import VariantKeeper
-from honed.daemon.variants.names import Shapes
+from honed.daemon.changes.variantkeeper import VariantKeeper
+from honed.daemon.core import events
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.store import Manifest
+from honed.daemon.store.variantnames import Shapes
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.params import InferParams, InputTensor

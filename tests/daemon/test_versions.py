@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.received import StoredFile
-from honed.daemon.store import begin, new_version
-from honed.daemon.versions import (
+from honed.daemon.store.received import StoredFile
+from honed.daemon.store.store import begin, new_version
+from honed.daemon.store.versions import (
     KEPT,
     REMEMBERED,
     ComparisonResult,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.limits import Limits
-from honed.daemon.supervisor import Supervisor, WorkerLost
-from honed.daemon.worker import Worker
-from honed.daemon.workercalls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
-from honed.daemon.workerprocess import device_program
+from honed.daemon.settings.limits import Limits
+from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
+from honed.daemon.worker.process import device_program
+from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
 

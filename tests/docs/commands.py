@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import cache
 
-from honed.daemon.tool import parser
+from honed.tool.main import parser
 
 
 @cache

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.tool import parser
+from honed.tool.main import parser
 from tests.daemon.conftest import service, small_model
 from tests.daemon.running import DEADLINE, Service
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon import tool
 from honed.daemon.chains.definition import chained
-from honed.daemon.cli.chains import ChainFile
 from honed.daemon.config import TABLES, settings
 from honed.protocol import strict
 from honed.runtime import errors
+from honed.tool import main as tool
+from honed.tool.commands.chains import ChainFile
 
 from .commands import all_commands
 from .texts import ROOT, texts

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon import service, tool
+from honed.daemon import service
+from honed.tool import main as tool
 
 from .commands import all_commands
 
 MAN = Path(__file__).parents[2] / "packaging" / "man"
 PROGRAMS = {
-    "hone": ("honed.daemon.tool", "hone.1"),
+    "hone": ("honed.tool.main", "hone.1"),
     "honed": ("honed.daemon.service", "honed.8"),
     "honed-tuner": ("honed.tuner.service", "honed-tuner.8"),
 }

@@ -42,7 +42,7 @@ PAGE = """# The map
 ## The way of a request
 
 1. `daemon/one.py` has it checked by `two.py` (`word`), then `daemon/`.
-2. `daemon/two.py` tells `runtime/link.py`.
+2. `daemon/two.py` tells `runtime/calling/link.py`.
 
 ## Processes
 
@@ -54,7 +54,7 @@ SMALL = House(
         Module("daemon/honed/daemon/one.py", ONE),
         Module("daemon/honed/daemon/two.py", TWO),
         Module("daemon/honed/daemon/three.py", THREE),
-        Module("runtime/honed/runtime/link.py", "x = 1\n" * 401),
+        Module("runtime/honed/runtime/calling/link.py", "x = 1\n" * 401),
     ),
     PAGE,
 )
@@ -74,7 +74,7 @@ def test_what_is_counted_is_found_and_named() -> None:
     assert house.aliased_maps(SMALL) == ["daemon/honed/daemon/two.py:5 Told"]
     assert house.repeated_classes(SMALL) == ["Twice: daemon/honed/daemon/one.py, daemon/honed/daemon/two.py"]
     assert house.callbacks(SMALL) == [ON_END]
-    assert house.long_files(SMALL) == ["runtime/honed/runtime/link.py"]
+    assert house.long_files(SMALL) == ["runtime/honed/runtime/calling/link.py"]
 
 
 def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
@@ -98,7 +98,7 @@ def test_a_folder_is_full_from_26_files_on() -> None:
 
 def test_a_way_has_each_file_once_and_folders_as_one() -> None:
     files = [f"daemon/honed/daemon/{name}" for name in ("one.py", "two.py", "")]
-    assert house.way(SMALL, "The way of a request") == [*files, "runtime/honed/runtime/link.py"]
+    assert house.way(SMALL, "The way of a request") == [*files, "runtime/honed/runtime/calling/link.py"]
 
 
 def test_a_way_through_a_file_that_is_not_there_is_an_error() -> None:

@@ -13,10 +13,11 @@ from types import ModuleType
 
 import pytest
 
-from honed.daemon import service, tool
+from honed.daemon import service
 from honed.daemon.config import settings
 from honed.frigate import main as frigate
 from honed.http import main as http
+from honed.tool import main as tool
 
 from .commands import all_commands
 

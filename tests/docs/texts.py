@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from honed.daemon.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerLost
 from honed.protocol import errors
 
 ROOT = Path(__file__).parents[2]

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from honed.daemon.apps.settings import AppsSettings
-from honed.daemon.limits import Limits
-from honed.daemon.tables import CpuSettings
-from honed.daemon.tunerchild import TunerSettings
+from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.tables import CpuSettings
+from honed.daemon.tuning.child import TunerSettings
 from honed.frigate.settings import FrigateSettings
 from honed.http.settings import HttpSettings
+from honed.machine.families import FAMILIES
 from honed.protocol.strict import from_plain
-from honed.runtime.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
@@ -144,7 +144,7 @@ def test_tasks_max_is_above_the_threads_of_all_models() -> None:
 
 
 def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
-    from honed.daemon import limits
+    from honed.daemon.settings import limits
     from honed.tuner.measure.limits import Limits as Measuring
     from honed.tuner.tune.sharing import MOST_BUILDERS, sharing
 
@@ -155,7 +155,7 @@ def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
 
 
 def test_what_lowers_functions_is_in_the_sum() -> None:
-    from honed.daemon import limits
+    from honed.daemon.settings import limits
     from honed.tuner.__main__ import MOST_PROCESSES as COMPILING
     from honed.tuner.forked import OWN_MIB
     from honed.tuner.tune.searcher import MOST_PROCESSES as TUNING
@@ -170,7 +170,7 @@ def test_the_package_has_the_version_of_the_program() -> None:
 
 
 def test_the_groups_are_those_the_service_knows() -> None:
-    from honed.daemon.peers import CHANGE_GROUP, INFER_GROUP
+    from honed.daemon.transport.peers import CHANGE_GROUP, INFER_GROUP
 
     made = re.findall(r"^[ug] (\S+)", (ROOT / "debian/honed.sysusers").read_text(), re.MULTILINE)
     assert made == [INFER_GROUP, CHANGE_GROUP]

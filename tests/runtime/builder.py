@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime import modelfile
-from honed.runtime.dtypes import dtype
-from honed.runtime.model import (
+from honed.machine.profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import (
     Attr,
     Buffer,
     CompiledModel,
@@ -28,7 +28,7 @@ from honed.runtime.model import (
     Step,
     Tensor,
 )
-from honed.runtime.profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
+from honed.runtime.dtypes import dtype
 
 ALIGN = 4096  # bytes, of every scratch buffer and constant
 PROFILE = DeviceProfile(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 
 
 def separate(device: Device) -> Device:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime import bounds
-from honed.runtime.profile import DevicePeaks
+from honed.machine import bounds
+from honed.machine.profile import DevicePeaks
 
 KIB = 1 << 10
 PEAKS = DevicePeaks(

@@ -12,8 +12,8 @@ from honed.protocol import strict
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import NAME
 from honed.protocol.params import InferParams
-from honed.runtime import additions, calls, endpoint
-from honed.runtime.regions import Region
+from honed.runtime.calling import additions, calls, endpoint
+from honed.runtime.calling.regions import Region
 
 
 def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.runtime import cpuparts, load, modelfile, validate
-from honed.runtime.cpuparts import CpuParts
-from honed.runtime.devices import Device
-from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
-from honed.runtime.executor import Executor
-from honed.runtime.model import (
+from honed.machine.devices import Device
+from honed.runtime import load
+from honed.runtime.compiled import modelfile, validate
+from honed.runtime.compiled.model import (
     CPU_PART,
     CompiledModel,
     CpuPart,
@@ -34,9 +32,13 @@ from honed.runtime.model import (
     SizesLeftOut,
     Split,
 )
-from honed.runtime.partcalls import PartsRan, SizesToStopAt
-from honed.runtime.partlimits import PartLimits
-from honed.runtime.proof import check_behind, check_probe
+from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
+from honed.runtime.execution import cpuparts
+from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.partcalls import PartsRan, SizesToStopAt
+from honed.runtime.execution.partlimits import PartLimits
+from honed.runtime.execution.proof import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder
 

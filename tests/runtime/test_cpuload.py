@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import cpuload
+from honed.machine import cpuload
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import devices
-from honed.runtime.devices import Device
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES, family_of
 from honed.runtime.errors import NotFound
-from honed.runtime.families import FAMILIES, family_of
 
 from .builder import PROFILE
 
@@ -174,7 +174,8 @@ def test_the_client_needs_no_opencl() -> None:
     code = """
 import sys
 sys.modules["pyopencl"] = None
-import honed.runtime, honed.runtime.modelfile, honed.runtime.validate, honed.runtime.profilefile
+import honed.runtime, honed.runtime.compiled.modelfile, honed.runtime.compiled.validate
+import honed.machine.profilefile
 from honed.runtime.errors import DeviceError
 try:
     honed.runtime.load

@@ -11,11 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.runtime import load, modelfile
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.runtime import load
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.plan import allocations
 from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
-from honed.runtime.executor import Executor
-from honed.runtime.plan import allocations
+from honed.runtime.execution.executor import Executor
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from honed.runtime import hostcalls, hostrules
+from honed.runtime.compiled import hostrules
+from honed.runtime.compiled.hostrules import Signature
+from honed.runtime.compiled.model import Attr
 from honed.runtime.errors import InvalidArgument
-from honed.runtime.hostrules import Signature
-from honed.runtime.model import Attr
+from honed.runtime.execution import hostcalls
 
 Array = NDArray[Any]
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime.kernellog import Driver, Severity, parse
+from honed.machine.kernellog import Driver, Severity, parse
 
 SAMPLES = [
     json.loads(line)

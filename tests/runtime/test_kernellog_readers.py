@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.machine.kernellog import Driver, Record, open_reader, parse, seen
+from honed.machine.kernellog.journal import JournalReader
+from honed.machine.kernellog.kmsg import KmsgReader, boot_id, parse_raw
+from honed.machine.kernellog.record import LogClock, device_name
 from honed.runtime.errors import Unavailable
-from honed.runtime.kernellog import Driver, Record, open_reader, parse, seen
-from honed.runtime.kernellog.journal import JournalReader
-from honed.runtime.kernellog.kmsg import KmsgReader, boot_id, parse_raw
-from honed.runtime.kernellog.record import LogClock, device_name
 from tests.runtime.test_kernellog import ORDINARY, ROWS, SAMPLES
 
 REMOTE = next(
@@ -356,7 +356,7 @@ def test_without_permission_it_says_which_group(tmp_path: Path, closed: str) -> 
     # Imports first: an ordinary user may not be able to read this checkout.
     code = """
 import os, pathlib, sys
-from honed.runtime.kernellog import kmsg, journal, open_reader
+from honed.machine.kernellog import kmsg, journal, open_reader
 folder = pathlib.Path(sys.argv[1])
 journal.FOLDERS = (folder / "journal",)
 kmsg.KmsgReader.__init__.__defaults__ = (str(folder / "kmsg"),)

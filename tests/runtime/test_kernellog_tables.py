@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime.kernellog import Driver, Severity, parse
-from honed.runtime.kernellog.parse import find
-from honed.runtime.kernellog.pattern import DriverSource, Pattern
-from honed.runtime.kernellog.tables import TABLES, RecordTable
-from honed.runtime.kernellog.xids import XIDS
+from honed.machine.kernellog import Driver, Severity, parse
+from honed.machine.kernellog.drivers.xids import XIDS
+from honed.machine.kernellog.parse import find
+from honed.machine.kernellog.pattern import DriverSource, Pattern
+from honed.machine.kernellog.tables import TABLES, RecordTable
 
 RECORDS = [
     json.loads(line)

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.launching.recorded import VERSION, Recording, version
 from benchmarks.launching.ways import CALLS, commands_of, ways
 
+from honed.machine.devices import Device
 from honed.runtime import load
-from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError
-from honed.runtime.executor import Executor
+from honed.runtime.execution.executor import Executor
 
 from .builder import add_constant, chain
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime import mali
-from honed.runtime.families import family_of
+from honed.machine import mali
+from honed.machine.families import family_of
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Launch, Probe, Proof
 from honed.runtime.errors import InvalidArgument, ModelFileError, NotFound
-from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Probe, Proof
 
 from .builder import Builder, add_constant
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime.devices import Device
-from honed.runtime.opencl import cl, context, failure, most_work_items
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context, failure, most_work_items
 
 
 class Raised(Exception):

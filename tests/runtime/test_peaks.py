@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from honed.runtime import bounds, peaks, profilefile
-from honed.runtime.devices import Device
-from honed.runtime.families import FAMILIES
-from honed.runtime.microbench import arithmetic, memory
-from honed.runtime.microbench.arithmetic import Form
-from honed.runtime.profile import DevicePeaks
+from honed.machine import bounds, peaks, profilefile
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES
+from honed.machine.microbench import arithmetic, memory
+from honed.machine.microbench.arithmetic import Form
+from honed.machine.profile import DevicePeaks
 
 FOUND = DevicePeaks(
     fp32_gflops=100.0,

@@ -25,7 +25,7 @@ from honed.protocol.peer import (
     ResponseReceived,
 )
 from honed.protocol.wire import FrameLimits, OwnFault, PeerFault
-from honed.runtime import transport
+from honed.runtime.calling import transport
 
 PLAIN = (
     st.none()

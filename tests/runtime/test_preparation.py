@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.machine.devices import Device
 from honed.runtime import load
-from honed.runtime.devices import Device
+from honed.runtime.compiled.model import Copy, Launch
 from honed.runtime.errors import DeviceError
-from honed.runtime.model import Copy, Launch
 
 from .builder import add_prepared, only_in_groups_of_two
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from honed.machine import profilefile
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import NotFound, ProfileError
-from honed.runtime import profilefile
-from honed.runtime.families import FAMILIES
-from honed.runtime.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 
 from .builder import PROFILE
 

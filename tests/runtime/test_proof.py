@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime import load, proof
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.runtime import load
+from honed.runtime.compiled.model import Probe, Proof
 from honed.runtime.errors import InvalidArgument
-from honed.runtime.model import Probe, Proof
+from honed.runtime.execution import proof
 
 from .builder import Builder, add_constant
 

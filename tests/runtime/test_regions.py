@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.runtime.calling.memfd import check
+from honed.runtime.calling.regions import Region, map_descriptor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
-from honed.runtime.memfd import check
-from honed.runtime.regions import Region, map_descriptor
 
 
 @pytest.fixture

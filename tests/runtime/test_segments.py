@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from honed.runtime.devices import Device
-from honed.runtime.enqueue import Command
-from honed.runtime.opencl import cl, context
-from honed.runtime.segments import CHUNK, LaunchBatch
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context
+from honed.runtime.execution.enqueue import Command
+from honed.runtime.execution.segments import CHUNK, LaunchBatch
 
 LAUNCHES = 300
 

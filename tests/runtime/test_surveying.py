@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import profilefile, surveying
-from honed.runtime.devices import Device
+from honed.machine import profilefile, surveying
+from honed.machine.devices import Device
+from honed.machine.surveying import survey
 from honed.runtime.errors import DeviceError, HonedError, NotFound
-from honed.runtime.surveying import survey
 
 pytestmark = pytest.mark.opencl
 

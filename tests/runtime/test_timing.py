@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime import load, timing
-from honed.runtime.devices import Device
-from honed.runtime.profile import DevicePeaks, DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.runtime import load
+from honed.runtime.execution import timing
 
 from .builder import Builder, add_constant, chain
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import plan, validate
-from honed.runtime.errors import ModelFileError
-from honed.runtime.model import (
+from honed.runtime.compiled import plan, validate
+from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
     Copy,
@@ -24,6 +23,7 @@ from honed.runtime.model import (
     Proof,
     View,
 )
+from honed.runtime.errors import ModelFileError
 
 from .builder import PROFILE, Builder, add_constant, add_prepared, chain
 

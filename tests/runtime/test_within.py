@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import load, plan, validate
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.runtime import load
+from honed.runtime.compiled import plan, validate
+from honed.runtime.compiled.model import CompiledModel, Launch
+from honed.runtime.compiled.within import WrittenBytes, check_declared, share_bytes
 from honed.runtime.errors import DeviceError, ModelFileError
-from honed.runtime.executor import Executor
-from honed.runtime.model import CompiledModel, Launch
-from honed.runtime.within import WrittenBytes, check_declared, share_bytes
+from honed.runtime.execution.executor import Executor
 
 from .builder import ADD, INCREMENT, Builder
 

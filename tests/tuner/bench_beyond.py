@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from honed.runtime import bounds
-from honed.runtime.surveying import survey
+from honed.machine import bounds
+from honed.machine.surveying import survey
 from honed.tuner.measure.checks.ceiling import INTEGER_GAIN
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for

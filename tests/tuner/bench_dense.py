@@ -26,7 +26,7 @@ import pyopencl as cl
 from tvm import te, topi
 
 import honed.tuner
-from honed.runtime import devices
+from honed.machine import devices
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for

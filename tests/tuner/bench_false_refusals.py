@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from honed.runtime import devices, kernellog, peaks
+from honed.machine import devices, kernellog, peaks
+from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import HonedError
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.verdict import Outcome

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from honed.runtime import devices
-from honed.runtime.executor import load
+from honed.machine import devices
+from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
 CASE_LAUNCHES = 834  # of TVM's graph executor in cases.md, case 1

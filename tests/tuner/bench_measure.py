@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from honed.runtime import devices, peaks
+from honed.machine import devices, peaks
 from honed.tuner.measure.measurer import Measurer
 
 from .liars import honest

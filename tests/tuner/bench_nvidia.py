@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import devices, peaks
+from honed.machine import devices, peaks
+from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
-from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel

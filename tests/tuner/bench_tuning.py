@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from honed.runtime import devices
-from honed.runtime.executor import load
+from honed.machine import devices
+from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
 from .bench_lightglue import _error, _interleaved, _session, _summary

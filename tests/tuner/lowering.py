@@ -9,9 +9,9 @@ import pyopencl as cl
 from tvm import relax, tirx
 from tvm.ir import IRModule
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
-from honed.tuner.lower.legalize import legalize
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.opencl import Lowered
 
 Make = Callable[[relax.BlockBuilder, Mapping[str, relax.Var]], relax.Expr]

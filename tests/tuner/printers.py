@@ -10,8 +10,8 @@ import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, lower_function
 
 from .lowering import run_lowered

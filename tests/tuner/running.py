@@ -18,8 +18,8 @@ import psutil
 from onnx import helper
 
 from honed.jobs.events import News, to_map
-from honed.runtime.kernellog import Reader
-from honed.runtime.profile import DeviceProfile
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for

@@ -12,9 +12,9 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from honed.runtime.devices import rules_for
-from honed.runtime.families import FAMILIES
-from honed.runtime.profile import DeviceIdentity, DeviceLimits, DevicePeaks, DeviceProfile
+from honed.machine.devices import rules_for
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceIdentity, DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces

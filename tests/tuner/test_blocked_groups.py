@@ -9,9 +9,9 @@ import pytest
 from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
-from honed.tuner.lower.blocked import Convolution, blocks_of
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.functions.blocked import Convolution, blocks_of
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
@@ -19,10 +19,10 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import rules, traces
-from honed.tuner.search.blockedgrouptiles import blocked_group_tile
 from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches.blocked_groups import blocked_groups
+from honed.tuner.search.tiles.blocked_groups import blocked_group_tile
 from honed.tuner.tune.extract import workload
 from honed.tuner.verdict import Outcome
 

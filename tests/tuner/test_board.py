@@ -22,9 +22,9 @@ from benchmarks.board.measuring import Measured
 from benchmarks.board.models import Served
 from benchmarks.supervising import work_off
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context
 from honed.runtime.errors import DeviceError
-from honed.runtime.opencl import cl, context
 from honed.tuner.valhall.benches import predicted
 
 

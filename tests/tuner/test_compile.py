@@ -17,10 +17,11 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from honed.runtime import modelfile, profilefile
-from honed.runtime.devices import Device
+from honed.machine import profilefile
+from honed.machine.devices import Device
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import Internal, ModelRefused
-from honed.runtime.executor import load
+from honed.runtime.execution.executor import load
 from honed.tuner import compile as compiling
 from honed.tuner.compile import STAGES
 from honed.tuner.lower import plan

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.executor import load
-from honed.runtime.model import Source
+from honed.machine.devices import Device
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Source
+from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
-from honed.runtime.devices import Device
 from honed.tuner import frontend, prepare
 from honed.tuner.cut import Cut, PartModel, cut
 from honed.tuner.cut.partition import Partition, Unit, Worth, divide, with_less_to_hand_over

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.runtime.devices import Device
-from honed.runtime.families import FAMILIES
-from honed.runtime.model import CompiledModel
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import running
 from honed.tuner.frontend import import_relax, normalise
 from honed.tuner.lower.intrinsics import DOT, DOT_ADD

@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 from tvm import te, tirx
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate

@@ -13,8 +13,8 @@ import pytest
 import xgboost
 from tvm import tirx
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.runtime import devices
+from honed.machine import devices
 from honed.tuner.frontend import import_relax, normalise
 from honed.tuner.running import run_model
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.graph import Pass, lengths
 from honed.tuner.graph.lengths import round_lengths

@@ -14,8 +14,8 @@ from tvm import relax
 
 from honed.tuner.graph import Pass
 from honed.tuner.graph.moves import join_moves
+from honed.tuner.lower.functions.legalize import MOST_FUSED, legalize
 from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.legalize import MOST_FUSED, legalize
 from tests.runtime.builder import PROFILE
 
 from .graphs import after, operators, parsed

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.legalize import legalize
 from honed.tuner.running import run_model
 
 from .graphs import after, answers, operators, parsed, weights

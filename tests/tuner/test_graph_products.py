@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.attend import attentions
 from honed.tuner.demo import lightglue
@@ -20,9 +20,9 @@ from honed.tuner.graph.columns import permute_columns, slice_first
 from honed.tuner.graph.factors import fold_factors
 from honed.tuner.graph.parts import split_parts
 from honed.tuner.graph.siblings import combine_siblings
+from honed.tuner.lower.functions.joining import Joins, never
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.joining import Joins, never
-from honed.tuner.lower.legalize import legalize
 
 from .graphs import after, operators, parsed, weights
 from .search_functions import imagined

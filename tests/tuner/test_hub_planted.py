@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 
 import honed.tuner
 from honed.hub import objects
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner.records import Records, export_jsonl, import_jsonl
 from tests.tuner.liars import searched
 

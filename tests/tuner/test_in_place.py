@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import validate
-from honed.runtime.model import CompiledModel, Copy, KernelArg, Launch, Tensor
+from honed.runtime.compiled import validate
+from honed.runtime.compiled.model import CompiledModel, Copy, KernelArg, Launch, Tensor
 from honed.tuner.lower.in_place import moved_in_place
 from honed.tuner.lower.plan import Plan, plan
 from honed.tuner.lower.program import Function, FunctionCall, KernelLaunch, Program, Value, Within

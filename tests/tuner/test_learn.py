@@ -16,8 +16,8 @@ import xgboost
 
 from honed.jobs import commands
 from honed.jobs.events import Learned, LearnedTask
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.learn import learn
 from honed.tuner.learn.judged import better, held_out
 from honed.tuner.learn.lines import files, records

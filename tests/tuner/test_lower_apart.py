@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.attend import joins
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.in_place import moved_in_place
-from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.program import Program
 from honed.tuner.lower.target import alignment_of

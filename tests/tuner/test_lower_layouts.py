@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from tvm import tirx
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner import frontend
-from honed.tuner.lower.blocked import block, blocked_shape
-from honed.tuner.lower.layouts import block_channels, block_lanes
+from honed.tuner.lower.functions.blocked import block, blocked_shape
+from honed.tuner.lower.functions.layouts import block_channels, block_lanes
 from honed.tuner.lower.module import lower_module
 from honed.tuner.running import run_model
 

@@ -11,7 +11,7 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for

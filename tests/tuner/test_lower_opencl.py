@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 from tvm import relax, s_tir, te, tirx, topi
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner.lower.intrinsics import NAMES
 from honed.tuner.lower.module import LONGEST_NAME, kernel_name, lower_module
 from honed.tuner.lower.opencl import LoweringFailed, lower_function

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Launch, Source, Step, Tensor
 from honed.runtime.errors import ModelRefused
-from honed.runtime.executor import Executor
-from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Step, Tensor
+from honed.runtime.execution.executor import Executor
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.plan import Plan
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall

@@ -12,9 +12,9 @@ from onnx import parser
 from tvm import relax, te, tirx
 from tvm.s_tir import dlight
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import ModelRefused
-from honed.runtime.profile import DeviceProfile
 from honed.tuner import running
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower.module import lower_module

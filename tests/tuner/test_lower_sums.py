@@ -11,8 +11,8 @@ from onnx import parser
 from tvm import relax
 from tvm.s_tir import Schedule
 
-from honed.runtime.devices import Device
-from honed.runtime.families import FAMILIES
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES
 from honed.tuner import running
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower import sums

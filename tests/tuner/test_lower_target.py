@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import target_for
 from tests.runtime.builder import PROFILE
 

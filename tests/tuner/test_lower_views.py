@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner import frontend
+from honed.tuner.lower.functions.legalize import legalize
+from honed.tuner.lower.functions.strided import extents, view
 from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.legalize import legalize
-from honed.tuner.lower.strided import extents, view
 from honed.tuner.running import run_model
 
 from .graphs import answers, parsed, weights

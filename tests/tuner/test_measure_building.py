@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.building import Builders
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits

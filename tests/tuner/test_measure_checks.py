@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime import proof
-from honed.runtime.mali import model_of
-from honed.runtime.profile import DeviceLimits, DevicePeaks
+from honed.machine.mali import model_of
+from honed.machine.profile import DeviceLimits, DevicePeaks
+from honed.runtime.execution import proof
 from honed.tuner.lower.program import Value
 from honed.tuner.measure import codec, median
 from honed.tuner.measure.candidate import Candidate, Workload

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime import peaks
-from honed.runtime.devices import Device
-from honed.runtime.kernellog import Record
-from honed.runtime.kernellog.kmsg import KmsgReader
-from honed.runtime.profile import DeviceProfile
+from honed.machine import peaks
+from honed.machine.devices import Device
+from honed.machine.kernellog import Record
+from honed.machine.kernellog.kmsg import KmsgReader
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.program import Value
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.checks import NAMES

@@ -16,9 +16,9 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import DeviceError, InvalidArgument
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime.devices import Device
-from honed.runtime.model import KernelArg
-from honed.runtime.opencl import cl, context
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload

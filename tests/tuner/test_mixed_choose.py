@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
+from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Choice
 from honed.runtime.errors import InvalidArgument, NotFound
-from honed.runtime.model import Choice
-from honed.runtime.profile import DevicePeaks, DeviceProfile
-from honed.runtime.proof import Difference
+from honed.runtime.execution.proof import Difference
 from honed.tuner import compile as compiling
 from honed.tuner import proving
 from honed.tuner.frontend import TensorSpec, normalise

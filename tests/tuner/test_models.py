@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.executor import load
+from honed.machine.devices import Device
+from honed.runtime.compiled import modelfile
+from honed.runtime.execution.executor import load
 from honed.tuner.bind import bind_shapes
 from honed.tuner.demo import lightglue
 from honed.tuner.prove.reference import Reference, evaluate

@@ -11,11 +11,11 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.executor import Executor, load
-from honed.runtime.model import CompiledModel, Launch, Source
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel, Launch, Source
+from honed.runtime.execution.executor import Executor, load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels

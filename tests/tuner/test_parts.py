@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from honed.runtime import validate
-from honed.runtime.model import CompiledModel, Launch, Source
+from honed.runtime.compiled import validate
+from honed.runtime.compiled.model import CompiledModel, Launch, Source
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.lower.module import lower_module

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime.model import Copy, HostCall, KernelArg, Launch
+from honed.runtime.compiled.model import Copy, HostCall, KernelArg, Launch
 from honed.tuner.lower.plan import Lifetime, place, plan
 from honed.tuner.lower.program import Function, FunctionCall, HostFunctionCall, KernelLaunch, Program, Value
 

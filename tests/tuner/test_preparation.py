@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import validate
-from honed.runtime.model import (
+from honed.runtime.compiled import validate
+from honed.runtime.compiled.model import (
     CompiledModel,
     Copy,
     HostCall,
@@ -21,7 +21,7 @@ from honed.runtime.model import (
     Source,
     Tensor,
 )
-from honed.runtime.plan import uses
+from honed.runtime.compiled.plan import uses
 from honed.tuner.lower.plan import Plan, plan
 from honed.tuner.lower.program import Function, FunctionCall, HostFunctionCall, KernelLaunch, Program, Value
 from tests.runtime.builder import PROFILE

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import s_tir, te, tirx
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms, types
 from honed.tuner.lower.printer.names import Names

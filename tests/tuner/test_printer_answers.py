@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 from tvm import tirx
 from tvm.target import Target
 
-from honed.runtime.devices import Device
-from honed.runtime.families import FAMILIES
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.lower import schedule
 from honed.tuner.lower.module import lower_module

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
+from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
+from honed.runtime.compiled import modelfile
 from honed.tuner import compile as compiling
 from honed.tuner.prove import opened, steps
 from honed.tuner.prove.inputs import generate

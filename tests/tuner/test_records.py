@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from honed.runtime.profile import DeviceIdentity
 from honed.tuner.records import (
     InQuarantine,
     NewCandidate,

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm_ffi import structural_equal
 
-from honed.runtime.families import FAMILIES
+from honed.machine.families import FAMILIES
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime.devices import Device
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 
 from .nvidia import faults
 

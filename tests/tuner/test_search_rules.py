@@ -8,8 +8,8 @@ import pytest
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from honed.runtime.devices import rules_for
-from honed.runtime.families import FAMILIES
+from honed.machine.devices import rules_for
+from honed.machine.families import FAMILIES
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from tvm.s_tir import Schedule, ScheduleError
 
-from honed.runtime.devices import Device
-from honed.runtime.families import FAMILIES
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.errors import PermissionDenied
-from honed.runtime.leaseclient import LeaseHolder
 from honed.tuner.service.gate import LeaseGate
 
 

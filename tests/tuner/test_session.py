@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from honed.runtime import peaks
-from honed.runtime.devices import Device
-from honed.runtime.kernellog import Reader
+from honed.machine import peaks
+from honed.machine.devices import Device
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceIdentity, DeviceProfile
+from honed.machine.surveying import survey
 from honed.runtime.origin import Origin, Source, Way
-from honed.runtime.profile import DeviceIdentity, DeviceProfile
-from honed.runtime.surveying import survey
 from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup

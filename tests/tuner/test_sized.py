@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.machine.devices import Device
 from honed.protocol.errors import ModelFileError
 from honed.protocol.sizes import MetSizes
-from honed.runtime import modelfile, validate
-from honed.runtime.devices import Device
+from honed.runtime.compiled import modelfile, validate
+from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
 from honed.runtime.engines import compiled_serves
-from honed.runtime.executor import load
-from honed.runtime.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
-from honed.runtime.proof import check_numbered, probe_count
+from honed.runtime.execution.executor import load
+from honed.runtime.execution.proof import check_numbered, probe_count
 from honed.tuner import frontend
 from honed.tuner.compile import CompileRequest, compile_file
 from honed.tuner.cut import Cut, cut

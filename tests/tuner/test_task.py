@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import Estimate
-from honed.runtime import bounds
-from honed.runtime.profile import DevicePeaks
+from honed.machine import bounds
+from honed.machine.profile import DevicePeaks
 from honed.tuner.tune.task import (
     TaskProgress,
     TaskState,

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnxruntime.quantization import QuantFormat, QuantType
 
-from honed.runtime.devices import Device
-from honed.runtime.executor import load
+from honed.machine.devices import Device
+from honed.runtime.execution.executor import load
 from honed.tuner.frontend import normalise
 from honed.tuner.prove import shapes
 

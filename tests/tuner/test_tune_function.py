@@ -15,7 +15,7 @@ pytest.importorskip("tvm")
 from tvm import tirx
 
 import honed.tuner
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.runtime.errors import InvalidArgument
 from tests.tuner.liars import searched
 

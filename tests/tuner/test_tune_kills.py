@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import devices
+from honed.machine import devices
 
 from .bench_kill import VICTIMS, kill_often
 

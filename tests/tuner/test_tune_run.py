@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime import devices
-from honed.runtime.executor import load
-from honed.runtime.surveying import survey
+from honed.machine import devices
+from honed.machine.surveying import survey
+from honed.runtime.execution.executor import load
 from honed.tuner.tune.search_child import Deadlines, SearchChild
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import TaskState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from honed.jobs.events import Spent
-from honed.runtime.families import FAMILIES
+from honed.machine.families import FAMILIES
 from honed.tuner.tune.sharing import sharing
 from honed.tuner.tune.spent import on_candidate
 

@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 from honed.jobs.events import Form
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.model import CompiledModel
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.surveying import survey
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import survey
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import compile as compiling
 from honed.tuner.compile import CompileRequest, CompileResult, compile_file
 from honed.tuner.contest import Contest, told

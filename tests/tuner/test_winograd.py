@@ -10,15 +10,15 @@ import onnx.helper
 import onnx.numpy_helper
 import pytest
 
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.executor import load
-from honed.runtime.model import Source
-from honed.runtime.profile import DeviceProfile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Source
+from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels
-from honed.tuner.lower import winograd
+from honed.tuner.lower.functions import winograd
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules

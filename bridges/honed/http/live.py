@@ -9,9 +9,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from honed.daemon.cli.report.gather import gather
-from honed.daemon.cli.report.page import page
 from honed.runtime import Client
+from honed.tool.report.gather import gather
+from honed.tool.report.page import page
 
 _KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
 _REFRESH: Final = "15"  # seconds after which a browser asks again

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.files import replacing
 
 _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
 

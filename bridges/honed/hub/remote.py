@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
+from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
-from honed.runtime.files import replacing
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 16

@@ -2,7 +2,8 @@
 
 python -m honed.cpu.parts FD THREADS
 
-It answers on the socket FD until that closes (`honed.runtime.partcalls`). Parts are as untrusted as models.
+It answers on the socket FD until that closes (`honed.runtime.execution.partcalls`). Parts are as untrusted
+as models.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from honed.daemon.hosting import Array, connect
+from honed.daemon.worker.hosting import Array, connect
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
-from honed.runtime import transport
+from honed.runtime.calling import transport
+from honed.runtime.calling.regions import map_descriptor
+from honed.runtime.compiled.model import PartTensor
+from honed.runtime.compiled.parts import covers, met_sizes
 from honed.runtime.dtypes import dtype
-from honed.runtime.model import PartTensor
-from honed.runtime.partcalls import (
+from honed.runtime.execution.partcalls import (
     FRAMES,
     LOAD,
     RUN,
@@ -40,8 +43,6 @@ from honed.runtime.partcalls import (
     UnloadPart,
     laid_out,
 )
-from honed.runtime.parts import covers, met_sizes
-from honed.runtime.regions import map_descriptor
 
 from .session import Session, spare_stacks
 

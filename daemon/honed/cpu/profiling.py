@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import ModelProfile, ProfiledRow
-from honed.runtime.profile import DeviceIdentity
 
 MOST_SPANS = 8192  # of a timeline, which then fits a message
 _KERNEL = "_kernel_time"

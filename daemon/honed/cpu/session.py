@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from honed.daemon import statepairs
-from honed.daemon.interface import Interface, OpenTensor
+from honed.daemon.serving import statepairs
+from honed.daemon.store.interface import Interface, OpenTensor
 from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import UNNAMED, forget_names
 from honed.onnxfile.reading import read

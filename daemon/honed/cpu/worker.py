@@ -2,8 +2,8 @@
 
 python -m honed.cpu.worker FD CACHE_DIR THREADS
 
-It answers the service on the socket FD until that closes (`honed.daemon.hosting`), as the worker of a device
-does. A file has one probe, a run on zeros, which shows whether it ends the process.
+It answers the service on the socket FD until that closes (`honed.daemon.worker.hosting`), as the worker of
+a device does. A file has one probe, a run on zeros, which shows whether it ends the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import ClassVar
 
 import onnxruntime
 
-from honed.daemon.hosting import Array, Host, by_name, connect
-from honed.daemon.workercalls import (
+from honed.daemon.worker.calls import (
     BuildModel,
     BuiltModel,
     CheckedProbe,
@@ -32,11 +31,12 @@ from honed.daemon.workercalls import (
     RunTurn,
     UnloadModel,
 )
+from honed.daemon.worker.hosting import Array, Host, by_name, connect
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, ModelProfile
 from honed.protocol.sizes import MetSizes
-from honed.runtime import modelfile
-from honed.runtime.profile import DeviceIdentity
+from honed.runtime.compiled import modelfile
 
 from . import profiling
 from .session import Session, spare_stacks

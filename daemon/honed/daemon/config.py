@@ -25,17 +25,17 @@ from typing import Any, Final
 from honed.protocol.errors import InvalidArgument
 
 from .apps.settings import AppsSettings
-from .hubsettings import HubSettings
 from .idle.settings import IdleSettings
-from .ledger import UsageSettings
-from .limits import Limits
-from .placement import Placement
-from .places import Places, drop_in_dir, places
-from .sequences import SequenceSettings
-from .settings import Setting, of_table
-from .tables import CpuSettings, ServeSettings, Service
-from .tomllines import lines_of
-from .tunerchild import TunerSettings
+from .observe.ledger import UsageSettings
+from .serving.placement import Placement
+from .serving.sequences import SequenceSettings
+from .settings.hub import HubSettings
+from .settings.limits import Limits
+from .settings.places import Places, drop_in_dir, places
+from .settings.sections import Setting, of_table
+from .settings.tables import CpuSettings, ServeSettings, Service
+from .settings.tomllines import lines_of
+from .tuning.child import TunerSettings
 from .variants.settings import VariantSettings
 
 MAX_FILE_BYTES = 256 << 10

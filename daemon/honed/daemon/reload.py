@@ -17,7 +17,7 @@ from honed.protocol.errors import HonedError
 from .blocking import in_thread
 from .config import Config, settings, value
 from .notify import Systemd
-from .settings import Setting
+from .settings.sections import Setting
 
 _log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, R
 from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
-from .api import Api, ApiCall
-from .connection import Connection
-from .limits import Limits
-from .peers import Credentials, identify
-from .pool import Pool
-from .roundrobin import RoundRobin
-from .usage import Usage
+from .methods.api import Api, ApiCall
+from .serving.pool import Pool
+from .settings.limits import Limits
+from .transport.connection import Connection
+from .transport.peers import Credentials, identify
+from .transport.roundrobin import RoundRobin
+from .transport.usage import Usage
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors

@@ -22,46 +22,47 @@ from honed.protocol.errors import HonedError
 from honed.protocol.service import ServicePlaces
 from honed.runtime.version import own_version
 
-from . import api, lock, server
-from .apps.bringer import Bringer
-from .apps.receiving import Receiver
+from . import lock, server
 from .apps.sharesfile import SharesFile
-from .batcher import Batcher
 from .blocking import in_thread
 from .chains.between import BetweenMemory
 from .chains.served import Chains
 from .chains.stored import ChainStore
-from .commits import Commits
-from .compiled import Compiled
+from .changes.enginepins import EnginePins
+from .changes.jobs import Jobs, failure
+from .changes.publishing import Publisher
+from .changes.sizekeeper import SizeKeeper
+from .changes.variantkeeper import VariantKeeper
+from .changes.variantmaking import VariantMaker
 from .config import Config, load
-from .enginepins import EnginePins
-from .engines import cpu_serves, unfinished
-from .inferring import Inferring
-from .inspection import SECONDS, Inspector, inspect_all
-from .jobs import Jobs, failure
-from .kernelwatch import KernelWatch
-from .latencies import Keeper
-from .leasing import Leasing
-from .ledger import Ledger
-from .metrics import MetricsCollector
-from .modelsettings import SettingsKeeper
+from .core.events import Added, Damaged, NotRestored
+from .core.registry import Registry
+from .idle.leasing import Leasing
+from .methods import api
+from .methods.batcher import Batcher
+from .methods.bringer import Bringer
+from .methods.inferring import Inferring
+from .methods.metrics import MetricsCollector
+from .methods.modelsettings import SettingsKeeper
+from .methods.receiving import Receiver
+from .methods.removing import Remover
 from .notify import Systemd
-from .peers import current_policy
-from .places import records_in
-from .pool import Pool
-from .publishing import Publisher
+from .observe.kernelwatch import KernelWatch
+from .observe.latencies import Keeper
+from .observe.ledger import Ledger
 from .reload import Reloader
-from .removing import Remover
-from .sequencing import Sequencer
-from .serving.events import Added, Damaged, NotRestored
-from .serving.registry import Registry
-from .sizes.keeper import SizeKeeper
-from .store import Manifest, Store
-from .tunerchild import TunerChild
-from .tunerruns import TunerRuns
-from .variants.keeper import VariantKeeper
-from .variants.making import VariantMaker
-from .variants.names import is_variant
+from .serving.commits import Commits
+from .serving.engines import cpu_serves, unfinished
+from .serving.pool import Pool
+from .serving.sequencing import Sequencer
+from .settings.places import records_in
+from .store.compiled import Compiled
+from .store.inspection import SECONDS, Inspector, inspect_all
+from .store.store import Manifest, Store
+from .store.variantnames import is_variant
+from .transport.peers import current_policy
+from .tuning.child import TunerChild
+from .tuning.runs import TunerRuns
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:

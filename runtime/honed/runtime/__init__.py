@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .aio import AsyncClient
     from .client import Client
-    from .executor import load
+    from .execution.executor import load
 
 __all__ = ["AsyncClient", "Client", "load"]
 
-_HOMES = {"AsyncClient": ".aio", "Client": ".client", "load": ".executor"}
+_HOMES = {"AsyncClient": ".aio", "Client": ".client", "load": ".execution.executor"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 from honed.protocol.errors import DeadlineExceeded, Unavailable
 
-from . import endpoint
-from .aiolink import AsyncLink
-from .operations import Operations, register, unregister
-from .regions import Region
-from .sequences import AsyncSequence
-from .steps import Ask, Reply, Steps, T
+from .calling import endpoint
+from .calling.aiolink import AsyncLink
+from .calling.operations import Operations, register, unregister
+from .calling.regions import Region
+from .calling.sequences import AsyncSequence
+from .calling.steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:

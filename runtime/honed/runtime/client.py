@@ -20,11 +20,11 @@ from typing import Any
 from honed.protocol.errors import Unavailable
 from honed.protocol.peer import ResponseReceived
 
-from .link import Link
-from .operations import Operations, register, unregister
-from .regions import Region
-from .sequences import Sequence
-from .steps import Ask, Reply, Steps, T
+from .calling.link import Link
+from .calling.operations import Operations, register, unregister
+from .calling.regions import Region
+from .calling.sequences import Sequence
+from .calling.steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:

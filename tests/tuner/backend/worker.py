@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from honed.cpu.session import Session
-from honed.runtime import devices
+from honed.machine import devices
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.tuner import frontend
 from honed.tuner.running import run_model

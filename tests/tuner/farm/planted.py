@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from honed.machine import profilefile
+from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
-from honed.runtime import profilefile
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.farm import rows
 from honed.tuner.farm.boards import Came
 from honed.tuner.verdict import Outcome, Timing, Verdict

@@ -32,7 +32,7 @@ def test_the_cores_of_two_machines_predict(farm: RunningFarm, tmp_path: Path) ->
     with pytest.raises(DeviceError, match="there is the bench of mali-g610 on "):
         join(FarmChoice(url=farm.url, certificates=farm.certificates / "pc"))
     model, output = write_model(tmp_path / "m.onnx", rows=12), tmp_path / "m.honed"
-    command = [sys.executable, "-m", "honed.daemon.tool", "tune", str(model), "--bench", "mali-g610"]
+    command = [sys.executable, "-m", "honed.tool.main", "tune", str(model), "--bench", "mali-g610"]
     command += ["--farm", farm.url, "--certificates", str(farm.certificates / "pc")]
     done = subprocess.run(
         [*command, "--trials", "32", "--json", "-o", str(output)],

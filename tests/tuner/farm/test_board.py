@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 from honed.tuner.farm import rows
 from honed.tuner.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.tuner.measure import codec
@@ -90,7 +90,7 @@ def test_a_request_takes_the_lease_between_two_candidates(
         revoked = client.status()["lease"]["revoked"]
         overdue = client.status()["lease"]["overdue"]
         # By an app: what the process asks that has the lease is its own doing.
-        app = [sys.executable, "-m", "honed.daemon.tool", "bench", "small", "-n", "1"]
+        app = [sys.executable, "-m", "honed.tool.main", "bench", "small", "-n", "1"]
         subprocess.run([*app, "--random", "--socket", str(service.socket)], check=True, capture_output=True)
         assert client.status()["lease"]["revoked"] == revoked + 1
         wait_for(lambda: client.status()["lease"]["state"] != "revoking", "the board to leave the device")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.machine.devices import Device
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.runtime.devices import Device
 from honed.tuner.farm.joining import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -203,7 +203,7 @@ def test_a_model_of_the_service_is_tuned_by_a_farm(
         with service.client() as client:
             client.add(model, name="m", engine="gpu")
             before = client.show("m")["sha256"]
-        command = [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "tune", "m"]
+        command = [sys.executable, "-m", "honed.tool.main", "--socket", str(service.socket), "tune", "m"]
         command += ["--farm", farm.url, "--certificates", str(farm.certificates / "pc"), "--trials", "10"]
         done = subprocess.run(
             [*command, "--device", device.profile.identity.name, "--json"],

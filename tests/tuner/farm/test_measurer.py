@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from honed.machine import profilefile
+from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.runtime import profilefile
-from honed.runtime.kernellog import FaultStory
 from honed.runtime.origin import Way
 from honed.tuner.farm import rows
 from honed.tuner.farm.joining import FarmChoice, chosen

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime.model import KernelArg
+from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure.candidate import Candidate, Workload
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tvm import te, tirx, topi
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from honed.jobs.events import News, Trial, to_map
-from honed.runtime.kernellog import Reader
-from honed.runtime.profile import DeviceProfile
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate

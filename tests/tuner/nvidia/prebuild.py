@@ -33,8 +33,8 @@ def build_all(workers: ProcessPoolExecutor, sources: Sequence[str]) -> None:
 
 def _open(spec: str) -> None:
     global _context
-    from honed.runtime import devices
-    from honed.runtime.opencl import context
+    from honed.machine import devices
+    from honed.machine.opencl import context
 
     _context = context(devices.select(spec).cl)
 

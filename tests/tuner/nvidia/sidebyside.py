@@ -10,9 +10,9 @@ import numpy as np
 import pyopencl as cl
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from honed.runtime import devices
-from honed.runtime.enqueue import Command, call_all, handle
-from honed.runtime.opencl import context
+from honed.machine import devices
+from honed.machine.opencl import context
+from honed.runtime.execution.enqueue import Command, call_all, handle
 from honed.tuner.measure import bound
 from honed.tuner.measure.candidate import Candidate
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx, topi
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for

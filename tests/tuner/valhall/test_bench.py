@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from honed.daemon.cli import benchtuning
 from honed.jobs.events import Trial
+from honed.runtime.compiled.model import KernelArg
 from honed.runtime.errors import DeviceError, InvalidArgument
-from honed.runtime.model import KernelArg
+from honed.tool.commands import benchtuning
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records

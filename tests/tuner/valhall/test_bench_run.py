@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
 from honed.runtime.origin import Origin, Source
 from honed.tuner.valhall.benches import DRIVER
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
@@ -40,7 +40,7 @@ def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:
     """Its records are those of predictions, and the file is compiled with the best of them, unproven."""
     # Few rows: what is first served of a larger product leaves nothing to find.
     model, output = write_model(tmp_path / "m.onnx", rows=12), tmp_path / "m.honed"
-    command = [sys.executable, "-m", "honed.daemon.tool", "tune", str(model), "--bench", "mali-g610"]
+    command = [sys.executable, "-m", "honed.tool.main", "tune", str(model), "--bench", "mali-g610"]
     done = subprocess.run(
         [*command, "--trials", "32", "--json", "-o", str(output)],
         env=os.environ | {"STATE_DIRECTORY": str(tmp_path), "CACHE_DIRECTORY": str(tmp_path)},

@@ -7,7 +7,7 @@ import pyopencl as cl
 import pytest
 from benchmarks.valhall.hand import Product, product
 
-from honed.runtime.devices import Device
+from honed.machine.devices import Device
 
 
 @pytest.mark.parametrize("what", [Product(2, 64, 128, 32, True), Product(3, 32, 192, 16, False)], ids=str)

@@ -14,7 +14,7 @@ from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
 from honed.machine.limits import limit_data
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
-from honed.runtime.model import Launch
+from honed.runtime.compiled.model import Launch
 
 from . import records_command
 from .farm import command as farm
@@ -112,7 +112,7 @@ def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
 def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
     gc.disable()  # what importing the compiler makes, all of it stays: looking through it costs a fifth of it
-    from honed.runtime import devices, profilefile
+    from honed.machine import devices, profilefile
 
     from .compile import CompileRequest
 

@@ -8,19 +8,10 @@ from importlib.metadata import version
 
 import numpy as np
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import Internal, ModelFileError
-from honed.runtime import validate
-from honed.runtime.model import (
-    CompiledModel,
-    Operator,
-    Part,
-    Probe,
-    Proof,
-    Source,
-    Tensor,
-    View,
-)
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.compiled import validate
+from honed.runtime.compiled.model import CompiledModel, Operator, Part, Probe, Proof, Source, Tensor, View
 
 from .cut import Cut
 from .cut.header import files, split

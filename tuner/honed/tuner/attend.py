@@ -17,12 +17,12 @@ from types import MappingProxyType
 
 from tvm import tirx
 
-from honed.runtime.families import UnitFigures
-from honed.runtime.profile import DeviceProfile
+from honed.machine.families import UnitFigures
+from honed.machine.profile import DeviceProfile
 
 from .contest import LESS, Contest, told
 from .lower.cost import function_bytes, function_flops
-from .lower.joining import NamedFunction, TwoForms
+from .lower.functions.joining import NamedFunction, TwoForms
 from .lower.module import task_key
 from .lower.operands import mark_constants
 from .lower.schedule import narrow_indices

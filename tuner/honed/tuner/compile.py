@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.sizes import MetSizes
-from honed.runtime import modelfile
-from honed.runtime.devices import Device
-from honed.runtime.model import Choice, CompiledModel, SizesLeftOut, Source
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Choice, CompiledModel, SizesLeftOut, Source
 
 from . import frontend, sized
 from .attend import joins

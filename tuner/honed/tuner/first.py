@@ -10,19 +10,19 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
+from honed.machine.profile import DeviceProfile
 from honed.runtime.origin import Origin, Source
-from honed.runtime.profile import DeviceProfile
 
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
-from .search.heldtiles import loads_of
 from .search.prior import Prior, prior_of
 from .search.rules import rules_of, transforms
 from .search.sketches.attention import attention_of
 from .search.starts import groups_of
+from .search.tiles.held import loads_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
 # bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out

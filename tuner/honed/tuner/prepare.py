@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import onnx
 
 from honed.machine.bundle import has_cpu_engine
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
-from honed.runtime.profile import DeviceProfile
 
 from . import frontend
 from .cut import Cut, cut

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
-from honed.runtime import proof
-from honed.runtime.devices import Device
-from honed.runtime.model import CompiledModel, Source
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.compiled.model import CompiledModel, Source
+from honed.runtime.execution import proof
 
 from .assemble import assemble
 from .cut import Cut

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from honed.jobs import commands, events
+from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
-from honed.runtime.files import replacing
 
 from .records import (
     ImportCounts,
@@ -32,7 +32,7 @@ def export(job: commands.Export, emit: Emit) -> events.Exported:
 
 def import_(job: commands.Import, emit: Emit) -> events.Imported:
     """Take in what fits the device."""
-    from honed.runtime import devices
+    from honed.machine import devices
 
     from .setup import setup_for
 

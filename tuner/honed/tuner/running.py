@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from honed.runtime import modelfile
-from honed.runtime.cpuparts import CpuParts
-from honed.runtime.devices import Device
-from honed.runtime.executor import Executor
-from honed.runtime.model import CompiledModel, Source
-from honed.runtime.partlimits import PROVING_MIB, PartLimits
+from honed.machine.devices import Device
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel, Source
+from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
 
 from . import frontend
 from .assemble import assemble

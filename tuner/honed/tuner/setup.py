@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from honed.runtime.profile import DeviceIdentity
+from honed.machine.profile import DeviceIdentity
 
 from .records import Setup
 

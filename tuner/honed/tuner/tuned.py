@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from tvm import tirx
 
+from honed.machine.profile import DeviceIdentity
 from honed.runtime.origin import Origin, Source
-from honed.runtime.profile import DeviceIdentity
 
 from .lower.module import Choose
 from .lower.schedule import narrow_indices

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Final
 
-from honed.daemon.variants.names import model_of
+from honed.daemon.store.variantnames import model_of
 from honed.protocol.params import BringOptions, BringParams
 
 _OWN: Final = re.compile(r"own-[0-9a-f]{40}")

@@ -8,9 +8,9 @@ import logging
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
+from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.runtime.files import put_aside, read_regular, replacing
 
 from .quota import Shares
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from honed.daemon.limits import CHAINS_MIB
-from honed.daemon.regions import HeldRegion
+from honed.daemon.settings.limits import CHAINS_MIB
+from honed.daemon.worker.regions import HeldRegion
 from honed.protocol.errors import ResourceExhausted
 
 _LEAST_BYTES = 1 << 16  # of a region

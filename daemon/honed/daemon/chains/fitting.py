@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from honed.daemon.inference import describe
-from honed.daemon.interface import Interface, OpenTensor
+from honed.daemon.serving.inference import describe
+from honed.daemon.store.interface import Interface, OpenTensor
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype

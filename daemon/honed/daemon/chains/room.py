@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.daemon.inference import RegionRange
+from honed.daemon.serving.inference import RegionRange
 from honed.protocol.params import ROOM_ALIGN, RegionPlace
 
 

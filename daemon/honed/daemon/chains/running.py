@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.inference import InferencePlan, RegionRange, nbytes_of
-from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.regions import HeldRegion, Regions, unknown
-from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import ServedModel
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel
+from honed.daemon.serving.inference import InferencePlan, RegionRange, nbytes_of
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.worker.regions import HeldRegion, Regions, unknown
 from honed.protocol import strict
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import DeadlineExceeded, HonedError, ResourceExhausted, Unavailable

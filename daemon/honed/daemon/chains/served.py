@@ -7,17 +7,17 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from honed.daemon import inference
 from honed.daemon.apps.names import is_own
 from honed.daemon.blocking import in_thread, to_its_end
-from honed.daemon.interface import Interface
-from honed.daemon.jobs import Jobs
-from honed.daemon.limits import Limits
-from honed.daemon.regions import Regions
-from honed.daemon.sequencing import key_of
-from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.statistics import ServedInference, Statistics
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.statistics import ServedInference, Statistics
+from honed.daemon.serving import inference
+from honed.daemon.serving.sequencing import key_of
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.interface import Interface
+from honed.daemon.worker.regions import Regions
 from honed.protocol.errors import (
     AlreadyExists,
     HonedError,

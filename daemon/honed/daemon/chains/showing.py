@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from honed.daemon import inference
-from honed.daemon.interface import Interface
-from honed.daemon.serving.registry import Registry
+from honed.daemon.core.registry import Registry
+from honed.daemon.serving import inference
+from honed.daemon.store.interface import Interface
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable

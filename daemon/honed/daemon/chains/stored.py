@@ -11,10 +11,10 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from honed.daemon.received import explained
+from honed.daemon.store.received import explained
+from honed.machine.files import put_aside, read_regular, replacing, sync_folder
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.runtime.files import put_aside, read_regular, replacing, sync_folder
 
 from .definition import Chain, chained
 

@@ -1,1 +1,1 @@
-"""What is served by what: a state machine without clocks or I/O. Events in, actions out (docs/serving.md)."""
+"""The shell around the core: it performs actions by workers and tells what came of them."""

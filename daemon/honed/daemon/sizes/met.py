@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from honed.daemon.decayedusage import DecayedUsage
+from honed.daemon.core.decayedusage import DecayedUsage
 from honed.protocol.sizes import MetSizes
 
 MOST = 256  # of one model: those least met go

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from honed.daemon.decayedusage import DecayedUsage
-
-from .names import Shapes
+from honed.daemon.core.decayedusage import DecayedUsage
+from honed.daemon.store.variantnames import Shapes
 
 MOST = 256  # shapes of one model that are counted: the least asked for go
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .names import Shapes
+from honed.daemon.store.variantnames import Shapes
+
 from .settings import VariantSettings
 
 # What is kept goes only for what is asked for so many times as often: two that are asked for in turns would

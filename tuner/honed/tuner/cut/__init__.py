@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.parts import MAX_PARTS, MAX_REASONS
 from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import TensorSpec

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from honed.runtime.model import CpuPart, PartTensor, Split
+from honed.runtime.compiled.model import CpuPart, PartTensor, Split
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.prove import reference
 from honed.tuner.prove.probes import Expected

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from honed.machine import profilefile
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import Survey, survey
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain
-from honed.runtime import profilefile
-from honed.runtime.kernellog import Reader
-from honed.runtime.leaseclient import LeaseHolder
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.surveying import Survey, survey
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import own_version
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.limits import Limits

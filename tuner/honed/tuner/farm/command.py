@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from honed.jobs import commands, events
+from honed.machine.kernellog import Reader, open_reader
 from honed.protocol.errors import HonedError, NotFound
-from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.machine import profilefile
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError
-from honed.runtime import profilefile
-from honed.runtime.profile import DeviceProfile
 
 from . import rows
 from .boards import Boards, DaskBoards

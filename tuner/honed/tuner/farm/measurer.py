@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from honed.machine import profilefile
+from honed.machine.kernellog import FaultStory
+from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
-from honed.runtime import profilefile
-from honed.runtime.kernellog import FaultStory
-from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.protocol import Begin

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgpack
 
+from honed.machine.kernellog import DatedFault, FaultStory, group, parse
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
-from honed.runtime.kernellog import DatedFault, FaultStory, group, parse
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.verdict import Verdict

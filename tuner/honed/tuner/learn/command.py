@@ -8,10 +8,10 @@ from statistics import mean
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Note
+from honed.machine import devices, profilefile
+from honed.machine.files import replacing
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument
-from honed.runtime import devices, profilefile
-from honed.runtime.files import replacing
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.search.prior import RULES
 from honed.tuner.valhall.benches import BENCHES, predicted
 

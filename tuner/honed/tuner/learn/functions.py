@@ -8,8 +8,8 @@ from pathlib import Path
 from tvm import tirx
 
 from honed.jobs.events import Note, Stage
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, NotFound
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.frontend import Precision
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.tune.extract import extract_all

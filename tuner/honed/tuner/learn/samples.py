@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tvm import tirx
 
 from honed.jobs.events import Stage
-from honed.runtime.families import family_of
-from honed.runtime.profile import DeviceProfile
+from honed.machine.families import family_of
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for

@@ -13,10 +13,10 @@ from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 
 from honed.protocol.errors import ModelRefused
-from honed.runtime.model import CPU_PART, Attr
+from honed.runtime.compiled.model import CPU_PART, Attr
 from honed.tuner import partcall
 
-from .apart import move_of
+from .functions.apart import move_of
 from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView, Within
 
 

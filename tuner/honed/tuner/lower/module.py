@@ -11,15 +11,15 @@ from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi import structural_hash
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.forked import Forked
 
 from .cost import function_flops
+from .functions.joining import Joins, never
+from .functions.legalize import legalize_traced
 from .graph import read_program
 from .in_place import moved_in_place
-from .joining import Joins, never
-from .legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
 from .operands import constant_parameters, mark_constants, marked, unmarked
 from .plan import Plan, plan

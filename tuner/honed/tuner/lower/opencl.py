@@ -19,8 +19,8 @@ from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from honed.runtime.model import KernelArg
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import KernelArg
 
 from . import intrinsics
 from .barriers import divergent_barriers

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_walk
 
-from honed.runtime.families import Packing
-from honed.runtime.profile import DeviceProfile
+from honed.machine.families import Packing
+from honed.machine.profile import DeviceProfile
 
 from .program import FunctionCall, Program
 from .statements import loads, uses

@@ -18,9 +18,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Preparation, Step
-from honed.runtime.plan import uses
-from honed.runtime.within import family_of
+from honed.runtime.compiled.model import (
+    CONSTANT_ALIGN,
+    Buffer,
+    Copy,
+    HostCall,
+    Kernel,
+    Launch,
+    Preparation,
+    Step,
+)
+from honed.runtime.compiled.plan import uses
+from honed.runtime.compiled.within import family_of
 
 from .preparation import Room, align, prepared_steps
 from .program import Function, FunctionCall, HostFunctionCall, Program, Value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from honed.runtime.model import Buffer
-from honed.runtime.plan import Use
-from honed.runtime.within import families, family_of
+from honed.runtime.compiled.model import Buffer
+from honed.runtime.compiled.plan import Use
+from honed.runtime.compiled.within import families, family_of
 
 # What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
 # it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to

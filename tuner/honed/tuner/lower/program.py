@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from honed.runtime.model import Attr, KernelArg
+from honed.runtime.compiled.model import Attr, KernelArg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFunctionCall:
-    """Run a function of `honed.runtime.hostcalls` on values, each seen with the shape given here."""
+    """Run a function of `honed.runtime.execution.hostcalls` on values, seen in the shapes given here."""
 
     function: str
     inputs: tuple[int, ...]

@@ -16,7 +16,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 
 from .long_sums import reductions
 from .opencl import Lowered, LoweringFailed, last_line, lower_function

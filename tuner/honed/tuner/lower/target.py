@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.target import Target
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 
 
 def target_for(profile: DeviceProfile) -> Target:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from honed.runtime import programs
-from honed.runtime.opencl import cl, most_work_items
-from honed.runtime.profile import DeviceLimits
+from honed.machine.opencl import cl, most_work_items
+from honed.machine.profile import DeviceLimits
+from honed.runtime.execution import programs
 from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate

@@ -14,9 +14,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from honed.machine import devices
 from honed.machine.limits import data_bytes, limit_data
-from honed.runtime import devices
-from honed.runtime.opencl import cl, context
+from honed.machine.opencl import cl, context
 
 from . import codec
 from .bound import build

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from honed.machine import devices
 from honed.machine.limits import data_bytes, limit_data
+from honed.machine.opencl import cl, failure
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 from honed.protocol.strict import from_plain, to_plain
-from honed.runtime import devices
-from honed.runtime.opencl import cl, failure
-from honed.runtime.profile import DeviceProfile
 
 from . import codec, probes
 from .bound import Reader

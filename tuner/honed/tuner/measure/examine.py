@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from honed.machine import surveying
+from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
-from honed.runtime import surveying
-from honed.runtime.opencl import cl
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import bound, checks

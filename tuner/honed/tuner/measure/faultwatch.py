@@ -7,8 +7,7 @@ import select
 import time
 from dataclasses import dataclass, field
 
-from honed.protocol.errors import HonedError
-from honed.runtime.kernellog import (
+from honed.machine.kernellog import (
     SETTLE_S,
     Certainty,
     DatedFault,
@@ -21,6 +20,7 @@ from honed.runtime.kernellog import (
     ids_of,
     seen,
 )
+from honed.protocol.errors import HonedError
 
 _KEPT_RUNS = 16
 _KEPT_S = 60.0  # of faults, so that late records join their story

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime.opencl import cl
+from honed.machine.opencl import cl
 from honed.tuner.lower.program import Value
 
 GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page

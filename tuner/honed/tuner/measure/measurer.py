@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from honed.machine.kernellog import FaultStory, Reader, Severity
+from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.strict import from_plain, to_plain
-from honed.runtime.kernellog import FaultStory, Reader, Severity
-from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import checks, codec

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from honed.runtime.model import Buffer, Place
-from honed.runtime.plan import Use
+from honed.runtime.compiled.model import Buffer, Place
+from honed.runtime.compiled.plan import Use
 from honed.tuner.lower.preparation import Room, prepared_steps
 from honed.tuner.lower.program import KernelLaunch, Value
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from honed.runtime.opencl import cl
+from honed.machine.opencl import cl
 
 from .checks.finished import Finished, Launched
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from honed.runtime.kernellog import FaultStory
-from honed.runtime.profile import DevicePeaks
+from honed.machine.kernellog import FaultStory
+from honed.machine.profile import DevicePeaks
 from honed.tuner.verdict import Verdict
 
 from .candidate import Candidate, Workload

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from honed.machine import bounds, peaks
+from honed.machine.devices import Device
+from honed.machine.mali import model_of
+from honed.machine.opencl import cl, context
+from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
-from honed.runtime import bounds, peaks
-from honed.runtime.devices import Device
-from honed.runtime.mali import model_of
-from honed.runtime.opencl import cl, context
-from honed.runtime.profile import DevicePeaks, DeviceProfile
 
 from . import bound, probes
 from .bound import Reader

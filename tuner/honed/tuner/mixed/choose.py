@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime import modelfile
-from honed.runtime.model import Choice
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Choice
 from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import in_half

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.calibration import files_in
+from honed.runtime.calling.calibration import files_in
 from honed.tuner.frontend.signature import TensorSpec
 
 from .halves import Array

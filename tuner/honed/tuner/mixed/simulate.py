@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from honed.runtime.proof import compare
+from honed.runtime.execution.proof import compare
 
 from . import products
 from .halves import PRODUCTS, Array, Keep, operators, saturated, typed
@@ -33,7 +33,7 @@ _TURN = 89  # elements that errors are moved by when a set comes again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """The output that is furthest off, as a part of its range (see `honed.runtime.proof.compare`)."""
+    """The output that is furthest off, as a part of its range (`honed.runtime.execution.proof.compare`)."""
 
     output: str
     error: float  # infinite where it overflows, or is not equal though no float

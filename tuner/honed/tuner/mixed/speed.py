@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from honed.runtime import mali
-from honed.runtime.profile import DeviceProfile
+from honed.machine import mali
+from honed.machine.profile import DeviceProfile
 
 # Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
 LEAST_GAIN = 1.25

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, inliner
 
 from honed.protocol.errors import HonedError
-from honed.runtime.proof import Difference, compare
+from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs, shapes
 from .confined import DEFAULT_LIMITS, EvaluationLimits

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.proof import compare
+from honed.runtime.execution.proof import compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
@@ -32,8 +32,8 @@ _CALM = 0.125
 class Expected:
     """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
 
-    `tolerance` is per output, as in `honed.runtime.model.Probe`. `behind` is what the last part, where there
-    is one, is to give, in its order; the others are of what is compiled.
+    `tolerance` is per output, as in `honed.runtime.compiled.model.Probe`. `behind` is what the last part,
+    where there is one, is to give, in its order; the others are of what is compiled.
     """
 
     evaluator: str

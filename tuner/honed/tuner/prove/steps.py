@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import HonedError
-from honed.runtime.proof import Difference, compare
+from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs, shapes
 from .confined import DEFAULT_LIMITS, EvaluationLimits

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from honed.machine.files import sync_folder
 from honed.protocol.errors import (
     HonedError,
     InvalidArgument,
@@ -21,7 +22,6 @@ from honed.protocol.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from honed.runtime.files import sync_folder
 
 from . import sql
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NoReturn
 
+from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.runtime.profile import DeviceIdentity
 from honed.tuner.verdict import Stored, Timing
 
 from .rows import (

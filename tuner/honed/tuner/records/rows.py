@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
-from honed.runtime.profile import DeviceIdentity
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.tuning import Gain, HintFigures, TuningFigures
-from honed.runtime.profile import DeviceIdentity
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import hints, sql

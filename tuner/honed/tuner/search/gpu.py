@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
 from tvm.target import Target
 
-from honed.runtime.profile import ScheduleRules
+from honed.machine.profile import ScheduleRules
 
 from .context import tune_context
 from .sketches.grouped import GroupTile

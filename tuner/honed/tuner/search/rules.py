@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from honed.runtime.profile import DeviceProfile, ScheduleRules
+from honed.machine.profile import DeviceProfile, ScheduleRules
 
 from .budget import Budget, Size, Threads
 from .gpu import GroupRules, Tiling, group_postprocs, group_space

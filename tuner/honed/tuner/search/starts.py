@@ -10,15 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .attentiontiles import attention_tile
-from .blockedgrouptiles import blocked_group_tile
-from .blockedtiles import blocked_rectangle, moved_lines
 from .decisions import Choice, Decision, Drawn, Tile
-from .heldtiles import held_tile
 from .kin import divisors
-from .pointtiles import point_groups
 from .rectangles import rectangle
-from .windowtiles import window_tile
+from .tiles.attention import attention_tile
+from .tiles.blocked import blocked_rectangle, moved_lines
+from .tiles.blocked_groups import blocked_group_tile
+from .tiles.held import held_tile
+from .tiles.points import point_groups
+from .tiles.windowed import window_tile
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from honed.protocol.errors import HonedError
-from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tuner.tune.gate import Gate
 
 _LOOK_SECONDS = 0.05  # between two looks at the lease while the device is not used

@@ -17,8 +17,8 @@ from honed.protocol.results import ModelShown
 from honed.protocol.service import ModelFigures, Status
 from honed.protocol.tuning import TuningFigures
 from honed.protocol.versions import ModelHistory
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.runtime.leaseclient import LeaseHolder
 from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 

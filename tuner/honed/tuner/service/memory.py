@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.runtime.files import replacing
 
 from .choice import Known, unknown
 

@@ -11,9 +11,9 @@ from honed.jobs import events
 from honed.jobs.commands import Compile
 from honed.protocol.errors import AlreadyExists
 from honed.protocol.strict import Map
+from honed.runtime.calling.exported import ExportedFiles
+from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.runtime.exported import ExportedFiles
-from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import compile_apart

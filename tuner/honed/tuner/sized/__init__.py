@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.sizes import MetSizes
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
+from honed.runtime.compiled.parts import MAX_SIZES
+from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
 from honed.runtime.engines import compiled_serves
-from honed.runtime.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
-from honed.runtime.parts import MAX_SIZES
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.validate import CONSTANT_OFFSET_ALIGN
 from honed.tuner.cut import Cut
 from honed.tuner.frontend import Precision
 

@@ -16,10 +16,11 @@ from statistics import median
 
 import numpy as np
 
+from honed.machine import devices
 from honed.machine.children import python, run
 from honed.protocol.errors import DeviceError, HonedError
-from honed.runtime import devices, proof
-from honed.runtime.executor import Executor, load
+from honed.runtime.execution import proof
+from honed.runtime.execution.executor import Executor, load
 
 _SECONDS = 6.0
 _LEAST, _MOST = 5, 200  # runs of each

@@ -17,9 +17,9 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.runtime.model import CPU_PART
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.compiled.model import CPU_PART
 from honed.tuner import frontend, sized
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest

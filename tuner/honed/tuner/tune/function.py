@@ -12,8 +12,8 @@ import tvm
 from tvm import tirx
 
 from honed.jobs import events
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
 from honed.tuner.lower.schedule import narrow_indices

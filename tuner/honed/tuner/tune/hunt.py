@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.forked import Forked
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import narrow_indices

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from honed.runtime import peaks
-from honed.runtime.kernellog import Reader
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.surveying import survey
+from honed.machine import peaks
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import survey
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.protocol import Begin, Measures

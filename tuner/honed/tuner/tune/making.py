@@ -8,7 +8,7 @@ from pathlib import Path
 import tvm
 from tvm.target import Target
 
-from honed.runtime.profile import DeviceProfile
+from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
 

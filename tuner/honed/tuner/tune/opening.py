@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.jobs import events
+from honed.machine.kernellog import Reader, open_reader
 from honed.protocol.errors import HonedError
-from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup

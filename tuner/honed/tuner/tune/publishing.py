@@ -9,7 +9,7 @@ from pathlib import Path
 
 from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
-from honed.runtime import profilefile
+from honed.machine import profilefile
 
 from .compare import Comparison, compare
 from .compiling import compile_apart

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from honed.runtime import bounds
-from honed.runtime.profile import DevicePeaks, DeviceProfile
+from honed.machine import bounds
+from honed.machine.profile import DevicePeaks, DeviceProfile
 
 from .task import TaskProgress, TuningTask
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from honed.jobs.events import Ranking
 from honed.machine.children import python
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import Internal, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.origin import Way
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.contest import Contest
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload

@@ -21,9 +21,9 @@ from zipfile import BadZipFile
 
 import tvm
 
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
-from honed.runtime.profile import DeviceProfile
 from honed.tuner.forked import Forked
 from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.target import target_for

@@ -10,8 +10,8 @@ from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
+from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import like
-from honed.runtime.profile import DeviceProfile
 from honed.tuner import records as kept
 from honed.tuner.contest import Contest
 from honed.tuner.records import Records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.runtime.families import DeviceFamily
+from honed.machine.families import DeviceFamily
 from honed.tuner.measure.limits import SPARE_CORES
 
 _MOST_THREADS = 8  # beyond which a batch is too small to gain

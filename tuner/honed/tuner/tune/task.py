@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from honed.jobs.events import Estimate, TaskRow
-from honed.runtime import bounds
-from honed.runtime.profile import DevicePeaks, Figure
+from honed.machine import bounds
+from honed.machine.profile import DevicePeaks, Figure
 
 # A task below this share of the model's time could be free and nobody would notice.
 SMALL = 0.002

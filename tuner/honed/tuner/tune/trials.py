@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
-from honed.runtime.kernellog import FaultStory
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Candidate, Workload

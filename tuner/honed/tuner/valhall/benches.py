@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from honed.runtime import profilefile
-from honed.runtime.profile import DeviceProfile
+from honed.machine import profilefile
+from honed.machine.profile import DeviceProfile
 
 BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
 # No OpenCL platform has this name, so that records of predictions are never taken for those of a board.

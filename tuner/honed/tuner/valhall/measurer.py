@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
+from honed.machine.kernellog import FaultStory
+from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.kernellog import FaultStory
-from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks.submitted import Submitted

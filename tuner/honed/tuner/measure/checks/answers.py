@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime import proof
+from honed.runtime.execution import proof
 from honed.tuner.verdict import Outcome
 
 from .row import Refusal, VerdictCheck, first_of

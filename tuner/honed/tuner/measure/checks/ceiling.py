@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.runtime import bounds
-from honed.runtime.mali import Model
-from honed.runtime.profile import DevicePeaks
+from honed.machine import bounds
+from honed.machine.mali import Model
+from honed.machine.profile import DevicePeaks
 from honed.tuner.measure.candidate import Workload
 
 # No evidence makes a time believable that needs more than this often what microbenchmarks reach: honest

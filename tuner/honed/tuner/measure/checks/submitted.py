@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.runtime.profile import DeviceLimits, DeviceProfile
+from honed.machine.profile import DeviceLimits, DeviceProfile
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.lower.winograd import IMAGE, POINTS, STEP
+from honed.tuner.lower.functions.winograd import IMAGE, POINTS, STEP
 from honed.tuner.search.parts import SketchLimits, bind, by_single_items, parts
 
 

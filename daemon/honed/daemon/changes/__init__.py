@@ -1,0 +1,1 @@
+"""How models come to be served: compiling, proving, committing, publishing."""

@@ -1,0 +1,248 @@
+"""From staged files to a compiled model that a device has loaded and answered right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.core.events import Proof
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import CHECKING_MIB, Limits
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.worker.buildprocess import Progress
+from honed.daemon.worker.supervisor import WorkerLost
+from honed.jobs.commands import Check, Compile
+from honed.jobs.events import Stage
+from honed.machine import profilefile
+from honed.machine.files import replacing
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
+from honed.protocol.service import JobStatus
+from honed.protocol.sizes import MetSizes
+from honed.protocol.strict import Map
+
+from . import compiler
+
+# Shares of a whole addition, for the progress shown.
+RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
+_ROUNDS = 7  # of runs, where devices are compared
+_NICENESS = 15  # of compiling that nobody waits for
+_log = logging.getLogger(__name__)
+Notify = Callable[[Map], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class AddJob:
+    """A model being added, as ServerStatus shows it."""
+
+    name: str
+    notify: Notify
+    stage: str = ""
+    fraction: float = 0.0
+    text: str = ""
+    owner: int | None = None  # of a user's own
+    unserved: str = ""  # why the CPU engine, which was to serve it first, does not
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """Note and pass on how far it is."""
+        self.stage, self.fraction, self.text = stage, fraction, text
+        self.notify(strict.to_plain(self.status()))
+
+    def status(self) -> JobStatus:
+        """As ServerStatus shows it, and a Progress notification but for the request's number."""
+        return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
+
+    `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
+    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
+    """
+
+    folder: Path
+    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
+    given: Path  # the model file
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    device: str | None
+    calibration: Path | None = None
+    like: Path | None = None
+    hurried: bool = True
+    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
+    owner: int | None = None  # as in the manifest
+    sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
+    slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
+    seconds: float | None = None  # that compiling may take, where that is less than for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
+
+    server: DeviceServer
+    path: Path
+    file: StoredFile
+    model: Compiled
+    proof: Proof
+    measured: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A job whose present part is one of `count` equal ones."""
+
+    job: AddJob
+    index: int
+    count: int
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """`fraction` is of the part; the first part begins where everything has been received."""
+        done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
+        self.job.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
+
+
+class ModelBuilder:
+    """Builds models, one compilation at a time."""
+
+    def __init__(self, limits: Limits, pool: Pool, inspector: Inspector, records: Path) -> None:
+        """`records` is what tuning has recorded, if there is any yet."""
+        self._limits = limits
+        self._pool = pool
+        self._inspector = inspector
+        self._records = records
+        self._compiling = asyncio.Lock()
+        self._checking = asyncio.Lock()
+
+    async def build(
+        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
+    ) -> Built:
+        """On the one device, or on the fastest of several; `held` keeps it in the worker.
+
+        Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
+        start. Of several devices those that cannot take the model are left out, unless none can.
+        """
+        if len(servers) == 1:
+            return await self._build(_Steps(job, 0, 1), staged, servers[0], held)
+        best: tuple[float, Built] | None = None
+        told: list[str] = []
+        failures: list[HonedError] = []
+        for index, server in enumerate(servers):
+            steps = _Steps(job, index, len(servers))
+            try:
+                made = await self._build(steps, staged, server, held)
+                us = await server.loader.median_us(made.file.sha256, _ROUNDS)
+            except (ModelRefused, Unavailable) as error:
+                failures.append(error)
+                told.append(f"not on {server.shown}: {error}")
+                _log.info("model %s is not placed on %s: %s", job.name, server.shown, error)
+                continue
+            told.append(f"{us / 1000:.3g} ms on {server.shown}")
+            if best is None or us < best[0]:
+                best = us, made
+        if best is None:
+            raise failures[0]
+        made = best[1]
+        return Built(
+            server=made.server,
+            path=made.path,
+            file=made.file,
+            model=made.model,
+            proof=made.proof,
+            measured=f"measured when it was added: {', '.join(told)}",
+        )
+
+    async def _build(
+        self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack
+    ) -> Built:
+        compiled = staged.given
+        if staged.sources:
+            compiled = staged.folder / f"compiled-{steps.index}.honed"
+            await self._compile(steps, staged, compiled, server)
+        model = await self._inspector.inspect(compiled)
+        file = await in_thread(describe, compiled, f"{steps.job.name}.honed")
+        steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
+        held.enter_context(self._pool.keeping(server, file.sha256))
+
+        def built(done: int, of: int) -> None:
+            fraction = _COMPILED + (BUILT - _COMPILED) * done / of
+            steps.report("load", fraction, f"built {done} of {of} kernels")
+
+        proof = await load(server, file.sha256, compiled, self._limits, built, hurried=staged.hurried)
+        return Built(server=server, path=compiled, file=file, model=model, proof=proof)
+
+    async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
+        def report(stage: Stage) -> None:
+            steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
+
+        if self._compiling.locked() and staged.hurried:
+            # What will be refused need not wait for others to be compiled.
+            async with self._checking:
+                job = await self._compilation(staged, output, server)
+                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
+                await compiler.compile_model(check, self._limits.compile_seconds, lambda _: None)
+            steps.report("check", RECEIVED, "waiting for another compilation")
+        async with self._compiling:
+            job = await self._compilation(staged, output, server)
+            niceness = 0 if staged.hurried else _NICENESS
+            seconds = self._limits.compile_seconds
+            if staged.seconds is not None:
+                seconds = min(seconds, staged.seconds)
+            await compiler.compile_model(job, seconds, report, niceness=niceness)
+
+    async def _compilation(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
+        await server.supervisor.wait_ready(self._limits.load_seconds)
+        profile = server.supervisor.profile
+        assert profile is not None
+        with replacing(output.with_suffix(".toml")) as file:
+            file.write(profilefile.dumps(profile).encode())
+        return Compile(
+            file=staged.given,
+            output=output,
+            name=staged.sources[0][0].name,
+            shapes=staged.shapes,
+            precision=staged.precision,
+            calibration=staged.calibration,
+            like=staged.like,
+            sizes=staged.sizes,
+            slower_too=staged.slower_too,
+            profile=output.with_suffix(".toml"),
+            device=server.supervisor.spec,
+            memory_mib=self._limits.compile_memory_mib,
+            records=self._records if self._records.exists() else None,
+        )
+
+
+async def load(
+    server: DeviceServer,
+    key: str,
+    path: Path,
+    limits: Limits,
+    progress: Progress = lambda _, __: None,
+    *,
+    hurried: bool = True,
+) -> Proof:
+    """Load and check in the device's worker; a model of which two workers die is refused."""
+    for last in (False, True):
+        await server.supervisor.wait_ready(limits.load_seconds)
+        try:
+            return await server.loader.load(key, str(path), hurried=hurried, progress=progress)
+        except DeviceError as error:
+            raise ModelRefused("this device cannot run the model", (str(error),)) from error
+        except WorkerLost as error:
+            if last:
+                raise ModelRefused(
+                    "the device's driver failed twice while it loaded the model; try another precision, "
+                    "or update the driver",
+                    (str(error),),
+                ) from error
+    raise AssertionError("the loop above returns or raises")

@@ -1,0 +1,512 @@
+"""Adding and removing models: receive, compile, prove on the device, commit, serve."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from honed.daemon import installed
+from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
+from honed.daemon.core.events import Added, Explained, Proof, Removed
+from honed.daemon.core.registry import Registry
+from honed.daemon.observe.latencies import Latencies
+from honed.daemon.serving import statepairs
+from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engines import compare, cpu_serves, unfinished
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.store import Manifest, Store
+from honed.protocol.errors import (
+    AlreadyExists,
+    HonedError,
+    InvalidArgument,
+    MissingFiles,
+    ModelRefused,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from honed.protocol.params import LoadOptions, LoadParams
+from honed.protocol.results import ModelAdded
+from honed.runtime.compiled import modelfile
+
+from .adding import Adding, as_given, copies
+from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged, load
+from .loadchecks import check
+from .manifests import made_manifest, same_source
+
+_log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """Changes to the models, one compilation and one commit at a time."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        store: Store,
+        registry: Registry,
+        pool: Pool,
+        commits: Commits,
+        inspector: Inspector,
+        latencies: Latencies,
+        records: Path,
+        policy: str,
+    ) -> None:
+        """`records` is what tuning has recorded; where there is any, models are compiled with the best.
+
+        `policy` is the setting serve.engine.
+        """
+        self._policy = policy
+        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # by model
+        self.limits = limits
+        self._store = store
+        self._registry = registry
+        self._pool = pool
+        self._commits = commits
+        self._latencies = latencies
+        self.builder = ModelBuilder(limits, pool, inspector, records)
+        self._resuming: asyncio.Future[None] | None = None
+        self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
+        self.active: dict[str, AddJob] = {}
+        self.leaving: set[str] = set()  # models that are being removed
+
+    async def add(
+        self,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelAdded:
+        """Serve a model under a new name; the result of RepositoryModelLoad.
+
+        `meanwhile` lasts until it is compiled, though nobody waits. The descriptors stay the caller's.
+        Cancelling, or any error, leaves the models as they were; but what the CPU engine serves already goes
+        on to be compiled.
+        """
+        options = params.parameters or LoadOptions()
+        check(params, descriptors, options)
+        if options.replace:
+            await self.stop_compiling(params.model_name)
+        job = Adding(name=params.model_name, notify=notify)
+        work = asyncio.ensure_future(self._add(job, params, descriptors, options, meanwhile))
+        self._adding[params.model_name] = work
+        work.add_done_callback(lambda done: self._added(params.model_name, done))
+        try:
+            if options.wait is False:
+                await asyncio.wait([work, job.served], return_when=asyncio.FIRST_COMPLETED)
+                return work.result() if work.done() else job.served.result()
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not job.served.done():
+                work.cancel()
+                await asyncio.wait([work])
+            raise
+        finally:
+            job.notify = lambda _: None
+
+    def _added(self, name: str, work: asyncio.Future[ModelAdded]) -> None:
+        if self._adding.get(name) is work:
+            del self._adding[name]
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.debug("model %s was not added: %s", name, error)
+
+    async def _add(
+        self,
+        job: Adding,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        options: LoadOptions,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelAdded:
+        servers = self._servers(params.model_name, options)
+        with meanwhile, self.job(params.model_name, bool(options.replace), job.report_to) as shown:
+            async with cleared_in_thread(self._store.staging()) as folder:
+                shown.report("receive", 0.0)
+                staged = await self._receive(params, descriptors, options, folder)
+                shown.report("receive", RECEIVED)
+                given = await self.serve_as_given(shown, staged, options.engine or "")
+                if given is None:
+                    return await self._compile_alone(job, shown, staged, servers)
+                job.is_served(given)
+                shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
+                return await self._compile_on(job, shown, staged, servers, given)
+
+    async def serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
+        """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
+
+        Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
+        where it was asked for, and where the file is a user's own.
+        """
+        policy = wanted or self._policy
+        if policy == "gpu" or not staged.sources:
+            return None
+        must = policy == "cpu" or staged.owner is not None
+        cpu = self._pool.needed_cpu(staged.owner) if must else self._pool.cpu_for(staged.owner)
+        if cpu is None:
+            return None
+        manifest = as_given(job.name, staged, wanted, self._registry.find(job.name))
+        job.report("load", RECEIVED, "loading it into the CPU engine")
+        try:
+            with self._pool.keeping(cpu, manifest.source_key):
+                proof = await load(cpu, manifest.source_key, staged.given, self.limits)
+                manifest = dataclasses.replace(manifest, interface=proof.interface)
+                if policy == "cpu":
+                    manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
+                # Compiling needs the files where they are.
+                files = await in_thread(copies, staged)
+                await to_its_end(self._commit(manifest, None, proof, files))
+        except MissingFiles:
+            raise
+        except (ModelRefused, Unavailable) as error:
+            if must:
+                raise
+            job.unserved = failure(error)
+            _log.info("model %s is not served by the CPU engine: %s", job.name, job.unserved)
+            return None
+        _log.info("serving model %s by %s", job.name, cpu.shown)
+        return manifest
+
+    async def _compile_alone(
+        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer]
+    ) -> ModelAdded:
+        """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
+        try:
+            made = await self._make(shown, staged, servers)
+        except ModelRefused as error:
+            if not shown.unserved or isinstance(error, MissingFiles):
+                raise
+            reasons = (*error.reasons, f"the CPU engine does not run it: {shown.unserved}")
+            raise ModelRefused(str(error), reasons) from error
+        return job.added(made.model, made.file.sha256)
+
+    async def _compile_on(
+        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer], given: Manifest
+    ) -> ModelAdded:
+        """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
+        if given.why and not given.awaits_compiler:
+            return job.told(given)
+        # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
+        staged = dataclasses.replace(staged, hurried=False)
+        try:
+            made = await self._make(shown, staged, servers, given=given)
+        except HonedError as error:
+            why = f"it is not compiled: {failure(error)}"
+            _log.warning("model %s stays with the CPU engine: %s", given.name, why)
+            waits = not installed.compiler() or isinstance(error, Unavailable)
+            given = dataclasses.replace(given, why=why, awaits_compiler=waits)
+            served = self._registry.find(given.name)
+            if served is not None and served.key == given.source_key:
+                self._pool.handle(Explained(model=served.number, why=why, awaits_compiler=waits))
+                await self._commits.rewrite(served)
+            if isinstance(error, Unavailable) and self._awaiting is None:
+                self._awaiting = asyncio.ensure_future(self._await_device(servers))
+            return job.told(given)
+        served = self._registry.find(given.name)
+        told = served.manifest if served is not None else given
+        return job.added(made.model, made.file.sha256, told)
+
+    async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
+        """Go on compiling a stored model that the CPU engine serves, for so long at most."""
+        job = Adding(name=manifest.name, notify=lambda _: None)
+
+        async def again() -> ModelAdded:
+            with self.job(manifest.name, True, job.report_to, manifest.owner) as shown:
+                async with cleared_in_thread(self._store.staging()) as folder:
+                    staged = await in_thread(self.stage_again, manifest, folder)
+                    if manifest.owner is not None:
+                        staged = dataclasses.replace(staged, seconds=seconds)
+                    server = self._pool.home(manifest.name, manifest.device, manifest.placed)
+                    return await self._compile_on(job, shown, staged, [server], manifest)
+
+        work = self._adding[manifest.name] = asyncio.ensure_future(again())
+        work.add_done_callback(lambda done: self._added(manifest.name, done))
+        await asyncio.wait([work])
+
+    async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
+        """Have what waits compiled once one of them has a worker."""
+        coming = [asyncio.ensure_future(server.supervisor.came()) for server in servers]
+        try:
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in coming:
+                each.cancel()
+        self._awaiting = None
+        self.compiler_came()
+
+    def compiler_came(self) -> None:
+        """There is a compiler, or a device: compile what waited for one, a model after the other."""
+        waiting = [
+            manifest
+            for manifest in self._registry.manifests()
+            if manifest.awaits_compiler and manifest.owner is None and unfinished(manifest, self._policy)
+        ]
+        if waiting and self._resuming is None:
+            self._resuming = asyncio.ensure_future(self._resume_all(waiting))
+
+    async def _resume_all(self, waiting: Sequence[Manifest]) -> None:
+        for manifest in waiting:
+            entry = self._registry.find(manifest.name)
+            if entry is not None and entry.manifest is manifest and manifest.name not in self._adding:
+                await self.resume(manifest)
+        self._resuming = None
+
+    async def stop_compiling(self, name: str) -> None:
+        """End the compilation of a model that is served already, and of no other."""
+        work = self._adding.get(name)
+        if work is not None and self._registry.find(name) is not None:
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def close(self) -> None:
+        """End what is under way."""
+        works: list[asyncio.Future[Any]] = list(self._adding.values())
+        works += [work for work in (self._resuming, self._awaiting) if work is not None]
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works)
+
+    async def restore(self, manifest: Manifest) -> None:
+        """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
+        with self.job(manifest.name, True, lambda _: None) as job:
+            async with cleared_in_thread(self._store.staging()) as folder:
+                staged = await in_thread(self.stage_again, manifest, folder)
+                server = self._pool.home(manifest.name, manifest.device)
+                await self._make(job, staged, [server], restored=manifest)
+
+    def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
+        """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
+
+        Does not leave the event loop, so that no change to the models comes in between. Raises NotFound,
+        and Unavailable for a model whose file was damaged.
+        """
+        entry, _ = self._registry.compiled(name)
+        return entry.manifest, self._store.open_files(entry.manifest)
+
+    def adds(self, name: str) -> bool:
+        """Whether a model of that name is being added."""
+        return name in self._adding or name in self.active
+
+    async def remove(self, name: str) -> None:
+        """Stop serving a model and delete its files; raises NotFound."""
+        self._registry.get(name)
+        self.leaving.add(name)  # so that nobody begins to compile it anew
+        try:
+            await self.stop_compiling(name)
+            self._check_idle(name)
+            await to_its_end(self._remove(name))
+        finally:
+            self.leaving.discard(name)
+        _log.info("removed model %s", name)
+
+    async def _remove(self, name: str) -> None:
+        """With its variants, from the store first: where that fails the model is served as before."""
+        async with self._commits.turn:
+            self._registry.get(name)
+            await self._drop([*(each.name for each in self._registry.variants(name)), name])
+
+    async def drop(self, variants: Sequence[str]) -> None:
+        """Delete variants, of those that there are."""
+        await to_its_end(self._drop_in_turn(variants))
+
+    async def _drop_in_turn(self, variants: Sequence[str]) -> None:
+        async with self._commits.turn:
+            await self._drop([name for name in variants if self._registry.variant(name) is not None])
+
+    async def _drop(self, names: Sequence[str]) -> None:
+        """The caller has the turn."""
+        for name in names:
+            remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
+            await in_thread(self._store.remove, name, remaining)
+            self._pool.handle(Removed(name))
+            self._latencies.forget(name)
+
+    @contextmanager
+    def job(self, name: str, replace: bool, notify: Notify, owner: int | None = None) -> Iterator[AddJob]:
+        """One change to a model at a time; raises AlreadyExists or ResourceExhausted.
+
+        The limits are those of administrators' models: users' own have quotas instead.
+        """
+        self._check_idle(name)
+        if self._registry.find(name) is not None and not replace:
+            raise AlreadyExists(
+                f"there is a model {name!r} already; choose another name, remove it first, or replace it"
+            )
+        if owner is None:
+            self._check_room()
+        job = self.active[name] = AddJob(name=name, notify=notify, owner=owner)
+        try:
+            yield job
+        finally:
+            del self.active[name]
+
+    @property
+    def adding(self) -> int:
+        """How many models of administrators are being added."""
+        return sum(job.owner is None for job in self.active.values())
+
+    def _check_room(self) -> None:
+        if self.adding >= self.limits.max_jobs:
+            raise ResourceExhausted(f"{self.adding} models are being added already; wait for one of them")
+        stored = sum(entry.manifest.owner is None for entry in self._registry.models())
+        if stored + self.adding >= self.limits.max_models:
+            raise ResourceExhausted(f"the store holds its {self.limits.max_models} models; remove one first")
+
+    def _check_idle(self, name: str) -> None:
+        if name in self.active:
+            raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
+
+    async def _receive(
+        self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
+    ) -> Staged:
+        left = self.limits.max_model_bytes
+        given, calibration = folder / "given", folder / "calibration"
+        sources = len(params.files) - (options.calibration or 0)
+        files = []
+        for number, (name, descriptor) in enumerate(zip(params.files, descriptors, strict=True)):
+            place = given if number < sources else calibration
+            file, path = await in_thread(receive, descriptor, name, place, left)
+            left -= file.nbytes
+            files.append((file, path))
+        compiled = await in_thread(is_compiled, files[0][1])
+        if compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
+            raise InvalidArgument(
+                f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
+                "data cannot be given"
+            )
+        return Staged(
+            folder=folder,
+            sources=() if compiled else tuple(files[:sources]),
+            given=files[0][1],
+            shapes=dict(options.shapes or {}),
+            precision=options.precision or "auto",
+            device=options.device or None,
+            calibration=calibration if options.calibration else None,
+            state=dict(options.state or {}),
+        )
+
+    def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
+        """The stored sources of a model, copied to `folder` under their names; blocking.
+
+        Raises ModelRefused where they are damaged, or there are none.
+        """
+        files = []
+        for file in manifest.sources:
+            try:
+                descriptor = self._store.open_file(file)
+            except Unavailable as error:
+                raise ModelRefused(str(error)) from error
+            try:
+                copied, path = receive(descriptor, file.name, folder / "given", self.limits.max_model_bytes)
+            finally:
+                os.close(descriptor)
+            if copied.sha256 != file.sha256:
+                raise ModelRefused(f"the stored {file.name} is damaged too; add the model again")
+            files.append((copied, path))
+        if not files:
+            raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
+        return Staged(
+            folder=folder,
+            sources=tuple(files),
+            given=files[0][1],
+            shapes=manifest.shapes,
+            precision=manifest.precision,
+            device=None,
+            state=manifest.state,
+            owner=manifest.owner,
+        )
+
+    def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
+        """Where a model may go: where the user wants it, else where it was, else where it belongs."""
+        if options.device:
+            return self._pool.asked(name, options.device)
+        replaced = self._registry.find(name)
+        return [self._pool.home(name, replaced.manifest.device if replaced else "")]
+
+    async def _make(
+        self,
+        job: AddJob,
+        staged: Staged,
+        servers: Sequence[DeviceServer],
+        *,
+        restored: Manifest | None = None,
+        given: Manifest | None = None,
+    ) -> Built:
+        """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
+        async with AsyncExitStack() as held:
+            made = await self.builder.build(job, staged, servers, held)
+            manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
+            if given is not None:
+                manifest = await self._with_choice(job, manifest, made, given)
+                if self._registry.find(job.name) is None:
+                    raise NotFound(f"model {job.name!r} was removed while it was compiled")
+            files = [(made.file, made.path), *staged.sources]
+            await to_its_end(self._commit(manifest, made.model, made.proof, files))
+        job.report("load", 1.0)
+        on = made.server.shown
+        _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
+        return made
+
+    async def _with_choice(self, job: AddJob, manifest: Manifest, made: Built, given: Manifest) -> Manifest:
+        """Say in the manifest which engine is to serve."""
+        cpu = self._pool.cpu_for(given.owner)
+        assert cpu is not None
+        manifest = dataclasses.replace(
+            manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
+        )
+        job.report("load", BUILT, "comparing engines")
+        key = given.source_key
+        with self._pool.keeping(cpu, key):
+            if given.owner is not None:  # whose CPU engine may rest
+                await load(cpu, key, self._store.form(given, key), self.limits)
+            choice = await compare(
+                made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner
+            )
+        return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
+
+    async def _commit(
+        self,
+        manifest: Manifest,
+        compiled: Compiled | None,
+        proof: Proof,
+        staged: list[tuple[StoredFile, Path]],
+    ) -> None:
+        interface = manifest.interface
+        if interface is None and compiled is not None:
+            interface = compiled.interface
+        if interface is not None:
+            statepairs.checked(interface, manifest.state)
+        async with self._commits.turn:
+            await self._commits.commit(manifest, staged)
+            replaced = self._registry.find(manifest.name)
+            home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
+            cpu = cpu_serves(manifest, self._policy)
+            self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
+            others = self._registry.variants(manifest.name)
+            await self._drop([each.name for each in others if not same_source(each.manifest, manifest)])
+            if replaced is not None:
+                await self._commits.sweep()
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether it is a compiled file, by how it begins."""
+    with path.open("rb") as file:
+        return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
+
+
+def failure(error: HonedError) -> str:
+    """An error with its reasons, for the log."""
+    reasons = error.reasons if isinstance(error, ModelRefused) else ()
+    message = str(error)
+    return "; ".join((message, *(reason for reason in reasons if reason not in message)))

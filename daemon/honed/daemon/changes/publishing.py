@@ -1,0 +1,338 @@
+"""Changes of the version that is served: successors that are compared in the worker, and choices by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.core.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.observe.latencies import Latencies
+from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engines import Choice, compare
+from honed.daemon.serving.loading import JUDGE_ROUNDS
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.store import Store, new_version, version_file
+from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
+from honed.daemon.worker.supervisor import WorkerLost
+from honed.protocol import versions
+from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
+from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
+from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
+from honed.runtime.origin import Origin
+
+from .build import Built, load
+from .enginepins import EnginePins
+from .jobs import Jobs, failure
+from .manifests import same_but_schedules
+
+_log = logging.getLogger(__name__)
+
+
+class _Must(Enum):
+    """What a version has to be, beside the one that is served, to take its place."""
+
+    BE_FASTER = auto()
+    BE_NO_SLOWER = auto()
+    BE_RIGHT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Publisher:
+    """Changes which version of a model is served."""
+
+    limits: Limits
+    store: Store
+    registry: Registry
+    pool: Pool
+    jobs: Jobs
+    commits: Commits
+    inspector: Inspector
+    latencies: Latencies
+    engine_pins: EnginePins
+
+    def history(self, params: HistoryParams) -> ModelHistory:
+        """The result of ModelHistory; raises NotFound."""
+        entry = self.registry.entry(params.name)
+        history = entry.manifest.history
+        return ModelHistory(
+            name=entry.name,
+            version=history.number,
+            pinned=history.pinned,
+            on_trial=entry.trial is not None,
+            versions=history.versions,
+            stints=history.stints,
+            latency=self.latencies.of(entry.name),
+        )
+
+    async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
+        """Serve a faster form of a model, if it is one; the result of ModelPublish.
+
+        Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
+        the device gives wrong answers with it. One that is slower or in quarantine is not an error.
+        """
+        self.pool.wake(params.name)
+        entry, before = self.registry.compiled(params.name)
+        self.pool.check_at_home(entry)
+        if len(descriptors) != 1:
+            raise InvalidArgument(f"{len(descriptors)} descriptors came; send one, of the compiled model")
+        if entry.key != params.expected:
+            raise AlreadyExists(
+                f"{entry.name} was replaced since its successor was made; tune it again, "
+                "what was measured is kept"
+            )
+        with self.jobs.job(entry.name, True, lambda _: None):
+            async with cleared_in_thread(self.store.staging()) as folder:
+                file, path = await in_thread(
+                    receive, descriptors[0], f"{entry.name}.honed", folder, self.limits.max_model_bytes
+                )
+                model = await self.inspector.inspect(path)
+                if not same_but_schedules(model, entry) and entry.manifest.sources:
+                    raise ModelRefused(
+                        "it is not compiled from the source of the model served; add it instead"
+                    )
+                _check_interface(before, model)
+                return await self._offered(entry, model, file, path, params.why, _Must.BE_FASTER)
+
+    async def resized(self, entry: ServedModel, made: Built, why: str, *, slower_too: bool) -> ModelPublished:
+        """Serve a form of a model with other sizes of its parts, each of which was timed, if not slower.
+
+        With `slower_too` that does not matter: compiled forms were asked for. Raises as `publish` does. The
+        caller has the model's job.
+        """
+        _, before = self.registry.compiled(entry.name)
+        _check_interface(before, made.model)
+        return await self._offered(
+            entry, made.model, made.file, made.path, why, _Must.BE_RIGHT if slower_too else _Must.BE_NO_SLOWER
+        )
+
+    async def _offered(
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
+    ) -> ModelPublished:
+        try:
+            check_new(entry.manifest.history, model.schedules)
+            return await self._compared(entry, model, file, path, why, must)
+        except AlreadyExists as kept:
+            return _kept(self.registry.find(entry.name) or entry, str(kept))
+
+    async def _compared(
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
+    ) -> ModelPublished:
+        """Load the successor beside the present version, and let the better one serve.
+
+        What has forms for other sizes is as good where it is no slower: the inputs may not meet these.
+        """
+        history, server = entry.manifest.history, self.pool.device_of(entry)
+        version = new_version(
+            file,
+            history.next_number,
+            schedules=model.schedules,
+            why=why,
+            now=time.time(),
+            settled=False,
+            brought=_brought(model, entry.compiled),
+        )
+        with ExitStack() as held:
+            held.enter_context(self.pool.keeping(server, file.sha256))
+            try:
+                if entry.on_cpu or entry.state is not State.READY:
+                    held.enter_context(self.pool.keeping(server, entry.key))
+                    await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
+                proof = await server.loader.load(file.sha256, str(path), hurried=False)
+                compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
+            except WorkerLost as error:
+                return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
+            except ModelRefused as error:
+                return await self._turned_away(entry, version, failure(error))
+            version = dataclasses.replace(
+                version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
+            )
+            objection = _objection(compared, must)
+            if objection:
+                return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
+            choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None
+            async with self.commits.turn:
+                self._check_served(entry)
+                history = succeed(entry.manifest.history, version, time.time(), keep=True)
+                manifest = dataclasses.replace(entry.manifest, compiled=file, history=history)
+                event: Added | SuccessorReady
+                if choice is None:
+                    event = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
+                else:
+                    # It was compared with all there is; no trial of it would tell more.
+                    manifest = dataclasses.replace(
+                        manifest,
+                        history=settle(history),
+                        chosen=choice.engine,
+                        why=choice.why,
+                        times=choice.times,
+                    )
+                    event = Added(
+                        manifest=manifest,
+                        compiled=model,
+                        home=entry.device,
+                        proof=proof,
+                        cpu=choice.engine == "cpu",
+                    )
+                await self.commits.commit(manifest, [(file, path)])
+                self.pool.handle(event)
+                await self.commits.sweep()
+        ratio = compared.old_us / compared.new_us
+        told = f"version {version.number} is served, {ratio:.2f} times as fast"
+        if choice is not None and choice.engine == "cpu":
+            told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
+        _log.info("model %s: %s", entry.name, told)
+        return ModelPublished(
+            published=True,
+            version=version.number,
+            sentence=told,
+            old_us=compared.old_us,
+            new_us=compared.new_us,
+        )
+
+    async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
+        """The engine that is to serve a new version of a model that the CPU engine serves."""
+        manifest = entry.manifest
+        cpu = self.pool.cpu_for(manifest.owner)
+        if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
+            return Choice("cpu", manifest.why)
+        return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
+
+    def _check_served(self, entry: ServedModel) -> None:
+        """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
+        if not self.registry.serves(entry):
+            raise AlreadyExists("the version it was compared with is not served any more; publish it again")
+
+    async def _turned_away(
+        self, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
+    ) -> ModelPublished:
+        """Remember a successor that is not taken, its file aside."""
+        reason = reason or quarantine
+        _log.warning("model %s: a successor is not served: %s", entry.name, reason)
+        if quarantine:
+            listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
+            self.pool.handle(TurnedAway(entry.number, listed))
+            await self.commits.rewrite(entry)
+        return _kept(entry, reason, version.old_us, version.new_us)
+
+    async def rollback(self, params: RollbackParams) -> RolledBack:
+        """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
+        self.pool.wake(params.name)
+        entry = self.registry.get(params.name)
+        target = self._target(entry, params.version)
+        story = f"set aside by hand for version {target.number}"
+        await self._serve_again(entry, target, story, quarantine=story, pinned=None)
+        return RolledBack(version=target.number)
+
+    async def pin(self, params: PinParams) -> versions.VersionPinned:
+        """Serve a version and let no other take its place, or (version 0) allow that again; or an engine."""
+        self.pool.wake(params.name)
+        entry = self.registry.entry(params.name)
+        if params.engine is not None:
+            await self.engine_pins.pin(entry, params.engine)
+        history = entry.manifest.history
+        if params.engine is None or params.version is not None:
+            if params.version not in (0, None, history.number):
+                target = self._target(entry, params.version)
+                story = f"version {target.number} was pinned"
+                await self._serve_again(entry, target, story, quarantine="", pinned=True)
+            else:
+                await self._pin_present(entry, params.version != 0)
+        entry = self.registry.get(params.name)
+        history = entry.manifest.history
+        return versions.VersionPinned(
+            version=history.number, pinned=history.pinned, engine=entry.manifest.pinned_engine
+        )
+
+    async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
+        if pinned and not entry.manifest.history.number:
+            raise NotFound(f"{entry.name} has no compiled version that could be pinned")
+        with self.jobs.job(entry.name, True, lambda _: None):
+            self.pool.handle(Pinned(entry.number, pinned))
+            await self.commits.rewrite(entry)
+
+    def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
+        self.pool.check_at_home(entry)
+        history = entry.manifest.history
+        if number is None:
+            earlier = history.earlier()
+            if earlier is None:
+                raise NotFound(f"{entry.name} has no earlier version to go back to")
+            return earlier
+        version = history.get(number)
+        if number == history.current.number:
+            raise AlreadyExists(f"version {number} is the one served")
+        if not version.kept:
+            raise NotFound(
+                f"the file of version {number} is not kept any more; 'hone history' shows which are"
+            )
+        return version
+
+    async def _serve_again(
+        self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
+    ) -> None:
+        """Load an earlier version and put it in place, by hand."""
+        file, server = version_file(entry.manifest, target), self.pool.device_of(entry)
+        with self.jobs.job(entry.name, True, lambda _: None), self.pool.keeping(server, file.sha256):
+            path = self.store.object(file)
+            model = await self.inspector.inspect(path)
+            proof = await load(server, file.sha256, path, self.limits)
+            history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
+            if pinned is not None:
+                history = dataclasses.replace(history, pinned=pinned)
+            manifest = dataclasses.replace(entry.manifest, compiled=file, history=settle(history))
+            async with self.commits.turn:
+                await self.commits.commit(manifest)
+                self.pool.handle(VersionChosen(manifest=manifest, compiled=model, proof=proof))
+        _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
+
+
+def _check_interface(before: Compiled, model: Compiled) -> None:
+    for what, old, new in (
+        ("inputs", before.inputs, model.inputs),
+        ("outputs", before.outputs, model.outputs),
+        ("parts", before.handed, model.handed),
+    ):
+        if [(t.name, t.dtype, t.shape) for t in old] != [(t.name, t.dtype, t.shape) for t in new]:
+            raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
+
+
+def _kept(
+    entry: ServedModel, reason: str, old_us: float | None = None, new_us: float | None = None
+) -> ModelPublished:
+    number = entry.manifest.history.current.number
+    sentence = f"version {number} is served as before: {reason}"
+    return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
+
+
+def _objection(compared: ComparisonResult, must: _Must) -> str:
+    """Why a version is not to be served, or ""."""
+    if must is _Must.BE_RIGHT and not compared.wrong:
+        return ""
+    return compared.objection(serving=must is _Must.BE_NO_SLOWER)
+
+
+def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
+    """The measured schedules that a version has and the one before has not (`ModelVersion.brought`)."""
+    known = set(_measured(before)) if before is not None else set()
+    return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
+
+
+def _measured(model: Compiled) -> Iterator[str]:
+    for kernel in model.kernels:
+        origin = Origin.parse(kernel.schedule)
+        if origin.tried:
+            yield f"{kernel.task} {origin.name}"

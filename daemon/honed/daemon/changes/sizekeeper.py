@@ -1,0 +1,145 @@
+"""Has models compiled anew, when the machine is idle, for sizes that their parts meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from honed.daemon import installed
+from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.changes.jobs import Jobs, failure
+from honed.daemon.changes.publishing import Publisher
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.pool import Pool
+from honed.daemon.sizes.choice import SizedPart, next_sizes
+from honed.daemon.store.store import Store
+from honed.daemon.variants.settings import VariantSettings
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
+from honed.protocol.results import ShownPart
+from honed.protocol.sizes import MetSizes
+
+LOOK_SECONDS = 5.0  # between two looks at what was met, and whether the machine is idle
+_RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SizeKeeper:
+    """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
+
+    store: Store
+    registry: Registry
+    pool: Pool
+    jobs: Jobs
+    publisher: Publisher
+    ledger: Ledger
+    leasing: Leasing
+    policy: str
+    settings: Callable[[], VariantSettings]
+    look_seconds: float = LOOK_SECONDS
+    _not_before: float = field(init=False, default=0.0)  # the next is compiled
+    _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
+
+    def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
+        """A request for a model met sizes, which are counted."""
+        if sizes and self.registry.serves(model):
+            self.ledger.met(model.name, sizes)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(self.look_seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Compile a model for other sizes, where the machine is idle and one is worth it."""
+        if time.monotonic() < self._not_before or self.jobs.active or not self.leasing.idle().idle:
+            return
+        wanted = self._next()
+        if wanted is not None:
+            await self._make(*wanted)
+
+    def _next(self) -> tuple[ServedModel, tuple[MetSizes, ...]] | None:
+        settings = self.settings()
+        if not settings.sizes or not installed.compiler():
+            return None
+        for entry in (*self.registry.models(), *self.registry.variants()):
+            if self._may_change(entry) and entry.compiled is not None:
+                counts = self.ledger.counts_met(entry.name)
+                parts = sized_parts(entry.compiled.parts)
+                if sizes := next_sizes(parts, counts, settings.requests, settings.sizes):
+                    return entry, sizes
+        return None
+
+    def _may_change(self, entry: ServedModel) -> bool:
+        manifest = entry.manifest
+        at_home = entry.at_home and self.pool.device_of(entry).state == "ready"
+        free = manifest.owner is None and not manifest.history.pinned and entry.trial is None
+        ready = entry.state is State.READY and not self.registry.rests(entry)
+        return (
+            bool(manifest.sources and at_home and free and ready)
+            and self._failed.get(entry.name) != entry.key
+        )
+
+    async def _make(self, entry: ServedModel, sizes: tuple[MetSizes, ...]) -> None:
+        told = text(sizes)
+        _log.info("compiling %s for sizes that its parts meet: %s", entry.name, told)
+        try:
+            with self.leasing.adding(0, "a model is being compiled for sizes that it meets"):
+                sentence = await self._made(entry, sizes)
+        except (ModelRefused, InvalidArgument) as error:
+            self._failed[entry.name] = entry.key
+            _log.warning("%s is not compiled for %s: %s", entry.name, told, failure(error))
+        except HonedError as error:
+            _log.warning("%s is not compiled for %s, tried again later: %s", entry.name, told, error)
+            self._not_before = time.monotonic() + _RETRY_SECONDS
+        else:
+            _log.info("%s: %s", entry.name, sentence)
+
+    async def _made(self, entry: ServedModel, sizes: tuple[MetSizes, ...]) -> str:
+        """Compile the model with these sizes, and have it served; what came of that."""
+        manifest = entry.manifest
+        assert manifest.compiled is not None
+        slower_too = manifest.engine_wanted(self.policy) == "gpu"
+        with self.jobs.job(entry.name, True, lambda _: None) as job:
+            async with cleared_in_thread(self.store.staging()) as folder, AsyncExitStack() as held:
+                staged = replace(
+                    await in_thread(self.jobs.stage_again, manifest, folder),
+                    like=self.store.object(manifest.compiled),
+                    sizes=sizes,
+                    slower_too=slower_too,
+                    hurried=False,
+                )
+                made = await self.jobs.builder.build(job, staged, [self.pool.device_of(entry)], held)
+                why = f"compiled for sizes that its parts meet: {text(sizes)}"
+                published = await self.publisher.resized(entry, made, why, slower_too=slower_too)
+        if not published.published:
+            self._failed[entry.name] = entry.key
+        return published.sentence
+
+
+def sized_parts(parts: tuple[ShownPart, ...]) -> list[SizedPart]:
+    """Those of a compiled file that may be compiled for sizes, by their numbers there."""
+    by_cpu = [part for part in parts if part.engine == "cpu"]
+    return [
+        SizedPart(
+            number=number,
+            by_rows=part.by_rows,
+            forms=tuple(form.sizes for form in part.forms if not form.why),
+            left_out=tuple(form.sizes for form in part.forms if form.why),
+        )
+        for number, part in enumerate(by_cpu)
+        if part.sized
+    ]
+
+
+def text(sizes: tuple[MetSizes, ...]) -> str:
+    """Sizes in a sentence."""
+    return ", ".join("x".join(map(str, met.sizes)) for met in sizes)

@@ -1,0 +1,328 @@
+"""Keeps the variants of all models: which request one answers, which are loaded, dropped, and made next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from honed.daemon import installed
+from honed.daemon.changes.build import Notify
+from honed.daemon.changes.jobs import failure
+from honed.daemon.changes.manifests import same_source
+from honed.daemon.core.events import Rested
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.engines import unfinished
+from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.store.variantnames import Shapes, model_of, variant_name
+from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
+from honed.daemon.variants.settings import VariantSettings
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
+from honed.protocol.params import InferParams
+from honed.protocol.results import ShownVariant
+from honed.runtime.version import own_version
+
+from .variantmaking import VariantMaker
+
+LOOK_SECONDS = 5.0  # between two looks at what is asked for, and whether the machine is idle
+_RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class VariantKeeper:
+    """The variants of one service. `settings` are those in force."""
+
+    maker: VariantMaker
+    registry: Registry
+    ledger: Ledger
+    leasing: Leasing
+    settings: Callable[[], VariantSettings]
+    look_seconds: float = LOOK_SECONDS
+    _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
+    _not_before: float = field(init=False, default=0.0)  # the next one is made
+    _begun: bool = field(init=False, default=False)
+    _by_hand: set[asyncio.Task[list[str]]] = field(init=False, default_factory=set)
+
+    # Requests
+
+    def runner(self, entry: ServedModel, params: InferParams) -> ServedModel:
+        """What is to answer a request for a model: a variant of its shapes that is loaded, else the model.
+
+        One that rests and would be the faster engine is loaded for the next.
+        """
+        return self.runner_of(entry, {tensor.name: tensor.shape for tensor in params.inputs})
+
+    def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
+        """The same for inputs of these shapes."""
+        name = _asked(entry, shapes)
+        variant = self.registry.variant(name) if name else None
+        if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
+            return entry
+        self._used[variant.name] = time.monotonic()
+        only = entry.manifest.interface is None  # nothing else can answer it
+        if self.registry.rests(variant) and variant.manifest.chosen != "cpu":
+            self._wake(variant, anyway=only)
+            variant = self.registry.variant(name) or variant
+        if self.registry.rests(variant) or variant.on_cpu:
+            return entry
+        return variant if only or (variant.at_home and variant.state is State.READY) else entry
+
+    def served(self, entry: ServedModel, plan: InferencePlan) -> None:
+        """A request was answered: its shapes are counted where a variant may have them."""
+        shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
+        name = _asked(entry, shapes)
+        if name and self.registry.find(entry.name) is not None:
+            self.ledger.asked(entry.name, name, shapes)
+
+    # What is told, and done by name
+
+    def shown(self, model: str) -> tuple[ShownVariant, ...]:
+        """The part `variants` of ModelShow."""
+        entry = self.registry.find(model)
+        if entry is None:
+            return ()
+        wishes = {wish.name: wish for wish in self.ledger.wishes(model, self._under(entry))}
+        kept = {variant.name: variant for variant in self.registry.variants(model)}
+        found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
+        return (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """They were dropped."""
+        for name in names:
+            self._used.pop(name, None)
+            self.ledger.forget(name)
+            self.leasing.forget(name)
+
+    async def make_by_hand(
+        self, model: str, sets: Sequence[Shapes], notify: Notify, *, wait: bool
+    ) -> list[str]:
+        """Compile a model for several sets of shapes, one after the other; gives what came of each.
+
+        Without `wait` it is done beside what follows.
+        """
+        work = asyncio.ensure_future(self._make_all(model, sets, notify))
+        self._by_hand.add(work)
+        work.add_done_callback(self._by_hand.discard)
+        return await work if wait else []
+
+    # In idle time
+
+    async def run(self) -> None:
+        """Keep the bounds, and make what is asked for often while the machine is idle, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self.look_seconds)
+                await self._look()
+        finally:
+            for work in list(self._by_hand):
+                work.cancel()
+            if self._by_hand:
+                await asyncio.wait(self._by_hand)
+
+    async def _look(self) -> None:
+        await self._tidy()
+        if not self._begun and self.maker.pool.ready:
+            self._begun = True
+            for one in sorted(self._kept(), key=lambda each: -each.requests):
+                if (variant := self.registry.variant(one.name)) and variant.manifest.chosen != "cpu":
+                    self._wake(variant)
+        if time.monotonic() < self._not_before or self.maker.jobs.active or not self.leasing.idle().idle:
+            return
+        wish = self._next()
+        if wish is not None:
+            await self._make(wish)
+
+    async def _tidy(self) -> None:
+        """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much."""
+        for variant in self.registry.variants():
+            if not self.registry.rests(variant) and variant.on_cpu and variant.at_home:
+                self._rest(variant.name)
+        for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
+            self._rest(name)
+        going = {*self._strays(), *surplus(self._kept(), self.settings())}
+        if not going:
+            return
+        names = ", ".join(sorted(going))
+        try:
+            await self.maker.jobs.drop(sorted(going))
+        except HonedError as error:
+            _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
+            return
+        self.forget(going)
+        _log.info("variants that were least asked for were dropped: %s", names)
+
+    def _strays(self) -> list[str]:
+        """Those of models that were removed or replaced when the service ended."""
+        found = ((each, self.registry.find(model_of(each.name))) for each in self.registry.variants())
+        return [v.name for v, of in found if of is None or not same_source(v.manifest, of.manifest)]
+
+    def _next(self) -> Wish | None:
+        if not self.settings().per_model or not installed.compiler():
+            return None
+        wishes: list[Wish] = []
+        sizes: dict[str, int] = {}
+        for entry in self.registry.models():
+            if self._may_have_more(entry):
+                wishes += self.ledger.wishes(entry.name, self._under(entry))
+                sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
+        return next_wish(wishes, self._kept(), self.settings(), sizes)
+
+    def _may_have_more(self, entry: ServedModel) -> bool:
+        manifest = entry.manifest
+        ready = self.maker.pool.device_of(entry).state == "ready" and not entry.away
+        compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
+        compiled = compiled and manifest.owner is None  # users' own have a share in compiling, and no more
+        return bool(manifest.interface and manifest.sources and ready and compiled)
+
+    def _by_cpu(self, entry: ServedModel) -> bool:
+        """Whether the CPU engine alone is to serve a model."""
+        return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
+
+    async def _make(self, wish: Wish) -> None:
+        entry = self.registry.find(wish.model)
+        if entry is None:
+            return
+        _log.info("compiling %s for shapes it is often asked for, as %s", wish.model, wish.name)
+        try:
+            with self.leasing.adding(0, "a model is being compiled for shapes it is often asked for"):
+                await self.maker.make(entry, wish.shapes, lambda _: None, by_hand=False)
+        except (ModelRefused, InvalidArgument) as error:
+            told = failure(error)
+            _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, told)
+            self.ledger.failed(wish.model, wish.name, wish.shapes, told, self._under(entry))
+        except HonedError as error:
+            _log.warning("%s is not compiled as %s, tried again later: %s", wish.model, wish.name, error)
+            self._not_before = time.monotonic() + _RETRY_SECONDS
+
+    async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
+        told: list[str] = []
+        for shapes in sets:
+            sizes = _text(shapes)
+            try:
+                with self.leasing.adding(0):
+                    entry = self.registry.get(model)
+                    name, why = await self.maker.make(entry, shapes, notify, by_hand=True)
+            except HonedError as error:
+                told.append(f"not compiled for {sizes}: {failure(error)}")
+                _log.warning("model %s is %s", model, told[-1])
+            else:
+                told.append(f"compiled for {sizes}, too, as {name}" + (f"; {why}" if why else ""))
+        return told
+
+    # Loading and resting
+
+    def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
+        """Load one that rests, if there is room without others that are asked for, or `anyway`."""
+        assert variant.compiled is not None
+        serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
+        resting = room_for(_loaded_bytes(variant), serving, self.settings(), now)
+        if resting is None and not anyway:
+            return
+        for name in resting or ():
+            self._rest(name)
+        self.maker.pool.wake(variant.name)
+
+    def _rest(self, name: str) -> None:
+        if name not in self.maker.jobs.active:  # its versions may be changing
+            self.maker.pool.handle(Rested(name))
+
+    def _loaded(self) -> list[KeptVariant]:
+        """Those that are in service, whatever was asked for."""
+        serving = (variant for variant in self.registry.variants() if not self.registry.rests(variant))
+        return [self._known(variant, 0.0) for variant in serving]
+
+    def _kept(self) -> list[KeptVariant]:
+        asked = (wish for model in self.registry.models() for wish in self.ledger.wishes(model.name, ""))
+        requests = {wish.name: wish.requests for wish in asked}
+        return [self._known(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
+
+    def _known(self, variant: ServedModel, requests: float) -> KeptVariant:
+        return KeptVariant(
+            name=variant.name,
+            model=model_of(variant.name),
+            requests=requests,
+            by_hand=variant.manifest.by_hand,
+            nbytes=_stored_bytes(variant),
+            loaded=_loaded_bytes(variant),
+            used=self._used.get(variant.name, float("-inf")),
+        )
+
+    def _under(self, entry: ServedModel) -> str:
+        """What must change for that to be tried again which could not be compiled."""
+        identity = self.maker.pool.device_of(entry).identity
+        device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
+        return f"{entry.manifest.source_key} {entry.manifest.precision} {own_version()} {device}"
+
+
+def _asked(entry: ServedModel, shapes: Shapes) -> str:
+    """The name of the variant for these shapes; "" where they are the model's own, or it has no others."""
+    compiled, interface = entry.compiled, entry.manifest.interface
+    if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
+        return ""
+    if interface is not None and not any(tensor.is_open for tensor in interface.inputs):
+        return ""
+    if any(size < 1 for shape in shapes.values() for size in shape):
+        return ""
+    return variant_name(entry.name, shapes, interface)
+
+
+def _stored_bytes(variant: ServedModel) -> int:
+    files = {v.sha256: v.nbytes for v in variant.manifest.history.versions if v.kept}
+    return sum(files.values())
+
+
+def _loaded_bytes(variant: ServedModel) -> int:
+    compiled = variant.compiled
+    if compiled is None:
+        return 0
+    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
+
+
+def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
+    """What the file of another variant is likely to take."""
+    files = [each.manifest.compiled for each in (entry, *variants)]
+    known = [file.nbytes for file in files if file is not None]
+    return max(known, default=sum(file.nbytes for file in entry.manifest.sources))
+
+
+def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
+    manifest = variant.manifest
+    return ShownVariant(
+        name=variant.name,
+        shapes=dict(manifest.shapes),
+        requests=wish.requests if wish is not None else 0.0,
+        state="RESTING" if variant.deployment.number == 0 else variant.state.value,
+        engine="cpu" if manifest.chosen == "cpu" else "gpu",
+        version=manifest.history.number,
+        why=manifest.why,
+        by_hand=manifest.by_hand,
+        bytes=_stored_bytes(variant),
+        loaded_bytes=_loaded_bytes(variant),
+        answered=variant.statistics.success.count,
+    )
+
+
+def _failed(wish: Wish) -> ShownVariant:
+    return ShownVariant(
+        name=wish.name,
+        shapes=dict(wish.shapes),
+        requests=wish.requests,
+        state="FAILED",
+        engine="cpu",
+        version=0,
+        why=wish.failed,
+        by_hand=False,
+        bytes=0,
+        loaded_bytes=0,
+        answered=0,
+    )
+
+
+def _text(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

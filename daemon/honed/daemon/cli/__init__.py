@@ -1,1 +1,0 @@
-"""The command line, one module per group of commands; `honed.daemon.tool` is its entry."""

@@ -1,0 +1,103 @@
+"""The serving state machine: events in, actions out. It alone changes a model's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import changes, choices, events, failover, loads, requesting, trials
+from .actions import Action
+from .events import Event
+from .registry import Registry
+from .shared import Core
+from .states import Engine
+
+
+class Machine:
+    """Which engine serves which version of which model, and which request runs next."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        engines: tuple[str, ...],
+        fallback: str,
+        max_queue: int,
+        *,
+        cpu: bool = False,
+        policy: str = "fastest",
+    ) -> None:
+        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
+
+        `policy` is the setting serve.engine.
+        """
+        self._core = Core(registry, engines, fallback, max_queue, cpu, policy)
+
+    @property
+    def models(self) -> Registry:
+        """Every model at the version that is served."""
+        return self._core.models
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """By name; to be looked at."""
+        return self._core.engines
+
+    def cpu_for(self, owner: int | None) -> str | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        engine = self._core.cpu_for(owner)
+        return engine.name if engine is not None else None
+
+    def limit_queues(self, max_queue: int) -> None:
+        """So many requests may wait from now on; what waits already keeps waiting."""
+        self._core.max_queue = max_queue
+        for engine in self._core.engines.values():
+            engine.queue.limit = max_queue
+
+    def handle(self, event: Event, now: float, wall: float) -> list[Action]:
+        """What is to be done about an event, at `now` of a monotonic clock, `wall` seconds since 1970.
+
+        An event that is refused raises a HonedError and changes nothing.
+        """
+        self._core.now, self._core.wall = now, wall
+        _HANDLERS[type(event)](self._core, event)
+        return self._core.taken()
+
+
+_HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
+    events.Asked: requesting.asked,
+    events.Left: requesting.left,
+    events.ClientGone: requesting.client_gone,
+    events.Served: requesting.served,
+    events.Broken: requesting.broken,
+    events.Unfit: requesting.unfit,
+    events.NotRun: requesting.not_run,
+    events.Stopping: requesting.stopping,
+    events.WorkerReady: choices.worker_ready,
+    events.WorkerLost: failover.worker_lost,
+    events.ServerStopped: failover.server_stopped,
+    events.Loaded: loads.loaded,
+    events.LoadRefused: loads.refused,
+    events.LoadBroken: loads.broken,
+    events.Proven: loads.proven,
+    events.Disproved: loads.disproved,
+    events.Kept: loads.kept,
+    events.LetGo: loads.let_go,
+    events.Added: changes.added,
+    events.Damaged: changes.damaged,
+    events.NotRestored: changes.not_restored,
+    events.Removed: changes.gone,
+    events.Rested: changes.rested,
+    events.Explained: changes.explained,
+    events.SettingsChanged: changes.settings_changed,
+    events.EngineChosen: choices.chosen,
+    events.NotCompared: choices.not_compared,
+    events.InferenceTimed: choices.timed,
+    events.Passed: failover.passed,
+    events.SuccessorReady: trials.successor_ready,
+    events.VersionChosen: trials.version_chosen,
+    events.TurnedAway: trials.turned_away,
+    events.Pinned: trials.pinned,
+    events.Judged: trials.judged,
+    events.JudgingBroken: trials.judging_broken,
+    events.Inspected: trials.inspected,
+}

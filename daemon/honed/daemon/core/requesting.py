@@ -1,0 +1,170 @@
+"""Requests: which runs next, where it goes when its worker fails, and when it is given up."""
+
+from __future__ import annotations
+
+from honed.daemon.core.requests import full
+from honed.protocol.errors import Unavailable
+
+from . import trials
+from .actions import Answer, Failed, Kill, Refuse
+from .events import Asked, Broken, ClientGone, Left, NotRun, Served, Stopping, Unfit
+from .scheduling import dismiss, load_next, run_next, wake
+from .shared import Core, removed
+from .states import MAX_CRASHES, Engine, Phase, Running, State
+
+
+def asked(core: Core, event: Asked) -> None:
+    """Let a request wait. Raises NotFound, Unavailable, or ResourceExhausted where too many wait."""
+    ticket = event.ticket
+    model = core.models.get(ticket.model)
+    engine = core.place(model, ticket)
+    deployment = model.deployments.get(engine.name)
+    if deployment is not None and deployment.state is State.UNAVAILABLE:
+        raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
+    if engine.phase is Phase.FAILED:
+        raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
+    victim = engine.queue.submit(ticket)
+    if victim is not None:
+        core.act(Refuse(victim.number, full(engine.queue.limit)))
+    if deployment is None:  # in other shapes than the compiled form's
+        deployment = core.deploy(model, engine.name)
+        wake(core, engine)
+        load_next(core, engine)
+    deployment.used = core.now
+    if deployment.resting:
+        deployment.resting = False
+        wake(core, engine)
+        load_next(core, engine)
+    run_next(core, engine)
+
+
+def left(core: Core, event: Left) -> None:
+    """Forget a request that waits; one that runs ends for nobody."""
+    for engine in core.engines.values():
+        engine.queue.cancel(event.request)
+        if engine.running is not None and engine.running.ticket.number == event.request:
+            engine.running.left = True
+
+
+def client_gone(core: Core, event: ClientGone) -> None:
+    """Its requests have left before."""
+    for engine in core.engines.values():
+        engine.queue.forget_client(event.client)
+
+
+def served(core: Core, event: Served) -> None:
+    """Answer the request, or let it wait for its next run, which others come before."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    current = core.served_by(running.model, engine)
+    if current:
+        running.model.blame.crashes = 0
+    if not running.left and event.more:
+        running.ticket.attempts = 0  # it ran well
+        _wait_again(core, running)
+    elif not running.left:
+        core.act(Answer(running.ticket.number))
+        if current:
+            trials.served(core, running.model)
+    _go_on(core, engine)
+
+
+def broken(core: Core, event: Broken) -> None:
+    """Run the request once more in a new worker, or give up."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    engine.worker_ends()
+    core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
+    if event.device:
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
+    if core.models.serves(running.model) and engine.name in running.model.deployments:
+        _blame(core, engine, running, event.reason)
+    if not running.left:
+        _retry(core, running, event.reason)
+    _go_on(core, engine)
+
+
+def unfit(core: Core, event: Unfit) -> None:
+    """Tell the client what the worker says."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    if not running.left:
+        core.act(Refuse(running.ticket.number, event.error))
+    _go_on(core, engine)
+
+
+def not_run(core: Core, event: NotRun) -> None:
+    """Let the request wait for the next worker: this one's end is nobody's fault so far."""
+    engine = core.engines[event.engine]
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.worker_ends()
+    running.ticket.attempts -= 1
+    if not running.left:
+        _wait_again(core, running)
+    dismiss(core, engine)
+
+
+def stopping(core: Core, _: Stopping) -> None:
+    """Refuse everything that is not answered."""
+    error = Unavailable("the service is stopping; call again when it runs")
+    for engine in core.engines.values():
+        for ticket in engine.queue.drop_all():
+            core.act(Refuse(ticket.number, error))
+        if engine.running is not None and not engine.running.left:
+            engine.running.left = True
+            core.act(Refuse(engine.running.ticket.number, error))
+
+
+def _ended(core: Core, engine: Engine) -> Running:
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.ended = core.now
+    return running
+
+
+def _go_on(core: Core, engine: Engine) -> None:
+    run_next(core, engine)
+    dismiss(core, engine)
+
+
+def _wait_again(core: Core, running: Running) -> None:
+    """Have a request wait for its next run, where its model is served by now; refuse it where it is not."""
+    ticket, model = running.ticket, core.models.find(running.ticket.model)
+    if model is None:
+        core.act(Refuse(ticket.number, removed(ticket.model)))
+        return
+    other = core.place(model, ticket)
+    deployment = model.deployments.get(other.name)
+    if deployment is None:
+        deployment = core.deploy(model, other.name)
+    if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
+        told = deployment.reason or f"the worker does not start ({other.reason})"
+        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {told}")))
+    else:
+        other.queue.retry(ticket)
+        load_next(core, other)
+        run_next(core, other)
+
+
+def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
+    model = engine.suspect = running.model
+    model.blame.crashes += 1
+    if model.blame.crashes >= MAX_CRASHES:
+        told = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
+        trials.give_up_on(core, model, engine, told)
+
+
+def _retry(core: Core, running: Running, reason: str) -> None:
+    ticket = running.ticket
+    model = core.models.find(ticket.model)  # perhaps another version, or elsewhere by now
+    if model is not None:
+        engine = core.place(model, ticket)
+        deployment = model.deployments.get(engine.name)
+        usable = deployment is not None and deployment.state is not State.UNAVAILABLE
+        if usable and engine.phase is not Phase.FAILED and engine.queue.retry(ticket):
+            model.statistics.retried()
+            run_next(core, engine)
+            return
+    told = f"the request failed in {ticket.attempts} workers; last: {reason}"
+    core.act(Refuse(ticket.number, Unavailable(told)))

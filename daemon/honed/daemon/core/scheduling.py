@@ -1,0 +1,118 @@
+"""What an engine does next: which request runs, and what its worker loads, in which order."""
+
+from __future__ import annotations
+
+from .actions import Load, Prove, Run, StartServer, StopServer
+from .events import Proof
+from .shared import Core
+from .states import Deployment, Engine, Phase, Running, ServedModel, State
+
+
+def run_next(core: Core, engine: Engine) -> None:
+    """Start the next request if nothing runs."""
+    if engine.running is not None or engine.phase is not Phase.READY:
+        return
+
+    def servable(name: str) -> bool:
+        model = core.models.find(name)
+        deployment = model.deployments.get(engine.name) if model is not None else None
+        return deployment is not None and deployment.state is State.READY
+
+    ticket = engine.queue.take(core.now, servable)
+    if ticket is not None:
+        model = core.models.get(ticket.model)
+        engine.running = Running(ticket=ticket, model=model)
+        core.act(Run(engine.name, ticket, model))
+
+
+def wake(core: Core, engine: Engine) -> None:
+    """Start one that rests."""
+    if engine.phase is Phase.RESTING:
+        engine.phase = Phase.STARTING
+        core.act(StartServer(engine.name))
+
+
+def dismiss(core: Core, engine: Engine) -> None:
+    """Stop a stand-in that nothing needs any more, once what runs there has ended."""
+    if not engine.stand_in or engine.running is not None or core.needed(engine):
+        return
+    if engine.phase not in (Phase.RESTING, Phase.STOPPING):
+        engine.phase = Phase.STOPPING
+        core.act(StopServer(engine.name))
+
+
+def load_next(core: Core, engine: Engine) -> None:
+    """One at a time: models that requests wait for first, then those that come back, then the probes left."""
+    if engine.phase is not Phase.READY or any(deployment.loading for _, deployment in core.on(engine)):
+        return
+    while (found := _next_to_serve(core, engine)) is not None:
+        model, deployment = found
+        twin = _twin(core, engine, model)
+        if twin is None:
+            _load(core, model, deployment, awaited=True)
+            return
+        deployment.ready(twin.checked)
+        model.blame.load_crashes = 0
+        run_next(core, engine)
+    for model, deployment in core.on(engine):
+        if model.engine != engine.name and deployment.state is State.LOADING:
+            _load(core, model, deployment, awaited=False)
+            return
+    _prove_next(core, engine)
+
+
+def load_now(core: Core, model: ServedModel) -> None:
+    """Load a version that takes another's place at once, beside what is loaded already."""
+    engine = core.engines[model.engine]
+    if engine.phase is Phase.READY:
+        _load(core, model, model.deployment, awaited=True)
+
+
+def admit(core: Core, model: ServedModel, proof: Proof | None) -> None:
+    """Serve a model that was entered; where the worker that has it is gone, the present one must load it."""
+    engine = core.engines[model.engine]
+    if proof is not None and is_here(engine, proof):
+        model.deployment.ready(proof.checked, proof.left)
+        run_next(core, engine)
+    load_next(core, engine)
+
+
+def is_here(engine: Engine, proof: Proof) -> bool:
+    """Whether the worker that has a file is still there."""
+    return engine.phase is Phase.READY and (engine.name, engine.worker) == (proof.engine, proof.worker)
+
+
+def _load(core: Core, model: ServedModel, deployment: Deployment, *, awaited: bool) -> None:
+    deployment.loading = True
+    core.act(Load(deployment.engine, deployment.number, model, awaited))
+
+
+def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment] | None:
+    wanted = engine.queue.models()
+    waiting = [
+        (model, deployment)
+        for model, deployment in core.on(engine)
+        if deployment.state is State.LOADING
+        and not deployment.resting
+        and (model.engine == engine.name or model.name in wanted)
+    ]
+    return min(waiting, key=lambda m: (m[0].blame.load_crashes, m[0].name not in wanted), default=None)
+
+
+def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
+    """A ready deployment of the same compiled file."""
+    for other, deployment in core.on(engine):
+        same = other.key_on(engine.name) == model.key_on(engine.name)
+        if other is not model and same and deployment.state is State.READY:
+            return deployment
+    return None
+
+
+def _prove_next(core: Core, engine: Engine) -> None:
+    if engine.proving is not None:
+        return
+    for model, deployment in core.on(engine):
+        if deployment.left and deployment.state is State.READY:
+            engine.proving = deployment.number
+            core.act(Prove(engine.name, deployment.number, model, deployment.left[0]))
+            return

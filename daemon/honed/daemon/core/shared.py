@@ -1,0 +1,208 @@
+"""What all parts of the machine share: its state, the moment, and the actions gathered so far."""
+
+from __future__ import annotations
+
+import itertools
+
+from honed.daemon.core.requests import Queue, Ticket
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.store import Manifest
+from honed.protocol.errors import HonedError, NotFound, Unavailable
+
+from .actions import Action, Refuse, Unload
+from .registry import Registry
+from .states import CPU_ENGINE, RESTING_SECONDS, Deployment, Engine, Phase, ServedModel, State, cpu_engine
+
+
+class Core:
+    """The state of one machine. `fallback` names the engine that stands in for others; "" for none.
+
+    `cpu` is the CPU engine, None without it; users' are made as they are needed. `policy` is the
+    setting serve.engine.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        engines: tuple[str, ...],
+        fallback: str,
+        max_queue: int,
+        cpu: bool,
+        policy: str,
+    ) -> None:
+        self.policy = policy
+        self.models = registry
+        self.fallback = fallback
+        self.max_queue = max_queue
+        self.engines: dict[str, Engine] = {}
+        self.now = 0.0  # of a monotonic clock
+        self.wall = 0.0  # seconds since 1970
+        self._actions: list[Action] = []
+        self._numbers = itertools.count(1)
+        for name in engines:
+            self.add_engine(name)
+        self.cpu = self.add_engine(CPU_ENGINE, stand_in=True) if cpu else None
+
+    def act(self, action: Action) -> None:
+        """Have something done."""
+        self._actions.append(action)
+
+    def taken(self) -> list[Action]:
+        """What is to be done, which is then forgotten."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
+        """One that was not known; a stand-in rests at first."""
+        phase = Phase.RESTING if stand_in else Phase.STARTING
+        engine = Engine(name=name, queue=Queue(self.max_queue), stand_in=stand_in, phase=phase)
+        self.engines[name] = engine
+        return engine
+
+    def cpu_for(self, owner: int | None) -> Engine | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        if self.cpu is None or owner is None:
+            return self.cpu
+        engine = self.engines.get(cpu_engine(owner))
+        if engine is None:
+            engine = self.add_engine(cpu_engine(owner), stand_in=True)
+            engine.owner = owner
+        return engine
+
+    def new_model(
+        self,
+        manifest: Manifest,
+        compiled: Compiled | None,
+        device: str,
+        *,
+        home: str | None = None,
+        engine: str | None = None,
+    ) -> ServedModel:
+        """A version that is to be served by `engine`, or by its home, or by its device; not entered yet."""
+        belongs = device if home is None else home
+        serves = belongs if engine is None else engine
+        model = ServedModel(
+            number=next(self._numbers),
+            manifest=manifest,
+            compiled=compiled,
+            device=device,
+            home=belongs,
+            engine=serves,
+        )
+        self.deploy(model, serves)
+        return model
+
+    def enter(self, model: ServedModel) -> ServedModel | None:
+        """Serve it from now on; gives what it replaces, whose requests wait for it."""
+        replaced = self.models.put(model)
+        if replaced is not None:
+            self._take_over(model, replaced)
+            if replaced.engine != model.engine:
+                self.move_waiting(model.name, replaced.engine, model.engine)
+        return replaced
+
+    def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
+        """What the CPU engine has of another version of the same source is this one's, too."""
+        cpu = model.cpu_engine
+        kept = replaced.deployments.get(cpu)
+        if kept is not None and model.takes_open and model.key_on(cpu) == replaced.key_on(cpu):
+            model.deployments[cpu] = kept
+            if kept.state is State.UNAVAILABLE:
+                self.deploy(model, cpu)
+            return
+        self.refuse_open(model, replaced_error(model.name))
+
+    def deploy(self, model: ServedModel, engine: str) -> Deployment:
+        """Have a deployment of a model on an engine, where it is not loaded yet."""
+        deployment = model.deployments[engine] = Deployment(number=next(self._numbers), engine=engine)
+        return deployment
+
+    def deployed(self, number: int) -> tuple[ServedModel, Deployment] | None:
+        """A deployment of what is served, with its model; None where it is there no more."""
+        for model in self.models.all():
+            for deployment in model.deployments.values():
+                if deployment.number == number:
+                    return model, deployment
+        return None
+
+    def on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
+        """Every deployment on an engine, by the names of the models."""
+        return [
+            (model, model.deployments[engine.name])
+            for model in self.models.all()
+            if engine.name in model.deployments
+        ]
+
+    def served_by(self, model: ServedModel, engine: Engine) -> bool:
+        """Whether it is served, and by this engine."""
+        return model.engine == engine.name and self.models.serves(model)
+
+    def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
+        """Answer everything that waits for a model, where it is served, with `error`."""
+        for ticket in self.engines[model.engine].queue.drop_model(model.name):
+            self.act(Refuse(ticket.number, error))
+
+    def refuse_open(self, model: ServedModel, error: HonedError) -> None:
+        """Answer what only the CPU engine can run of a model with `error`."""
+        cpu = self.engines.get(model.cpu_engine)
+        if cpu is not None:
+            for ticket in cpu.queue.drop_model(model.name, open_ones=True):
+                self.act(Refuse(ticket.number, error))
+
+    def move_waiting(self, name: str, left: str, other: str) -> None:
+        """Have everything that waits for a model at one engine, and can run elsewhere, wait at another."""
+        for ticket in self.engines[left].queue.drop_model(name, open_ones=False):
+            self.engines[other].queue.retry(ticket)
+
+    def place(self, model: ServedModel, ticket: Ticket) -> Engine:
+        """Where a request is to run."""
+        cpu = self.cpu_for(model.manifest.owner) if ticket.open else None
+        return cpu or self.engines[model.engine]
+
+    def leave(self, model: ServedModel, engine: Engine) -> None:
+        """Have no deployment on an engine that does not serve the model, unless requests need it there."""
+        if model.name in engine.queue.models():
+            model.deployments[engine.name].used = self.now
+            return
+        del model.deployments[engine.name]
+        self.unload_unused(engine.name, model.key_on(engine.name))
+
+    def needed(self, engine: Engine) -> bool:
+        """Whether there is anything for it to do."""
+        if engine.rests:
+            if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
+                return True
+            return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
+        belong = any(model.home == engine.name for model in self.models.all())
+        return belong or bool(self.on(engine)) or any(engine.kept.values())
+
+    def comes_home(self, model: ServedModel, engine: Engine) -> bool:
+        """Whether the engine is to serve a model that another one does until it is loaded there."""
+        return model.home == engine.name and model.engine != engine.name
+
+    def _used_lately(self, engine: Engine) -> bool:
+        """Whether something was asked for there within the time after which it rests, or loads."""
+        since = self.now - RESTING_SECONDS
+        return any(each.used > since or each.loading for _, each in self.on(engine))
+
+    def unload_unused(self, engine: str, key: str) -> None:
+        """Have an engine forget a compiled file, unless it is that of a model there or kept."""
+        for model in self.models.all():
+            before = model.trial.before if model.trial is not None else None
+            if (engine in model.deployments and model.key_on(engine) == key) or (
+                before is not None and (before.key_on(engine), before.engine) == (key, engine)
+            ):
+                return
+        if not self.engines[engine].kept[key]:
+            del self.engines[engine].kept[key]
+            self.act(Unload(engine, key))
+
+
+def replaced_error(name: str) -> Unavailable:
+    """The error for requests in other shapes whose model is another one by now."""
+    return Unavailable(f"model {name!r} was replaced while the request waited; send it again")
+
+
+def removed(name: str) -> NotFound:
+    """The error for requests whose model was removed while they waited."""
+    return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")

@@ -1,0 +1,261 @@
+"""What the machine knows: engines, the models they serve, and how each model does."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+from honed.daemon.core.requests import Queue, Ticket
+from honed.daemon.core.statistics import Statistics
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.store import Manifest
+from honed.protocol.results import ModelChecked
+
+from .drift import Drift
+
+CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
+RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
+MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
+MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
+_HOUR = 3600.0
+
+
+def cpu_engine(owner: int | None) -> str:
+    """The CPU engine that runs a user's own models, None: those of administrators."""
+    return CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
+
+
+def is_cpu(engine: str) -> bool:
+    """Whether it is the CPU engine, or that of a user."""
+    return engine.startswith(CPU_ENGINE)
+
+
+class State(enum.Enum):
+    """Whether a model can be run; the values are the protocol's."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Phase(enum.Enum):
+    """What an engine's worker is doing."""
+
+    RESTING = "resting"  # a stand-in that is not needed
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"  # it ended twice in a row before it was ready, and is started again
+    STOPPING = "stopping"  # a stand-in that is not needed any more
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """A version of a model on one engine.
+
+    `checked` is the engine's comparison with the probes, of which those in `left` are to follow. One that
+    is `resting` is loaded when it is asked for.
+    """
+
+    number: int
+    engine: str
+    state: State = State.LOADING
+    reason: str = ""
+    checked: ModelChecked | None = None
+    left: tuple[int, ...] = ()
+    loading: bool = False  # a Load is under way
+    used: float = float("-inf")  # when a request came for it last, in monotonic seconds
+    resting: bool = False
+
+    def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
+        """The engine has loaded it and found it right."""
+        self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
+
+    def lost(self) -> None:
+        """The engine's worker is gone, and what it had loaded."""
+        self.loading, self.left = False, ()
+        if self.state is State.READY:
+            self.state = State.LOADING
+
+
+@dataclass(slots=True)
+class Blame:
+    """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour."""
+
+    crashes: int = 0
+    load_crashes: int = 0
+    times: tuple[float, ...] = ()
+
+    def crashed(self, now: float) -> int:
+        """A worker ended running it; gives how many did within an hour."""
+        self.times = (*(t for t in self.times if now - t < _HOUR), now)
+        return len(self.times)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """A successor's first time in service. `before` is the version it replaced, still loaded."""
+
+    before: ServedModel
+    since: float  # monotonic seconds
+    served: int = 0
+    judging: bool = False
+    strikes: int = 0  # workers that ended while it was judged
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """A model at the version that is served; another version is another object. The machine alone changes it.
+
+    It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
+    "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
+    None where there is no compiled form or it could not be read. `failed` are engines that gave it up. A
+    variant that rests is served by nothing.
+    """
+
+    number: int
+    manifest: Manifest
+    compiled: Compiled | None
+    device: str
+    home: str
+    engine: str
+    away: str = ""
+    failed: set[str] = field(default_factory=set)
+    deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
+    blame: Blame = field(default_factory=Blame)
+    trial: Trial | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+    comparing: bool = False  # both engines run it in turns
+    compared: float = float("-inf")  # when that began last, in monotonic seconds
+    drift: Drift = field(default_factory=Drift)
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.manifest.name
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        return self.manifest.key
+
+    def key_on(self, engine: str) -> str:
+        """What the worker of an engine calls it."""
+        return self.manifest.source_key if is_cpu(engine) else self.key
+
+    @property
+    def cpu_engine(self) -> str:
+        """The CPU engine that may run it."""
+        return cpu_engine(self.manifest.owner)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU engine serves it."""
+        return is_cpu(self.engine)
+
+    @property
+    def kind(self) -> str:
+        """What its answers are told to be of: "cpu", "gpu", or "gpu+cpu" where it runs in parts."""
+        return "cpu" if self.on_cpu else self.compiled_kind
+
+    @property
+    def compiled_kind(self) -> str:
+        """The same of answers of its compiled form."""
+        return self.compiled.engine if self.compiled is not None else "gpu"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device of its compiled form serves it."""
+        return self.engine == self.device
+
+    @property
+    def takes_open(self) -> bool:
+        """Whether the CPU engine can run it, in whatever shapes its file allows."""
+        return self.manifest.interface is not None
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the engine it belongs to serves it."""
+        return self.engine == self.home
+
+    @property
+    def deployment(self) -> Deployment:
+        """On the engine that serves it."""
+        return self.deployments[self.engine]
+
+    @property
+    def state(self) -> State:
+        """Whether it can be run."""
+        deployment = self.deployment
+        if deployment.resting and deployment.state is State.LOADING:
+            return State.READY
+        return deployment.state
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be run, or ""."""
+        return self.deployment.reason
+
+    @property
+    def remark(self) -> str:
+        """What users should know of its state, or ""."""
+        return self.reason or self.away
+
+    @property
+    def checked(self) -> ModelChecked | None:
+        """The comparison with its probes, by the engine that serves it."""
+        return self.deployment.checked
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A request that runs; nobody waits for one that was `left`."""
+
+    ticket: Ticket
+    model: ServedModel
+    left: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One that runs models, a request at a time: the worker of an OpenCL device, or the CPU engine.
+
+    `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `stand_in`,
+    and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
+    that it serves. `worker` counts its workers; what one had loaded is gone with it.
+    """
+
+    name: str
+    queue: Queue
+    stand_in: bool = False
+    owner: int | None = None  # the user whose own models it runs
+    phase: Phase = Phase.STARTING
+    worker: int = 0
+    spec: str = ""  # the device's full name, once it was seen
+    family: str = ""  # of the device, likewise
+    fingerprint: str = ""  # of the device with its driver, or the CPU engine, likewise
+    reason: str = ""  # the last worker ended
+    running: Running | None = None
+    ended: float = float("-inf")  # when a request ended last, in monotonic seconds
+    suspect: ServedModel | None = None  # what ran when the worker was lost
+    proving: int | None = None  # the deployment that is compared with the probes left
+    kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
+
+    @property
+    def rests(self) -> bool:
+        """Whether it ends, too, while what it serves is not asked for."""
+        return self.owner is not None
+
+    @property
+    def shown(self) -> str:
+        """The device for people: its full name once it was seen."""
+        return self.spec or self.name or "the best device"
+
+    def worker_ends(self) -> None:
+        """Calls do not reach the worker any more; that it ended is told later."""
+        if self.phase is Phase.READY:
+            self.phase = Phase.STARTING
+
+    def idle_seconds(self, now: float) -> float:
+        """How long no request has run or waited."""
+        return 0.0 if self.running is not None or len(self.queue) else now - self.ended

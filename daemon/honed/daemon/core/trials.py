@@ -1,0 +1,220 @@
+"""Versions of a model: successors and their trials, what happens when one does wrong, and changes by hand.
+
+The version before stays loaded until its successor has served cleanly (`versions.trial_over`). What a
+successor does wrong meanwhile puts the one before back at once, here first and then in the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from honed.daemon.store.store import version_file
+from honed.daemon.store.versions import VersionHistory, go_back, settle, trial_over
+from honed.protocol.errors import AlreadyExists, Unavailable
+
+from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled, Switched
+from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
+from .shared import Core
+from .states import Engine, Phase, ServedModel, State, Trial, is_cpu
+
+_STRIKES = 2
+
+
+def successor_ready(core: Core, event: SuccessorReady) -> None:
+    """Serve it, on trial. Raises AlreadyExists where another version is served by now."""
+    before = core.models.numbered(event.model)
+    if before is None:
+        raise AlreadyExists("the version it was compared with is not served any more; publish it again")
+    if before.home != before.device:
+        raise AlreadyExists("the CPU engine serves the model by now; publish it again")
+    successor = core.new_model(event.manifest, event.compiled, before.device)
+    successor.trial = Trial(before=before, since=core.now)
+    core.enter(successor)
+    end_trial(core, before)
+    admit(core, successor, event.proof)
+
+
+def version_chosen(core: Core, event: VersionChosen) -> None:
+    """Serve an earlier version again, by hand."""
+    left = core.models.get(event.manifest.name)
+    chosen = core.new_model(event.manifest, event.compiled, left.device)
+    core.enter(chosen)
+    end_trial(core, left)
+    admit(core, chosen, event.proof)
+    core.unload_unused(left.engine, left.key_on(left.engine))
+
+
+def turned_away(core: Core, event: TurnedAway) -> None:
+    """List a successor that was not taken, its file aside."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        history = model.manifest.history
+        _rewrite(model, dataclasses.replace(history, versions=(*history.versions, event.version)))
+
+
+def pinned(core: Core, event: Pinned) -> None:
+    """Let no version take the place of the one served, or allow that again."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        _rewrite(model, dataclasses.replace(model.manifest.history, pinned=event.pinned))
+
+
+def inspected(core: Core, event: Inspected) -> None:
+    """Versions differ in their kernels, which are shown."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.compiled = event.compiled
+
+
+def served(core: Core, model: ServedModel) -> None:
+    """Count a successor's requests; after enough of them it is judged."""
+    if not model.on_device:
+        return
+    trial = model.trial
+    if trial is None:
+        if not model.manifest.history.current.settled:
+            # The service was started anew in its trial; its probes were checked again, and it serves.
+            _settle(core, model)
+        return
+    if trial.judging:
+        return
+    trial.served += 1
+    if trial_over(trial.served, core.now - trial.since):
+        trial.judging = True
+        core.act(Judge(model, trial.before))
+
+
+def judged(core: Core, event: Judged) -> None:
+    """A successor that is slower or differs goes; any other has served cleanly."""
+    model = core.models.numbered(event.model)
+    if model is None or model.trial is None:
+        return
+    if event.objection:
+        _fall_back(core, model, model.trial.before, event.objection)
+        return
+    end_trial(core, model)
+    _settle(core, model)
+    core.act(Settled(model.name, model.manifest.history.current.number))
+
+
+def judging_broken(core: Core, event: JudgingBroken) -> None:
+    """Judge it again later; a second worker is one too many."""
+    model = core.models.numbered(event.model)
+    if model is None or model.trial is None:
+        return
+    trial = model.trial
+    trial.served, trial.judging = 0, False
+    if model.on_device:  # else its engine is lost, which is not the version's doing
+        trial.strikes += 1
+    if trial.strikes >= _STRIKES:
+        told = f"{trial.strikes} workers ended while it ran; last: {event.reason}"
+        _fall_back(core, model, trial.before, told)
+
+
+def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
+    """A worker ended running a version; a successor on trial goes at the first time."""
+    if model.trial is not None and model.on_device and core.served_by(model, engine):
+        _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
+
+
+def give_up(core: Core, model: ServedModel, reason: str) -> None:
+    """The present version cannot be served: an earlier one may be, or by another engine, or it is not."""
+    if model.on_device and model.manifest.compiled is not None:
+        if model.trial is not None:
+            _fall_back(core, model, model.trial.before, reason)
+            return
+        earlier = model.manifest.history.earlier()
+        if earlier is not None:
+            file = version_file(model.manifest, earlier)
+            before = dataclasses.replace(model, manifest=dataclasses.replace(model.manifest, compiled=file))
+            core.act(Inspect(_fall_back(core, model, before, reason)))
+            return
+    if _switched(core, model, reason):
+        return
+    reason = f"{model.away}, and there {reason}" if model.away else reason
+    core.act(GiveUp(model.name, reason))
+    fail(core, model, reason)
+
+
+def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
+    """An engine cannot serve the model; where it does not, requests that need it there are told so."""
+    if core.served_by(model, engine):
+        give_up(core, model, reason)
+        return
+    deployment = model.deployments.get(engine.name)
+    if deployment is not None:
+        deployment.state, deployment.reason = State.UNAVAILABLE, reason
+        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+
+
+def _switched(core: Core, model: ServedModel, reason: str) -> bool:
+    """Have the other engine serve a model for good, unless it has failed, too."""
+    left = core.engines[model.engine]
+    model.failed.add(left.name)
+    if not model.on_cpu:
+        other = core.cpu_for(model.manifest.owner) if model.takes_open else None
+    else:
+        other = core.engines[model.device] if model.compiled is not None else None
+    if other is None or other.name in model.failed or other.phase is Phase.FAILED:
+        return False
+    chosen = "cpu" if is_cpu(other.name) else "gpu"
+    why = f"{left.shown} does not serve it: {reason}"
+    model.manifest = dataclasses.replace(model.manifest, chosen=chosen, why=why)
+    waits_here = model.deployments[left.name]
+    waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
+    if is_cpu(left.name):
+        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
+    model.home = model.engine = other.name
+    model.away = ""
+    core.move_waiting(model.name, left.name, other.name)
+    core.leave(model, left)
+    if other.name not in model.deployments or model.deployments[other.name].state is State.UNAVAILABLE:
+        core.deploy(model, other.name)
+    core.act(Switched(model.name, left.shown, other.shown, reason))
+    core.act(Persist(model))
+    wake(core, other)
+    dismiss(core, left)
+    load_next(core, other)
+    run_next(core, other)
+    return True
+
+
+def fail(core: Core, model: ServedModel, reason: str) -> None:
+    """The model cannot be run until the service starts again."""
+    model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
+    core.refuse_waiting(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+
+
+def end_trial(core: Core, model: ServedModel) -> None:
+    """The version before is not needed any more."""
+    trial, model.trial = model.trial, None
+    if trial is not None:
+        core.unload_unused(trial.before.engine, trial.before.key_on(trial.before.engine))
+
+
+def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) -> ServedModel:
+    """Put `before` in the place of `model` now; the store follows. Gives what is served."""
+    history = model.manifest.history
+    number = next(v.number for v in reversed(history.versions) if v.sha256 == before.key and v.kept)
+    changed = settle(go_back(history, number, why, why, core.wall))
+    manifest = dataclasses.replace(model.manifest, compiled=before.manifest.compiled, history=changed)
+    earlier = core.new_model(manifest, before.compiled, model.device, home=model.home, engine=model.engine)
+    earlier.away = model.away
+    core.act(FallBack(model.name, history.current.number, number, why))
+    core.enter(earlier)
+    end_trial(core, model)
+    core.unload_unused(model.engine, model.key_on(model.engine))
+    load_now(core, earlier)
+    core.act(Persist(earlier))
+    return earlier
+
+
+def _settle(core: Core, model: ServedModel) -> None:
+    _rewrite(model, settle(model.manifest.history))
+    core.act(Persist(model))
+
+
+def _rewrite(model: ServedModel, history: VersionHistory) -> None:
+    """Another history of the same version."""
+    model.manifest = dataclasses.replace(model.manifest, history=history)

@@ -1,0 +1,277 @@
+"""The idle lease at work: looks at the machine, tells the tuners, and serves requests first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.core.lease import Action, Grant, Lease, Overdue, Revoke
+from honed.daemon.transport.connection import Connection
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import (
+    Bucket,
+    IdleStatus,
+    LeaseAsked,
+    LeaseFigures,
+    LeaseHeld,
+    LeaseStatus,
+    ReleaseFigures,
+    Releases,
+    SignalReading,
+)
+
+from .activity import Activity
+from .decision import MAX_GAP, Decision, decide
+from .judge import Context, judge
+from .own import Own
+from .readings import Sample
+from .settings import IdleSettings
+from .signals import MachineSignals, Signals
+
+LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
+REST_SECONDS = 5.0  # while there is none
+_log = logging.getLogger(__name__)
+
+
+class Leasing:
+    """Grants the lease while the machine is idle; revokes it when a request comes or the machine is busy."""
+
+    def __init__(
+        self,
+        settings: IdleSettings,
+        worker_state: Callable[[], str],
+        signals: Signals | None = None,
+        patience: float = MAX_GAP,
+    ) -> None:
+        """`worker_state` is the supervisor's: only beside a worker that is "ready" the machine is idle.
+
+        `patience`: seconds that one look at the machine may take before it counts as busy.
+        """
+        self._settings = settings
+        self._worker_state = worker_state
+        self._signals = signals or Signals()
+        self._patience = patience
+        self._lease = Lease()
+        self._activity = Activity(time.monotonic())
+        self._machine = MachineSignals(samples=(), own=Own())
+        self._decision: Decision | None = None
+        self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
+        self._wake = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def change(self, settings: IdleSettings) -> None:
+        """Decide by other settings from now on."""
+        self._settings = settings
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look at the machine until cancelled."""
+        while True:
+            self._wake.clear()
+            looking = asyncio.ensure_future(
+                in_thread(self._signals.read, time.monotonic(), self._own_processes())
+            )
+            await asyncio.wait([looking], timeout=self._patience)
+            if not looking.done():  # a driver that hangs
+                why = f"the machine's signals could not be read for {self._patience:g} s"
+                self._perform(self._lease.readings(False, why, time.monotonic()))
+            self._machine = await looking
+            now = time.monotonic()
+            self._decision = self._decided(now)[1]
+            self._perform(self._lease.readings(self._decision.idle, self._decision.why, now))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS if self._tuners else REST_SECONDS):
+                    await self._wake.wait()
+
+    def ask(self, connection: Connection, seconds: float) -> LeaseAsked:
+        """The result of LeaseAsk; raises InvalidArgument for a bound that is not allowed."""
+        most = self._settings.max_candidate_seconds
+        if not 0 < seconds <= most:
+            raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
+        if connection.closed:  # it went away while its request waited for its turn in the loop
+            return LeaseAsked(granted=False, lease=0, why="the connection is closed")
+        if connection.number not in self._tuners:
+            self._tuners[connection.number] = connection
+            connection.when_closed(lambda: self._gone(connection.number))
+        why = self._lease.why
+        actions = self._lease.asked(connection.number, seconds, time.monotonic())
+        self._perform([each for each in actions if not _answers(each, connection.number)])
+        held = self._lease.held
+        if held is not None and held.holder == connection.number:
+            return LeaseAsked(granted=True, lease=held.number, why="")
+        self._wake.set()  # look at the machine now, it may be idle again
+        return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
+
+    def release(self, connection: Connection, lease: int) -> None:
+        """The tuner left the device, or does not want the lease any more."""
+        self._lease.withdrawn(connection.number)
+        self._perform(self._lease.released(connection.number, lease, time.monotonic()))
+
+    @contextmanager
+    def serving(self, model: str, peer: int) -> Iterator[None]:
+        """While a request of process `peer` is served; unless that is a tuner, it ends the lease at once."""
+        if self._is_tuner(peer):
+            yield
+            return
+        now = time.monotonic()
+        self._activity.begin(model, now)
+        self._perform(self._lease.request(f"a request for {model} came", now))
+        try:
+            yield
+        finally:
+            self._activity.end(model, time.monotonic())
+
+    @contextmanager
+    def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
+        """While a model is added, or tuned by hand, for process `peer`; tuners add what they have made."""
+        if self._is_tuner(peer):
+            yield
+            return
+        self._activity.adding(1)
+        self._perform(self._lease.readings(False, why, time.monotonic()))
+        try:
+            yield
+        finally:
+            self._activity.adding(-1)
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._activity.forget(model)
+
+    def idle(self) -> IdleStatus:
+        """The part `idle` of ServerStatus."""
+        now = time.monotonic()
+        readings, decision = self._decided(now)
+        return IdleStatus(
+            idle=decision.idle,
+            why=decision.why,
+            readings=readings,
+            models=self._activity.since(now),
+        )
+
+    def lease(self) -> LeaseStatus:
+        """The part `lease` of ServerStatus."""
+        now, lease = time.monotonic(), self._lease
+        summary = lease.releases.summary()
+        return LeaseStatus(
+            state=lease.phase.value,
+            holder=self._holder(now),
+            waiting=len(lease.waiting),
+            granted=lease.counts.granted,
+            revoked=lease.counts.revoked,
+            overdue=lease.counts.overdue,
+            seconds=lease.seconds(now),
+            release=Releases(
+                count=summary.count,
+                p50_ms=summary.p50 * 1e3,
+                p99_ms=summary.p99 * 1e3,
+                max_ms=summary.most * 1e3,
+                sum_seconds=lease.releases.total,
+                buckets=tuple(
+                    Bucket(le_seconds=bound if bound != float("inf") else None, count=count)
+                    for bound, count in lease.releases.cumulative()
+                ),
+            ),
+        )
+
+    def metrics(self) -> LeaseFigures:
+        """The part `lease` of Metrics."""
+        status = self.lease()
+        return LeaseFigures(
+            held=self._lease.held is not None,
+            seconds=status.seconds,
+            grants=status.granted,
+            revoked=status.revoked,
+            overdue=status.overdue,
+            release=strict.like(ReleaseFigures, status.release),
+        )
+
+    def _holder(self, now: float) -> LeaseHeld | None:
+        held = self._lease.held
+        if held is None:
+            return None
+        peer = self._tuners[held.holder].peer
+        return LeaseHeld(
+            pid=peer.pid,
+            uid=peer.uid,
+            lease=held.number,
+            candidate_seconds=held.bound,
+            since_seconds=now - held.since,
+            revoked_seconds=now - held.revoked if held.revoked is not None else None,
+            why=held.why,
+        )
+
+    def _decided(self, now: float) -> tuple[tuple[SignalReading, ...], Decision]:
+        state = self._worker_state()
+        worker = Sample(
+            signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"
+        )
+        context = Context(
+            own=self._machine.own,
+            leased=self._lease.held is not None,
+            was_idle=self._decision is not None and self._decision.idle,
+            minute=_minute_of_day(),
+        )
+        samples = (*self._activity.samples(now), worker, *self._machine.samples)
+        readings = judge(samples, self._settings, context)
+        return readings, decide(readings, self._settings, now, self._decision)
+
+    def _own_processes(self) -> set[int]:
+        """Those whose work is not held against the machine: tuners, and this service with its children."""
+        return {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
+
+    def _is_tuner(self, peer: int) -> bool:
+        return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
+
+    def _gone(self, number: int) -> None:
+        actions = self._lease.gone(number, time.monotonic())
+        del self._tuners[number]
+        self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Grant():
+                    self._tuners[action.holder].notify("LeaseGranted", {"lease": action.number})
+                case Revoke():
+                    params = {"lease": action.number, "why": action.why}
+                    self._tuners[action.holder].notify("LeaseRevoked", params)
+                case Overdue():
+                    _log.warning(
+                        "the tuner, process %d, still has the device %g s after its lease %d was revoked",
+                        self._tuners[action.holder].peer.pid,
+                        action.bound,
+                        action.number,
+                    )
+        self._watch()
+
+    def _watch(self) -> None:
+        """Be called back when the holder is due to have left."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        due = self._lease.due()
+        if due is not None:
+            delay = max(0.0, due - time.monotonic()) + 0.001
+            self._deadline = asyncio.get_running_loop().call_later(delay, self._due)
+
+    def _due(self) -> None:
+        self._deadline = None
+        self._perform(self._lease.tick(time.monotonic()))
+
+
+def _answers(action: Action, number: int) -> bool:
+    """Whether the answer to this tuner's own request says it already."""
+    return isinstance(action, Grant) and action.holder == number
+
+
+def _minute_of_day() -> int:
+    local = time.localtime()
+    return local.tm_hour * 60 + local.tm_min

@@ -1,0 +1,466 @@
+"""The methods of the service (docs/protocol.md, "Methods")."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from honed.daemon import installed
+from honed.daemon.apps.names import NOBODYS
+from honed.daemon.apps.viewer import Viewer, model_named, renamed
+from honed.daemon.chains import showing
+from honed.daemon.chains.served import Chains
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.publishing import Publisher
+from honed.daemon.changes.variantkeeper import VariantKeeper
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import State
+from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.reload import Reloader
+from honed.daemon.serving import inference
+from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.sequencing import Sequencer
+from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
+from honed.daemon.store.variantnames import model_of
+from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.outcomes import WithDescriptors
+from honed.daemon.transport.peers import Policy, user_name
+from honed.daemon.tuning.child import TunerChild
+from honed.daemon.tuning.runs import MEASURING, TunerRuns
+from honed.protocol import methods, results, service, strict, versions
+from honed.protocol.config import ConfigReloaded, ConfigShown
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
+from honed.protocol.params import (
+    BringParams,
+    ChainParams,
+    ExportParams,
+    HistoryParams,
+    InferParams,
+    LeaseAskParams,
+    LeaseReleaseParams,
+    LoadParams,
+    MetricsParams,
+    ModelParams,
+    Nothing,
+    PinParams,
+    ProfileParams,
+    PublishParams,
+    RegionName,
+    RegionParams,
+    RollbackParams,
+    SetParams,
+    TunerReportParams,
+    TunerRunParams,
+    TunerStopParams,
+    UnloadParams,
+)
+from honed.protocol.results import Empty
+from honed.protocol.service import MetricsText
+from honed.protocol.strict import Map
+from honed.runtime.version import own_version
+
+from . import models
+from .bringer import Bringer
+from .inferring import Inferring, interfaces
+from .metrics import MetricsCollector
+from .modelsettings import SettingsKeeper
+from .removing import Remover
+
+MAX_PROFILE_RUNS = 100
+# Methods that a chain has, and those that name no model.
+_OF_CHAINS: Final = frozenset(
+    method.name
+    for method in (
+        methods.MODEL_INFER,
+        methods.MODEL_READY,
+        methods.MODEL_METADATA,
+        methods.MODEL_STATISTICS,
+        methods.MODEL_SHOW,
+        methods.SHARED_MEMORY_REGISTER,
+        methods.SHARED_MEMORY_STATUS,
+        methods.SHARED_MEMORY_UNREGISTER,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCall:
+    """A request, by whom, with its number and descriptors."""
+
+    connection: Connection
+    msgid: int
+    descriptors: list[int]
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
+_HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
+
+
+def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
+    """Mark what answers requests for `method`."""
+
+    def mark(handler: Handler[P, R]) -> Handler[P, R]:
+        _HANDLERS[method.name] = handler
+        return handler
+
+    return mark
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Api:
+    """Answers requests; every method raises HonedError for what cannot be done."""
+
+    limits: Limits
+    policy: Policy
+    places: service.ServicePlaces
+    registry: Registry
+    fleet: Pool
+    jobs: Jobs
+    bringer: Bringer
+    chains: Chains
+    remover: Remover
+    publisher: Publisher
+    ledger: Ledger
+    variants: VariantKeeper
+    inferring: Inferring
+    settings: SettingsKeeper
+    sequencer: Sequencer
+    metrics: MetricsCollector
+    leasing: Leasing
+    tuner: TunerChild
+    tuner_runs: TunerRuns
+    reloader: Reloader
+    connections: Callable[[], int]
+    damaged: list[str]
+    _started: float = field(init=False, default_factory=time.monotonic)
+
+    def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
+        """The work for a request, which gives its result; raises HonedError for wrong parameters."""
+        known = METHODS.get(method)
+        if known is None:
+            raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
+        peer = call.connection.peer
+        self.policy.check(peer, known.right, method)
+        self.inferring.check_running()
+        parsed = parse(known.params, params)
+        if method not in _OF_CHAINS:
+            for field in ("name", "model"):
+                self.chains.check_method(getattr(parsed, field, ""), method)
+        own = model_named(parsed)
+        entry = self.registry.find(model_of(own[1])) if own is not None else None
+        owner = entry.manifest.owner if entry is not None else None
+        if known.right is Right.OWN and owner != peer.uid:
+            self.policy.check(peer, Right.CHANGE, method)
+        if own is None or self.policy.viewer(peer).sees(owner):
+            return _HANDLERS[method](self, call, parsed)
+        return self._as_nobodys(_HANDLERS[method], call, parsed, *own)
+
+    async def _as_nobodys(
+        self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
+    ) -> R | WithDescriptors[R] | MetricsText:
+        """What comes of asking for another's model: the same, by the same way, as for a name nobody has."""
+        nobodys = NOBODYS + name.removeprefix(model_of(name))
+        try:
+            return await handler(self, call, renamed(params, field, nobodys))
+        except HonedError as error:
+            error.args = tuple(str(each).replace(NOBODYS, model_of(name)) for each in error.args)
+            raise
+
+    @_answers(methods.SERVER_LIVE)
+    async def _server_live(self, call: ApiCall, params: Nothing) -> results.Live:
+        return results.Live(live=True)
+
+    @_answers(methods.SERVER_READY)
+    async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
+        loading = self.registry.count(State.LOADING, self._viewer(call))
+        return results.Ready(ready=self.fleet.ready and not loading)
+
+    @_answers(methods.SERVER_METADATA)
+    async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
+        limits = strict.to_plain(self.limits)
+        limits |= {
+            "max_message_depth": MAX_MESSAGE_DEPTH,
+            "max_message_values": MAX_MESSAGE_VALUES,
+            "max_text_bytes": MAX_TEXT_BYTES,
+        }
+        return results.ServerMetadata(
+            name="honed", version=own_version(), extensions=EXTENSIONS, limits=limits
+        )
+
+    @_answers(methods.SERVER_STATUS)
+    async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
+        default, viewer = self.fleet.default, self._viewer(call)
+        own = self._own(viewer)
+        idle = self.leasing.idle()
+        jobs = [job.status() for job in self.jobs.active.values() if viewer.sees(job.owner)]
+        return service.Status(
+            name="honed",
+            version=own_version(),
+            pid=os.getpid(),
+            uptime_seconds=time.monotonic() - self._started,
+            places=self.places,
+            device=default.identity,
+            device_spec=default.supervisor.spec,
+            peaks=default.peaks,
+            worker=default.worker(),
+            devices=self.fleet.devices(viewer),
+            models={state.value: self.registry.count(state, viewer) for state in State},
+            queue=self.fleet.queue(viewer),
+            connections=self.connections(),
+            jobs=tuple(jobs),
+            damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
+            idle=dataclasses.replace(idle, models=self._seen_of(viewer, idle.models)),
+            lease=viewer.veil(self.leasing.lease(), own),
+            tuner=viewer.veil(self.tuner.status(), own),
+            sequences=service.SequencesStatus(
+                count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
+            ),
+            hints=self.tuner.figures.hints if self.tuner.figures is not None else {},
+        )
+
+    @_answers(methods.LEASE_ASK)
+    async def _lease_ask(self, call: ApiCall, params: LeaseAskParams) -> service.LeaseAsked:
+        return self.leasing.ask(call.connection, params.candidate_seconds)
+
+    @_answers(methods.TUNER_REPORT)
+    async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
+        self.tuner.report(call.connection, params)
+        if installed.compiler():
+            self.jobs.compiler_came()
+        return Empty()
+
+    @_answers(methods.LEASE_RELEASE)
+    async def _lease_release(self, call: ApiCall, params: LeaseReleaseParams) -> Empty:
+        self.leasing.release(call.connection, params.lease or 0)
+        return Empty()
+
+    @_answers(methods.METRICS)
+    async def _show_metrics(self, call: ApiCall, params: MetricsParams) -> service.Metrics | MetricsText:
+        return await self.metrics.answer(params.format, self._viewer(call))
+
+    @_answers(methods.CONFIG_SHOW)
+    async def _config_show(self, call: ApiCall, params: Nothing) -> ConfigShown:
+        return await self.reloader.show()
+
+    @_answers(methods.CONFIG_RELOAD)
+    async def _config_reload(self, call: ApiCall, params: Nothing) -> ConfigReloaded:
+        return await self.reloader.reload()
+
+    @_answers(methods.MODEL_READY)
+    async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return results.Ready(ready=chain.state(self.registry)[0] is State.READY)
+        return results.Ready(ready=self.registry.model(name).state is State.READY)
+
+    @_answers(methods.MODEL_METADATA)
+    async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return showing.metadata(chain, self.registry)
+        entry = self.registry.model(name)
+        compiled, given = interfaces(entry)
+        shown = given or compiled
+        if shown is None:
+            self.registry.compiled(entry.name)  # which says why
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        return results.ModelMetadata(
+            name=entry.name,
+            versions=(VERSION,),
+            platform="onnxruntime_onnx" if entry.on_cpu else "honed_opencl",
+            inputs=tuple(map(inference.describe, shown.inputs)),
+            outputs=tuple(map(inference.describe, shown.outputs)),
+        )
+
+    @_answers(methods.MODEL_STATISTICS)
+    async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
+        check_version(params.version)
+        if params.name and (chain := self.chains.find(params.name)) is not None:
+            return results.ModelStatistics(model_stats=(chain.statistics.triton(params.name),))
+        if params.name:
+            entries, chains = [self.registry.model(params.name)], []
+        else:
+            entries, chains = self.registry.models(self._viewer(call)), self.chains.all()
+        counted = [
+            *((e.name, e.statistics) for e in entries),
+            *((c.chain.name, c.statistics) for c in chains),
+        ]
+        return results.ModelStatistics(model_stats=tuple(each.triton(name) for name, each in counted))
+
+    @_answers(methods.MODEL_SHOW)
+    async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return showing.shown(chain, self.registry)
+        entry = self.registry.entry(name)
+        variants = self.variants.shown(entry.name)
+        return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry), variants)
+
+    @_answers(methods.MODEL_PROFILE)
+    async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
+        runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
+        if not 1 <= runs <= MAX_PROFILE_RUNS:
+            raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
+        timeline = bool(params.parameters and params.parameters.timeline)
+        self.fleet.wake(params.name)
+        entry = self.registry.entry(params.name)
+        if not entry.on_cpu:
+            self.registry.compiled(params.name)
+        with self.leasing.serving(entry.name, call.connection.peer.pid):
+            profile = await self.fleet.asking.profile(call.connection.client, entry, runs, timeline=timeline)
+        if entry.on_device:
+            self.ledger.profiled(entry.name, entry.key, profile.rows)
+        return profile
+
+    @_answers(methods.MODEL_EXPORT)
+    async def _model_export(
+        self, call: ApiCall, params: ExportParams
+    ) -> WithDescriptors[results.ModelExported]:
+        manifest, descriptors = self.jobs.export(params.name)
+        result = results.ModelExported(
+            files=tuple(file.name for file in manifest.files),
+            shapes=dict(manifest.shapes),
+            precision=manifest.precision,
+            sha256=self.registry.entry(params.name).key,
+        )
+        return WithDescriptors(result, descriptors)
+
+    @_answers(methods.MODEL_INFER)
+    async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
+        return await self.inferring.infer(call.connection, params)
+
+    @_answers(methods.MODEL_PUBLISH)
+    async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
+        return await self.publisher.publish(params, call.descriptors)
+
+    @_answers(methods.MODEL_HISTORY)
+    async def _model_history(self, call: ApiCall, params: HistoryParams) -> versions.ModelHistory:
+        return self.publisher.history(params)
+
+    @_answers(methods.MODEL_ROLLBACK)
+    async def _model_rollback(self, call: ApiCall, params: RollbackParams) -> versions.RolledBack:
+        return await self.publisher.rollback(params)
+
+    @_answers(methods.MODEL_PIN)
+    async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
+        return await self.publisher.pin(params)
+
+    @_answers(methods.MODEL_SET)
+    async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
+        return await self.settings.set(self.registry.model(params.name), params)
+
+    @_answers(methods.SHARED_MEMORY_REGISTER)
+    async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:
+        if len(call.descriptors) != 1:
+            raise InvalidArgument(
+                f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
+            )
+        call.connection.regions.add(params, call.descriptors[0])
+        return Empty()
+
+    @_answers(methods.SHARED_MEMORY_STATUS)
+    async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
+        regions = call.connection.regions.select(params.name)
+        return results.Regions(regions=tuple(strict.like(results.RegionSpan, region) for region in regions))
+
+    @_answers(methods.SHARED_MEMORY_UNREGISTER)
+    async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
+        for region in call.connection.regions.remove(params.name):
+            self.fleet.release(region)
+        return Empty()
+
+    @_answers(methods.TUNER_RUN)
+    async def _tuner_run(
+        self, call: ApiCall, params: TunerRunParams
+    ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
+        def notify(news: Map) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **news})
+
+        if params.command not in MEASURING:
+            return await self.tuner_runs.run(params, call.descriptors, notify)
+        with self.leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
+            return await self.tuner_runs.run(params, call.descriptors, notify)
+
+    @_answers(methods.TUNER_STOP)
+    async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
+        self.tuner_runs.stop(params.model)
+        return Empty()
+
+    @_answers(methods.REPOSITORY_INDEX)
+    async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
+        chains = (showing.indexed(chain, self.registry) for chain in self.chains.all())
+        return results.ModelIndex(
+            models=tuple(
+                results.IndexedModel(
+                    name=entry.name,
+                    version=VERSION,
+                    state=entry.state.value,
+                    reason=entry.remark,
+                    engine=entry.kind,
+                    engine_why=entry.manifest.why,
+                    variants=len(self.registry.variants(entry.name)),
+                    pinned_engine=entry.manifest.pinned_engine,
+                    owner=user_name(entry.manifest.owner) if entry.manifest.owner is not None else "",
+                )
+                for entry in self.registry.models(self._viewer(call))
+            )
+            + tuple(chains)
+        )
+
+    @_answers(methods.REPOSITORY_MODEL_LOAD)
+    async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
+        def notify(progress: Map) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
+
+        self.chains.check_free(params.model_name)
+        meanwhile = self.leasing.adding(call.connection.peer.pid)
+        added = await self.jobs.add(params, call.descriptors, notify, meanwhile)
+        options = params.parameters
+        if options is None or not options.variants:
+            return added
+        waits = options.wait is not False
+        told = await self.variants.make_by_hand(params.model_name, options.variants, notify, wait=waits)
+        return dataclasses.replace(added, notes=(*added.notes, *told))
+
+    @_answers(methods.MODEL_BRING)
+    async def _model_bring(self, call: ApiCall, params: BringParams) -> results.ModelBrought:
+        def notify(progress: Map) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
+
+        peer = call.connection.peer
+        meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
+        return await self.bringer.bring(peer.uid, params, call.descriptors, notify, meanwhile)
+
+    @_answers(methods.REPOSITORY_MODEL_UNLOAD)
+    async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
+        await self.remover.remove(params.model_name, chains=bool(params.chains))
+        return Empty()
+
+    @_answers(methods.REPOSITORY_CHAIN_LOAD)
+    async def _chain_load(self, call: ApiCall, params: ChainParams) -> results.ChainAdded:
+        return await self.chains.add(params)
+
+    def _viewer(self, call: ApiCall) -> Viewer:
+        return self.policy.viewer(call.connection.peer)
+
+    def _own(self, viewer: Viewer) -> frozenset[str]:
+        """The names of the user's own models."""
+        models = self.registry.models(viewer)
+        return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
+
+    def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
+        """Those of figures by model that the viewer may see."""
+        hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
+        return {name: figure for name, figure in figures.items() if name not in hidden}
+
+
+def _named(params: ModelParams) -> str:
+    check_version(params.version)
+    if not params.name:
+        raise NotFound("name is empty; say which model, 'hone list' shows which there are")
+    return params.name

@@ -1,0 +1,231 @@
+"""Requests for one model run as one: they wait for each other, and each gets its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from honed.daemon.changes.variantkeeper import VariantKeeper
+from honed.daemon.core.batching import BatchMember, Gathering
+from honed.daemon.core.requests import ClientId
+from honed.daemon.core.states import ServedModel
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving.pool import Pool
+from honed.daemon.store.interface import Interface
+from honed.daemon.store.variantnames import Shapes
+from honed.daemon.worker.calls import RunBatch
+from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.results import Inferred, ModelSettings
+
+_log = logging.getLogger(__name__)
+_Kind = tuple[Any, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """A request that is gathered; `answered` has its result, or raises."""
+
+    member: BatchMember
+    client: ClientId
+    plan: InferencePlan
+    answered: asyncio.Future[Inferred]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Requests that agree in all but their rows."""
+
+    kind: _Kind
+    entry: ServedModel
+    gathering: Gathering
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Batcher:
+    """The requests that wait for others."""
+
+    def __init__(self, pool: Pool, variants: VariantKeeper, ledger: Ledger) -> None:
+        self._pool = pool
+        self._variants = variants
+        self._ledger = ledger
+        self._groups: dict[_Kind, _Group] = {}
+        self._numbers = count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def infer(self, client: ClientId, entry: ServedModel, plan: InferencePlan) -> Inferred:
+        """The result of a request that `joinable` says may be run with others; raises what went wrong."""
+        now = time.monotonic()
+        member = BatchMember(
+            number=next(self._numbers),
+            user=client.user,
+            rows=rows_of(plan),
+            arrived=now,
+            deadline=now + plan.timeout,
+        )
+        group = self._group(entry, plan)
+        future = asyncio.get_running_loop().create_future()
+        group.waiting[member.number] = _Waiting(member=member, client=client, plan=plan, answered=future)
+        group.gathering.arrived(member)
+        for region in plan.regions:
+            region.hold()  # its client may let go of it while the request waits
+        self._look(group)
+        try:
+            async with asyncio.timeout(plan.timeout):
+                result: Inferred = await future
+                return result
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                "the request's deadline passed before it was answered; allow more time"
+            ) from error
+        finally:
+            if group.waiting.pop(member.number, None) is not None:
+                group.gathering.left(member.number)
+                self._look(group)
+            for region in plan.regions:
+                self._pool.release(region)
+
+    def _group(self, entry: ServedModel, plan: InferencePlan) -> _Group:
+        settings = entry.manifest.settings
+        kind = (
+            entry.number,
+            settings.max_batch,
+            settings.batch_delay_us,
+            plan.finite,
+            plan.priority,
+            tuple((tensor.name, tensor.dtype, (tensor.shape or ())[1:]) for tensor, _ in plan.inputs),
+        )
+        if kind not in self._groups:
+            gathering = Gathering(settings.max_batch, settings.batch_delay_us / 1e6)
+            self._groups[kind] = _Group(kind=kind, entry=entry, gathering=gathering)
+        return self._groups[kind]
+
+    def _look(self, group: _Group) -> None:
+        """Run what is due, and look again when the next is."""
+        for batch in group.gathering.due(time.monotonic()):
+            members = [group.waiting.pop(member.number) for member in batch]
+            self._begin(self._run(group, members))
+        if group.timer is not None:
+            group.timer.cancel()
+            group.timer = None
+        when = group.gathering.next_time()
+        if when is not None:
+            delay = max(0.0, when - time.monotonic())
+            group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
+        elif group.gathering.idle:
+            self._groups.pop(group.kind, None)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, group: _Group, members: Sequence[_Waiting]) -> None:
+        begun = time.monotonic()
+        found: Sequence[Inferred | HonedError]
+        try:
+            found = await self._answers(group.entry, members)
+        except HonedError as error:
+            found = [type(error)(*error.args) for _ in members]
+        except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
+            _log.exception("model %s: running %d requests as one failed", group.entry.name, len(members))
+            found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
+        group.gathering.ended(time.monotonic() - begun)
+        for member, result in zip(members, found, strict=True):
+            if member.answered.done():
+                continue  # nobody waits for it any more
+            if isinstance(result, HonedError):
+                member.answered.set_exception(result)
+            else:
+                member.answered.set_result(result)
+        self._look(group)
+
+    async def _answers(
+        self, entry: ServedModel, members: Sequence[_Waiting]
+    ) -> Sequence[Inferred | HonedError]:
+        """The results in their order; raises what went wrong with all."""
+        if len(members) > 1:
+            try:
+                return await self._as_one(entry, members)
+            except (InvalidArgument, ResourceExhausted) as error:
+                # By one of them, which then is told so alone.
+                _log.info("model %s: %d requests are run one by one: %s", entry.name, len(members), error)
+        return await asyncio.gather(*(self._alone(entry, member) for member in members))
+
+    async def _alone(self, entry: ServedModel, waiting: _Waiting) -> Inferred | HonedError:
+        runner = self._variants.runner_of(entry, _shapes([waiting.plan]))
+        try:
+            result, _ = await self._pool.asking.infer(waiting.client, runner, waiting.plan)
+        except HonedError as error:
+            return error
+        self._spent(runner, result.parameters.compute_us / 1e6, fits=not waiting.plan.open)
+        return result
+
+    async def _as_one(self, entry: ServedModel, members: Sequence[_Waiting]) -> list[Inferred]:
+        arrived = time.monotonic()
+        plans = [member.plan for member in members]
+        shapes = _shapes(plans)
+        runner = self._variants.runner_of(entry, shapes)
+        fits = _fits(runner, shapes)
+
+        def call(key: str) -> RunBatch:
+            return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
+
+        batch, work = await self._pool.asking.ask_for(
+            members[0].client,
+            runner,
+            call,
+            regions=[region for plan in plans for region in plan.regions],
+            priority=plans[0].priority,
+            timeout=max(member.member.deadline for member in members) - arrived,
+            open_shape=not fits,
+        )
+        runner.statistics.ran_joined(len(plans))
+        self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
+        return [
+            self._pool.asking.noted(runner, member.plan, work, ran, member.member.arrived)
+            for member, ran in zip(members, batch.members, strict=True)
+        ]
+
+    def _spent(self, runner: ServedModel, seconds: float, *, fits: bool) -> None:
+        """Count the time of a run; what no compiled form of a model ran cannot be tuned for."""
+        if not runner.away and (fits or runner.compiled is None):
+            self._ledger.ran(runner.name, seconds)
+
+
+def joinable(plan: InferencePlan, settings: ModelSettings) -> bool:
+    """Whether a request may wait for others: all inputs have as many rows, fewer than a full batch."""
+    rows = {(tensor.shape or (0,))[0] for tensor, _ in plan.inputs}
+    return len(rows) == 1 and 0 < min(rows) < settings.max_batch
+
+
+def objection(interface: Interface | None) -> str:
+    """Why requests for a model cannot be joined, by what its file says; "" where that is open."""
+    if interface is None:
+        return "the CPU engine, which takes any number of rows, does not run it"
+    for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):
+        for tensor in tensors:
+            if not tensor.shape or tensor.shape[0] != -1:
+                return f"the first dimension of {what} {tensor.name!r} is not open"
+    return ""
+
+
+def rows_of(plan: InferencePlan) -> int:
+    """Of the request's inputs."""
+    return (plan.inputs[0][0].shape or (0,))[0]
+
+
+def _shapes(plans: Sequence[InferencePlan]) -> Shapes:
+    rows = sum(map(rows_of, plans))
+    return {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
+
+
+def _fits(runner: ServedModel, shapes: Shapes) -> bool:
+    compiled = runner.compiled
+    return compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)

@@ -1,0 +1,295 @@
+"""Takes models that apps bring, each for its user only, and has them compiled when nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final
+
+from honed.daemon import installed
+from honed.daemon.apps.names import own_name
+from honed.daemon.apps.quota import OwnModel, Shares, going, next_user
+from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.blocking import cleared_in_thread
+from honed.daemon.changes.build import RECEIVED, Notify
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.loadchecks import check_files
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.methods.removing import Remover
+from honed.daemon.serving.engines import unfinished
+from honed.daemon.store.store import Store
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
+from honed.protocol.params import BringOptions, BringParams
+from honed.protocol.results import ModelBrought
+
+from .receiving import Receiver
+
+LOOK_SECONDS = 1.0  # between two looks at what is to be compiled, and who else wants to
+MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
+ENGINES: Final = ("fastest", "cpu")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Bring:
+    """One model on its way, and how many requests wait for it."""
+
+    user: int
+    notify: Notify
+    work: asyncio.Task[ModelBrought]
+    waiting: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Bringer:
+    """Users' own models of one service. `settings` are those in force."""
+
+    settings: Callable[[], AppsSettings]
+    registry: Registry
+    store: Store
+    jobs: Jobs
+    remover: Remover
+    receiver: Receiver
+    shares: Shares
+    policy: str  # serve.engine
+    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
+    _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
+    _brought: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # something may be to compile
+    _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
+
+    async def bring(
+        self,
+        user: int,
+        params: BringParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelBrought:
+        """The result of ModelBring, by a user (uid). The descriptors stay the caller's.
+
+        `meanwhile` lasts while the model is taken. Cancelling ends that, unless another request waits for it.
+        """
+        if not self.settings().enabled:
+            raise PermissionDenied(
+                "apps may not bring models here; have an administrator add it, or set enabled in [apps]"
+            )
+        check(params, descriptors)
+        name = own_name(user, params)
+        entry = self.registry.find(name)
+        if entry is not None:
+            self.used(name)
+            return _told(entry, params.sha256[0])
+        bring = self._under_way.get(name) or self._begin(user, name, params, descriptors, notify, meanwhile)
+        bring.waiting += 1
+        try:
+            return await asyncio.shield(bring.work)
+        finally:
+            bring.waiting -= 1
+            if not bring.waiting and not bring.work.done():
+                bring.work.cancel()
+                await asyncio.wait([bring.work])
+
+    def used(self, name: str) -> None:
+        """A user's own model was asked for."""
+        self.shares.use(name, time.time())
+
+    def _begin(
+        self,
+        user: int,
+        name: str,
+        params: BringParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> _Bring:
+        if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
+            raise ResourceExhausted(
+                f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served"
+            )
+        copies = [os.dup(descriptor) for descriptor in descriptors]
+        work = asyncio.ensure_future(self._take(user, name, params, copies, notify, meanwhile))
+        bring = self._under_way[name] = _Bring(user, notify, work)
+
+        def ended(done: asyncio.Task[ModelBrought]) -> None:
+            close_all(copies)
+            del self._under_way[name]
+            if not any(each.user == user for each in self._under_way.values()):
+                self._turns.pop(user, None)
+            if not done.cancelled():
+                done.exception()  # those who waited were told
+
+        work.add_done_callback(ended)
+        return bring
+
+    async def _take(
+        self,
+        user: int,
+        name: str,
+        params: BringParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelBrought:
+        """Receive, try out and serve it; what goes for it goes once it is served."""
+        async with self._turns.setdefault(user, asyncio.Lock()):
+            nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
+            new = OwnModel(name=name, user=user, nbytes=nbytes, memory=nbytes, used=time.time())
+            leaving = going(new, self._kept(), self.settings())
+            options = params.parameters or BringOptions()
+            with meanwhile, self.jobs.job(name, False, notify, user) as shown:
+                async with cleared_in_thread(self.store.staging()) as folder:
+                    shown.report("receive", 0.0)
+                    limit = min(self.settings().disk_bytes, self.jobs.limits.max_model_bytes)
+                    staged = await self.receiver.receive(params, descriptors, folder, user, limit)
+                    shown.report("receive", RECEIVED)
+                    given = await self.jobs.serve_as_given(shown, staged, options.engine or "fastest")
+                    assert given is not None
+            self.used(name)
+            self._brought.set()
+            for each in leaving:
+                await self._remove(each, f"made room for another of user {user}")
+        return _told(self.registry.get(name), params.sha256[0])
+
+    async def _remove(self, name: str, why: str) -> None:
+        try:
+            await self.remover.remove(name)
+        except HonedError as error:
+            _log.error("model %s cannot be removed: %s", name, error)
+        else:
+            _log.info("model %s %s", name, why)
+
+    def _kept(self) -> list[OwnModel]:
+        """Every user's own models."""
+        kept: list[OwnModel] = []
+        for entry in self.registry.models():
+            manifest = entry.manifest
+            if manifest.owner is None:
+                continue
+            files = {file.sha256: file.nbytes for file in manifest.files}
+            files |= {version.sha256: version.nbytes for version in manifest.history.versions if version.kept}
+            sources = sum(file.nbytes for file in manifest.sources)
+            used = self.shares.used.get(entry.name, manifest.added)
+            kept.append(
+                OwnModel(
+                    name=entry.name,
+                    user=manifest.owner,
+                    nbytes=sum(files.values()),
+                    memory=sources + _device_bytes(entry),
+                    used=used,
+                )
+            )
+        return kept
+
+    # Compiling
+
+    async def run(self) -> None:
+        """Have users' models compiled, one at a time, while no administrator's is, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            waiting = self._waiting()
+            if not waiting:
+                self._brought.clear()
+                await self._brought.wait()
+            elif not self.jobs.adding and installed.compiler():
+                entry = self._next(waiting)
+                if entry is not None:
+                    await self._compile(entry)
+
+    def _waiting(self) -> dict[int, ServedModel]:
+        """The oldest model of each user that is to be compiled."""
+        waiting: dict[int, ServedModel] = {}
+        for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
+            manifest = entry.manifest
+            if manifest.owner is None or entry.name in self._failed | self.jobs.leaving:
+                continue
+            if entry.on_cpu and unfinished(manifest, self.policy):
+                waiting.setdefault(manifest.owner, entry)
+        return waiting
+
+    def _next(self, waiting: Mapping[int, ServedModel]) -> ServedModel | None:
+        """That of the user whose turn it is."""
+        since = {user: entry.manifest.added for user, entry in waiting.items()}
+        user = next_user(since, self.shares, self.settings(), time.time())
+        return waiting[user] if user is not None else None
+
+    async def _compile(self, entry: ServedModel) -> None:
+        """Until it is done, or an administrator wants to: then it is begun anew later."""
+        owner = entry.manifest.owner
+        assert owner is not None
+        begun, stopped = time.monotonic(), False
+        seconds = self.settings().compile_seconds
+        work = asyncio.ensure_future(self.jobs.resume(entry.manifest, seconds))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=LOOK_SECONDS)
+                if self.jobs.adding and not work.done():
+                    _log.info("model %s is compiled later: an administrator's comes first", entry.name)
+                    stopped = True
+                    await self.jobs.stop_compiling(entry.name)
+            now = self.registry.find(entry.name)
+            if not stopped and now is not None and unfinished(now.manifest, self.policy):
+                _log.warning("model %s is not compiled before the next start", entry.name)
+                self._failed.add(entry.name)
+        finally:
+            self.shares.compiled(owner, time.monotonic() - begun, time.time())
+            if not work.done():
+                await self.jobs.stop_compiling(entry.name)
+
+    def under_way(self) -> Counter[int]:
+        """How many models each user is bringing."""
+        return Counter(bring.user for bring in self._under_way.values())
+
+    async def close(self) -> None:
+        """End what is under way."""
+        works = [bring.work for bring in self._under_way.values()]
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works)
+
+
+def check(params: BringParams, descriptors: Sequence[int]) -> None:
+    """Raise InvalidArgument for what nobody can bring."""
+    options = params.parameters or BringOptions()
+    check_files(params.files, descriptors, options.precision, options.shapes or {})
+    if options.engine not in (None, *ENGINES):
+        raise InvalidArgument(f"engine is {options.engine!r:.40}; use one of {', '.join(ENGINES)}")
+    if len(params.sha256) != len(params.files) or not all(map(_SHA256.fullmatch, params.sha256)):
+        raise InvalidArgument("sha256 must be the SHA-256 of each of the files, 64 lower-case hex digits")
+
+
+def _size(name: str, descriptor: int) -> int:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument(f"{name[:80]!r} is not a regular file; send the model as a file or memfd")
+    return status.st_size
+
+
+def _device_bytes(entry: ServedModel) -> int:
+    compiled = entry.compiled
+    if compiled is None:
+        return 0
+    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
+
+
+def _told(entry: ServedModel, sha256: str) -> ModelBrought:
+    manifest = entry.manifest
+    waits = manifest.compiled is None and manifest.wanted != "cpu"
+    return ModelBrought(
+        model_name=entry.name,
+        sha256=sha256,
+        ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
+        engine=entry.kind,
+        engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
+    )

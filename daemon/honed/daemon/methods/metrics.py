@@ -1,0 +1,177 @@
+"""What the service knows of itself, as one document: the method Metrics (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.daemon.apps.names import is_own
+from honed.daemon.apps.viewer import Viewer
+from honed.daemon.blocking import in_thread
+from honed.daemon.chains.served import Chains, ServedChain
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, State
+from honed.daemon.idle.thermal import temperatures
+from honed.daemon.observe import openmetrics
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.pool import Pool
+from honed.daemon.store.variantnames import model_of
+from honed.daemon.tuning.child import TunerChild
+from honed.protocol import service, strict
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import (
+    ChainFigures,
+    DeviceFigures,
+    FaultFigures,
+    LeaseFigures,
+    MetricsText,
+    ModelFigures,
+    QueueFigures,
+    TimeSpent,
+    WorkerFigures,
+)
+from honed.protocol.tuning import TuningFigures
+
+# The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
+# profile is asked for, since that slows some drivers down.
+DEVICE_TIME = "wall time of inferences in the worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsCollector:
+    """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
+
+    version: str
+    started: float  # of time.monotonic
+    registry: Registry
+    chains: Chains
+    pool: Pool
+    ledger: Ledger
+    tuner: TunerChild
+    connections: Callable[[], int]
+    lease: Callable[[], LeaseFigures]
+    gpu_faults: Callable[[], FaultFigures]
+    root: Path = Path("/")  # of the file system that has the sensors
+
+    async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
+        """The result of Metrics for a peer; raises InvalidArgument for forms there are not."""
+        if form not in (None, "", "openmetrics"):
+            raise InvalidArgument(
+                f"there is no format {form[:40]!r}; use openmetrics, or none for plain data"
+            )
+        document = await self.document(viewer)
+        if not form:
+            return document
+        return MetricsText(content_type=openmetrics.CONTENT_TYPE, text=openmetrics.text(document))
+
+    async def document(self, viewer: Viewer) -> service.Metrics:
+        """Every figure that a peer may see; spans in seconds, temperatures in degrees Celsius."""
+        tuning = self.tuner.figures
+        sensors = await in_thread(temperatures, self.root)
+        now, default = time.monotonic(), self.pool.default
+        uptime = now - self.started
+        usage, waiting = self.ledger.usage(), self.pool.waiting()
+        servers, whole = self.pool.seen(viewer), self.registry.whole if viewer.all else self.registry.common
+        models = self.registry.models(viewer)
+        own = frozenset(entry.name for entry in models if entry.manifest.owner is not None)
+        return service.Metrics(
+            version=self.version,
+            pid=os.getpid(),
+            time=time.time(),
+            uptime_seconds=uptime,
+            device=default.identity,
+            device_time=DEVICE_TIME,
+            worker=viewer.veil(_worker(default), own),
+            devices=tuple(
+                DeviceFigures(
+                    name=each.name,
+                    shown=each.shown,
+                    worker=viewer.veil(_worker(each), own),
+                    queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
+                )
+                for each in servers
+            ),
+            queue=strict.like(
+                QueueFigures,
+                self.pool.queue(viewer),
+                longest=max(each.engine.queue.longest for each in servers),
+            ),
+            connections=self.connections(),
+            whole=whole.figures(now, uptime),
+            models=tuple(
+                self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
+                for entry in models
+            ),
+            variants=tuple(
+                self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
+                for entry in self.registry.variants()
+                if viewer.sees(entry.manifest.owner)
+            ),
+            chains=tuple(self._chain(each, now, uptime) for each in self.chains.all()),
+            tuning=_seen_of(tuning, viewer, own),
+            temperatures=sensors,
+            lease=self.lease(),
+            gpu_faults=self.gpu_faults(),
+        )
+
+    def _chain(self, served: ServedChain, now: float, uptime: float) -> ChainFigures:
+        state, _ = served.state(self.registry)
+        return strict.like(
+            ChainFigures,
+            served.statistics.figures(now, uptime),
+            name=served.chain.name,
+            state=state.value,
+            ready=state is State.READY,
+        )
+
+    def _model(
+        self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: TimeSpent
+    ) -> ModelFigures:
+        history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
+        return strict.like(
+            ModelFigures,
+            figures,
+            name=entry.name,
+            version=history.number,
+            quarantined_versions=sum(bool(version.quarantine) for version in history.versions),
+            sha256=entry.key,
+            state=entry.state.value,
+            ready=entry.state is State.READY,
+            away=entry.away,
+            engine=entry.kind,
+            device=self.pool.of(entry).shown,
+            waiting=waiting,
+            spent=usage,
+        )
+
+
+def _waiting(model: str, waiting: Mapping[str, int]) -> int:
+    """For a model and its variants."""
+    return sum(count for name, count in waiting.items() if model_of(name) == model)
+
+
+def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) -> TuningFigures | None:
+    """Without what it tells of models that are not there for a peer."""
+    if tuning is None or viewer.all:
+        return tuning
+    gains = {name: gain for name, gain in tuning.gains.items() if not is_own(name) or model_of(name) in own}
+    return viewer.veil(dataclasses.replace(tuning, gains=gains), own)
+
+
+_UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")
+
+
+def _worker(server: DeviceServer) -> WorkerFigures:
+    supervisor = server.supervisor
+    return WorkerFigures(
+        state=server.state,
+        reason=supervisor.reason,
+        starts=supervisor.starts,
+        ends=dict(sorted(supervisor.ends.items())),
+        last_ends=tuple(supervisor.last_ends),
+    )

@@ -1,0 +1,89 @@
+"""How single models are served, as their users set it: checked, proven where that is needed, and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.changes.build import load
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.core.events import SettingsChanged
+from honed.daemon.core.states import ServedModel
+from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.madeup import made_up
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.store import Store
+from honed.daemon.worker.calls import CompareRows
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import SetParams
+from honed.protocol.results import ModelSettings
+
+from . import batcher
+
+MAX_BATCH = 1024
+MAX_DELAY_US = 10_000_000
+MAX_WARM_UP = 100
+_MOST_ELEMENTS = 1 << 28  # of an input that is made up
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class SettingsKeeper:
+    """Changes the settings of models."""
+
+    limits: Limits
+    store: Store
+    pool: Pool
+    jobs: Jobs
+    commits: Commits
+
+    async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:
+        """Change what is given, and give all. Raises InvalidArgument where that cannot be."""
+        given = {f.name: getattr(params, f.name) for f in dataclasses.fields(ModelSettings)}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        settings = dataclasses.replace(entry.manifest.settings, **changes)
+        _check(settings, entry)
+        with self.jobs.job(entry.name, True, lambda _: None):
+            if settings.max_batch and not entry.manifest.settings.max_batch:
+                await self._prove_rows(entry)
+            self.pool.handle(SettingsChanged(model=entry.number, settings=settings))
+            await self.commits.rewrite(entry)
+        _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
+        return settings
+
+    async def _prove_rows(self, entry: ServedModel) -> None:
+        """Raise InvalidArgument where requests cannot be run as one, or would change each other's answers."""
+        name, manifest = entry.name, entry.manifest
+        if wrong := batcher.objection(manifest.interface):
+            raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
+        cpu = self.pool.needed_cpu(manifest.owner)
+        assert manifest.interface is not None
+        key = manifest.source_key
+        with self.pool.keeping(cpu, key):
+            await load(cpu, key, await in_thread(self.store.form, manifest, key), self.limits)
+            call = CompareRows(key=key, inputs=made_up(manifest.interface.inputs, manifest.shapes))
+            told = await cpu.supervisor.call(call, seconds=self.limits.load_seconds)
+        if told.objection:
+            raise InvalidArgument(f"requests for {name!r} cannot be run together: {told.objection}")
+
+
+def _check(settings: ModelSettings, entry: ServedModel) -> None:
+    most = {"max_batch": MAX_BATCH, "batch_delay_us": MAX_DELAY_US, "warm_up": MAX_WARM_UP}
+    for name, limit in most.items():
+        if not 0 <= getattr(settings, name) <= limit:
+            raise InvalidArgument(f"{name} is {getattr(settings, name)}; give 0 to {limit}")
+    if settings.max_batch == 1:
+        raise InvalidArgument("max_batch is 1, which is no batch; give 2 or more, or 0 for none")
+    interface = entry.manifest.interface or (entry.compiled.interface if entry.compiled else None)
+    known = {tensor.name: tensor for tensor in interface.inputs} if interface else {}
+    for name, shape in settings.warm_up_shapes.items():
+        if name not in known:
+            raise InvalidArgument(f"the model has no input {name[:80]!r}; it has {', '.join(known)}")
+        if min(shape, default=1) < 1 or not known[name].takes(shape) or math.prod(shape) > _MOST_ELEMENTS:
+            raise InvalidArgument(f"input {name!r} cannot have shape {list(shape)} to warm up in")

@@ -1,0 +1,54 @@
+"""Removes a model, with everything that is remembered of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.daemon.apps.quota import Shares
+from honed.daemon.blocking import in_thread
+from honed.daemon.chains.served import Chains
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.variantkeeper import VariantKeeper
+from honed.daemon.core.registry import Registry
+from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.sequencing import Sequencer
+from honed.daemon.settings.places import users_cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remover:
+    """The parts of a service that remember something of models."""
+
+    registry: Registry
+    chains: Chains
+    jobs: Jobs
+    variants: VariantKeeper
+    ledger: Ledger
+    sequencer: Sequencer
+    leasing: Leasing
+    shares: Shares
+    cache_dir: Path
+
+    async def remove(self, name: str, *, chains: bool = False) -> None:
+        """Stop serving a model and delete its files, or a chain; raises NotFound.
+
+        Raises ModelRefused where chains need the model, which are removed before it with `chains`. With the
+        last of a user's own goes what is remembered of the user.
+        """
+        if self.chains.find(name) is not None:
+            await self.chains.remove(name)
+            return
+        await self.chains.remove_needing(self.registry.model(name).name, allowed=chains)
+        owner = self.registry.model(name).manifest.owner
+        variants = [each.name for each in self.registry.variants(name)]
+        await self.jobs.remove(name)
+        self.variants.forget(variants)
+        self.ledger.forget(name)
+        self.sequencer.sequences.forget_model(name)
+        self.leasing.forget(name)
+        self.shares.used.pop(name, None)
+        if owner is not None and not any(e.manifest.owner == owner for e in self.registry.models()):
+            await in_thread(shutil.rmtree, users_cache(self.cache_dir, owner), ignore_errors=True)

@@ -1,0 +1,159 @@
+"""What inferences of each model took over time: the curve that shows whether tuning helped.
+
+A point is the median of one span of time under one version. Spans are ten seconds at first; where a model has
+more than POINTS, neighbours of one version are merged, so that a curve of any age stays small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from honed.daemon.blocking import in_thread
+from honed.machine.files import put_aside, read_regular, replacing
+from honed.protocol import strict
+from honed.protocol.errors import HonedError
+from honed.protocol.versions import LatencyPoint
+
+SPAN_SECONDS = 10.0
+POINTS = 720
+_SAMPLES = 1000  # of one span that its median is taken from
+_SAVE_SECONDS = 60.0
+_MAX_BYTES = 64 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """As they are kept, by model."""
+
+    models: dict[str, tuple[LatencyPoint, ...]]
+
+
+@dataclass(slots=True)
+class _Series:
+    points: list[LatencyPoint] = field(default_factory=list)
+    began: float = 0.0
+    version: int = 0
+    count: int = 0
+    samples: list[float] = field(default_factory=list)
+
+    def all(self) -> tuple[LatencyPoint, ...]:
+        """Those of the spans that have ended, and of the one that is open."""
+        if not self.count:
+            return tuple(self.points)
+        us = median(self.samples)
+        return (*self.points, LatencyPoint(time=self.began, version=self.version, count=self.count, us=us))
+
+    def close(self) -> None:
+        """End the span that is open."""
+        self.points = thinned(list(self.all()))
+        self.count = 0
+        self.samples.clear()
+
+
+class Latencies:
+    """The curves of all models."""
+
+    def __init__(self, kept: Curves | None = None) -> None:
+        models = kept.models if kept else {}
+        self._series = {name: _Series(points=list(points)) for name, points in models.items()}
+        self.noted = 0  # changes so far
+
+    def note(self, model: str, version: int, seconds: float, now: float) -> None:
+        """An inference took `seconds` in the worker; `now` in seconds since 1970, which may be set back."""
+        self.noted += 1
+        series = self._series.setdefault(model, _Series())
+        if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
+            series.close()
+        if not series.count:
+            series.began, series.version = now, version
+        series.count += 1
+        if len(series.samples) < _SAMPLES:
+            series.samples.append(seconds * 1e6)
+
+    def of(self, model: str) -> tuple[LatencyPoint, ...]:
+        """The points of a model, oldest first, with the span that is open."""
+        series = self._series.get(model)
+        return series.all() if series is not None else ()
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self.noted += 1
+        self._series.pop(model, None)
+
+    def curves(self) -> Curves:
+        """Everything that is known, to be kept."""
+        return Curves(models={name: series.all() for name, series in self._series.items()})
+
+
+def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
+    """At most POINTS: in the older half, neighbours of one version merge; the oldest go where none are."""
+    if len(points) <= POINTS:
+        return points
+    half = len(points) // 2
+    older: list[LatencyPoint] = []
+    waiting: LatencyPoint | None = None  # for a neighbour
+    for point in points[:half]:
+        if waiting is not None and waiting.version == point.version:
+            older.append(_merged(waiting, point))
+            waiting = None
+            continue
+        if waiting is not None:
+            older.append(waiting)
+        waiting = point
+    if waiting is not None:
+        older.append(waiting)
+    return [*older, *points[half:]][-POINTS:]
+
+
+def _merged(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
+    count = one.count + other.count
+    us = (one.us * one.count + other.us * other.count) / count
+    return LatencyPoint(time=one.time, version=other.version, count=count, us=us)
+
+
+class Keeper:
+    """Keeps curves in a file, so that they outlast the service; at most a minute of them is lost."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._saved = 0  # inferences noted when the curves were saved last
+        self.latencies = Latencies(self._read())
+
+    async def keep(self) -> None:
+        """Save now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            await self.save()
+
+    async def save(self) -> None:
+        """Save what is new. A disk that is full is said, and tried again."""
+        noted = self.latencies.noted
+        if noted == self._saved:
+            return
+        try:
+            await in_thread(self._write, self.latencies.curves())
+        except HonedError as error:
+            _log.warning("the latency curves are not stored: %s", error)
+        else:
+            self._saved = noted
+
+    def _write(self, curves: Curves) -> None:
+        with replacing(self._path) as file:
+            file.write(json.dumps(strict.to_plain(curves)).encode())
+
+    def _read(self) -> Curves | None:
+        try:
+            data = read_regular(self._path, _MAX_BYTES)
+            return strict.from_plain(Curves, json.loads(data), where=self._path.name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            aside = put_aside(self._path)
+            _log.warning("the latency curves begin anew, they cannot be read (%s); %s", error, aside)
+            return None

@@ -1,0 +1,304 @@
+"""How long each model ran in served requests, and in which shapes it was asked for, kept over restarts.
+
+That decides what is worth tuning, and compiling for shapes of its own.
+
+The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.core.decayedusage import DecayedUsage, away, decay, shares
+from honed.daemon.settings.sections import setting
+from honed.daemon.sizes.met import SizesMet
+from honed.daemon.store.variantnames import Shapes
+from honed.daemon.variants.asked import AskedShapes, ShapeRequests
+from honed.daemon.variants.choice import Wish
+from honed.machine.files import put_aside, read_regular, replacing
+from honed.protocol import strict
+from honed.protocol.errors import HonedError
+from honed.protocol.results import ProfiledRow
+from honed.protocol.service import TimeSpent
+from honed.protocol.sizes import MetSizes
+
+FORMAT = 1
+_DAY = 86_400.0
+_MAX_BYTES = 64 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSettings:
+    """The [usage] table.
+
+    half_life_days: after so long, time spent counts half when it is decided what to tune.
+    save_seconds: between two writes of the time spent; a crash loses no more than this.
+    keep_inputs: whether workers keep, in memory, two of the last inputs of each model, to compare a faster
+    version on them before it serves; without, versions are compared on inputs that came with the model.
+    """
+
+    half_life_days: float = setting(3.0, unit="days", minimum=0.01)
+    save_seconds: float = setting(60.0, unit="s", minimum=0.1)
+    keep_inputs: bool = setting(True)
+
+    @property
+    def half_life(self) -> float:
+        """In seconds."""
+        return self.half_life_days * _DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedShapes:
+    shapes: dict[str, tuple[int, ...]]
+    requests: float
+    failed: str
+    under: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedSizes:
+    part: int
+    sizes: tuple[int, ...]
+    requests: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedModel:
+    seconds: float
+    shares: dict[str, float]
+    profiled: str | None  # missing in files of before, as is what follows
+    asked: dict[str, _SavedShapes] | None = None
+    met: tuple[_SavedSizes, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The file: seconds as they were when it was saved, at `saved` seconds since 1970."""
+
+    format: int
+    saved: float
+    models: dict[str, _SavedModel]
+
+
+@dataclass(slots=True)
+class _Model:
+    usage: DecayedUsage = field(default_factory=DecayedUsage)
+    shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
+    profiled: str = ""  # the SHA-256 of the compiled file that had that profile
+    asked: ShapeRequests = field(default_factory=ShapeRequests)
+    met: SizesMet = field(default_factory=SizesMet)
+
+
+class Ledger:
+    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met.
+
+    `clock` is monotonic, `wall` counts seconds since 1970.
+    """
+
+    def __init__(
+        self, path: Path, settings: UsageSettings, *, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        """Read what was kept; a file that is not readable is set aside and told in the log."""
+        self.settings = settings
+        self._path = path
+        self._clock = clock
+        self._wall = wall
+        self._models: dict[str, _Model] = {}
+        self._saved_wall = 0.0
+        self._changed = False
+        self._failing = False
+        self._read()
+
+    def ran(self, model: str, seconds: float) -> None:
+        """A request kept the device busy for so long."""
+        known = self._models.setdefault(model, _Model())
+        known.usage.add(seconds, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
+        """A profile tells how the time of a version divides among its tasks ."""
+        times: dict[str, float] = {}
+        for row in rows:
+            times[row.task] = times.get(row.task, 0.0) + row.us
+        known = self._models.setdefault(model, _Model())
+        known.shares, known.profiled = shares(times), sha256
+        self._changed = True
+
+    def asked(self, model: str, variant: str, shapes: Shapes) -> None:
+        """A request for a model came in shapes that are those of `variant`."""
+        known = self._models.setdefault(model, _Model())
+        known.asked.ask(variant, shapes, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
+        """A request for a model met sizes that depend on the data."""
+        known = self._models.setdefault(model, _Model())
+        known.met.meet(sizes, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def counts_met(self, model: str) -> dict[MetSizes, float]:
+        """How often a model's parts met which sizes, by what counts now."""
+        known = self._models.get(model)
+        return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
+
+    def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
+        """A model could not be compiled for these shapes; `under` is what would have to change."""
+        known = self._models.setdefault(model, _Model())
+        known.asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def wishes(self, model: str, under: str) -> list[Wish]:
+        """The shapes that a model was asked for; what failed under something else has not failed."""
+        known = self._models.get(model)
+        now, half_life = self._clock(), self.settings.half_life
+        return [
+            Wish(
+                name=name,
+                model=model,
+                shapes=each.shapes,
+                requests=each.requests.value(now, half_life),
+                failed=each.failed if each.under == under else "",
+            )
+            for name, each in sorted(known.asked.known.items() if known is not None else ())
+        ]
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._changed = self._models.pop(model, None) is not None or self._changed
+
+    def keep_only(self, models: Iterable[str]) -> None:
+        """Forget all others."""
+        for name in set(self._models) - set(models):
+            self.forget(name)
+
+    def change(self, settings: UsageSettings) -> None:
+        """From now on these settings hold; what was spent keeps its present value."""
+        now = self._clock()
+        for model in self._models.values():
+            model.usage.settle(now, self.settings.half_life)
+            model.asked.settle(now, self.settings.half_life)
+            model.met.settle(now, self.settings.half_life)
+        self.settings = settings
+
+    def usage(self) -> dict[str, TimeSpent]:
+        """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
+
+        Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
+        `profiled` is the SHA-256 of the compiled file that was, or "".
+        """
+        now, half_life = self._clock(), self.settings.half_life
+        told: dict[str, TimeSpent] = {}
+        for name, model in sorted(self._models.items()):
+            seconds = model.usage.value(now, half_life)
+            tasks = {task: seconds * share for task, share in model.shares.items() if task}
+            told[name] = TimeSpent(seconds=seconds, tasks=tasks, profiled=model.profiled)
+        return told
+
+    async def keep(self) -> None:
+        """Save at intervals until cancelled."""
+        while True:
+            await asyncio.sleep(self.settings.save_seconds)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what changed since it was last written, if anything did."""
+        snapshot = self.snapshot()
+        if snapshot is not None:
+            await in_thread(self.write, snapshot)
+
+    def snapshot(self) -> bytes | None:
+        """What `write` is to write; None where nothing happened since it was last asked."""
+        if not self._changed:
+            return None
+        self._changed = False
+        now, half_life = self._clock(), self.settings.half_life
+        models = {
+            name: _SavedModel(
+                seconds=model.usage.value(now, half_life),
+                shares=dict(model.shares),
+                profiled=model.profiled,
+                asked={
+                    variant: _SavedShapes(
+                        shapes=dict(each.shapes),
+                        requests=each.requests.value(now, half_life),
+                        failed=each.failed,
+                        under=each.under,
+                    )
+                    for variant, each in model.asked.known.items()
+                },
+                met=tuple(
+                    _SavedSizes(part=met.part, sizes=met.sizes, requests=count)
+                    for met, count in model.met.counts(now, half_life).items()
+                ),
+            )
+            for name, model in sorted(self._models.items())
+        }
+        self._saved_wall = max(self._saved_wall, self._wall())  # never back: see `away`
+        saved = _Saved(format=FORMAT, saved=self._saved_wall, models=models)
+        return json.dumps(strict.to_plain(saved), indent=1).encode()
+
+    def write(self, snapshot: bytes) -> None:
+        """Put a snapshot on disk; where that fails it is told once, and tried again with the next one."""
+        try:
+            with replacing(self._path) as file:
+                file.write(snapshot)
+        except HonedError as error:
+            self._changed = True
+            if not self._failing:
+                _log.error("how much models are used cannot be saved: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _read(self) -> None:
+        try:
+            data = read_regular(self._path, _MAX_BYTES)
+            saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name, none_omitted=True)
+            _check(saved)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:  # no file, not JSON, not UTF-8, or not ours
+            _log.error("how much models were used is lost (%s); %s", error, put_aside(self._path))
+            return
+        left = decay(away(saved.saved, self._wall(), self.settings.half_life), self.settings.half_life)
+        self._saved_wall = saved.saved
+        now = self._clock()
+        for name, model in saved.models.items():
+            usage = DecayedUsage(model.seconds * left, now)
+            asked = ShapeRequests(
+                {
+                    variant: AskedShapes(
+                        shapes=each.shapes,
+                        requests=DecayedUsage(each.requests * left, now),
+                        failed=each.failed,
+                        under=each.under,
+                    )
+                    for variant, each in (model.asked or {}).items()
+                }
+            )
+            met = SizesMet(
+                {
+                    MetSizes(part=each.part, sizes=each.sizes): DecayedUsage(each.requests * left, now)
+                    for each in model.met or ()
+                }
+            )
+            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked, met)
+
+
+def _check(saved: _Saved) -> None:
+    if saved.format != FORMAT:
+        raise ValueError(f"it has format {saved.format} instead of {FORMAT}")
+    amounts = [saved.saved, *(model.seconds for model in saved.models.values())]
+    amounts += [each.requests for model in saved.models.values() for each in (model.asked or {}).values()]
+    amounts += [each.requests for model in saved.models.values() for each in model.met or ()]
+    amounts += [share for model in saved.models.values() for share in model.shares.values()]
+    if not all(math.isfinite(amount) and amount >= 0 for amount in amounts):
+        raise ValueError("an amount in it is below zero or not finite")

@@ -1,0 +1,63 @@
+"""The store as the service changes it: one change at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from honed.daemon.blocking import in_thread, to_its_end
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel
+from honed.daemon.store.received import StoredFile
+from honed.daemon.store.store import Manifest, Store
+from honed.protocol.errors import HonedError
+
+_RETRY_SECONDS = 30.0  # after which what could not be stored is stored again
+_log = logging.getLogger(__name__)
+
+
+class Commits:
+    """Stores what `models` are. Whoever changes the store holds `turn`, until the models follow."""
+
+    def __init__(self, store: Store, models: Registry) -> None:
+        self._store = store
+        self._models = models
+        self.turn = asyncio.Lock()
+
+    async def commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]] = ()) -> None:
+        """Store a manifest and its new files, also where the caller is cancelled.
+
+        An error leaves none of it.
+        """
+        await to_its_end(self._commit(manifest, staged))
+
+    async def sweep(self) -> None:
+        """Delete the files that no model needs any more."""
+        await in_thread(self._store.sweep, self._models.manifests())
+
+    async def rewrite(self, model: ServedModel) -> None:
+        """Store the present manifest of a model, if that is served."""
+        async with self.turn:
+            if self._models.keeps(model):
+                await self.commit(model.manifest)
+                await self.sweep()
+
+    async def persist(self, model: ServedModel) -> None:
+        """The same until it is done, so that no start brings a quarantined version back."""
+        while self._models.keeps(model):
+            try:
+                await self.rewrite(model)
+            except HonedError as error:
+                _log.error("model %s: its versions are not stored yet: %s", model.name, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    async def _commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]]) -> None:
+        try:
+            await in_thread(self._store.commit, manifest, staged)
+        except HonedError:
+            await self.sweep()
+            raise

@@ -1,0 +1,118 @@
+"""Which engine is to serve a model: its compiled form on the device, or the CPU engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.store.store import EngineTimes, Manifest, Store
+from honed.protocol.errors import HonedError
+from honed.runtime.engines import compiled_serves
+
+from .deviceserver import DeviceServer
+from .loading import Loader
+
+LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
+ROUNDS = 8  # runs of each engine at most, and at least so many
+_LEAST = 3
+_SECONDS = 5.0  # after which no more are begun than the least
+Kind = Literal["gpu", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine, and why."""
+
+    engine: Kind
+    why: str
+    times: EngineTimes | None = None
+
+
+def times_of(gpu_ns: list[int], cpu_ns: list[int]) -> EngineTimes:
+    """The lower quartiles of runs in turns: what else runs on the machine can only make a run longer."""
+    gpu, cpu = (sorted(times)[(len(times) - 1) // 4] / 1e6 for times in (gpu_ns, cpu_ns))
+    return EngineTimes(gpu_ms=gpu, cpu_ms=cpu)
+
+
+def choose(times: EngineTimes, owner: int | None = None) -> Choice:
+    """By these times. A user's own model, whose `owner` this is, must not hold up a device for long."""
+    told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
+    if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
+        why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
+        return Choice("cpu", f"{why}: {told}", times)
+    if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
+        return Choice("cpu", f"the CPU engine is faster: {told}", times)
+    return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
+
+
+async def measure(
+    device: Loader, key: str, compiled: Path, cpu: Loader, source: str, *, rounds: int = ROUNDS
+) -> EngineTimes:
+    """Run both in turns between requests, on the inputs that came with the compiled form.
+
+    `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
+    HonedError where they cannot be compared.
+    """
+    gpu_ns: list[int] = []
+    cpu_ns: list[int] = []
+    end = time.monotonic() + _SECONDS
+    async with device.comparing:
+        for turn in range(rounds):
+            cpu_ns.append(await cpu.turn(source, compiled, turn))
+            gpu_ns.append(await device.alone(key, turn))
+            if turn + 1 >= _LEAST and time.monotonic() > end:
+                break
+    times = times_of(gpu_ns, cpu_ns)
+    return dataclasses.replace(
+        times, device=device.fingerprint, runtime=cpu.fingerprint, same_cores=device.on_processor
+    )
+
+
+async def compare(
+    device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
+) -> Choice:
+    """The engine that is to serve a new compiled form, of a model of this owner.
+
+    Where both cannot be compared that is the compiled form, which was proven right; of a user's own model
+    nobody knows then how long it would hold up the device.
+    """
+    try:
+        return choose(await measure(device, key, compiled, cpu, source), owner)
+    except HonedError as error:
+        if owner is not None:
+            return Choice("cpu", f"the compiled form could not be compared with it: {error}")
+        return Choice("gpu", f"the compiled form; it could not be compared with the CPU engine: {error}")
+
+
+async def compare_again(
+    device: DeviceServer, cpu: DeviceServer, manifest: Manifest, store: Store, seconds: float
+) -> EngineTimes:
+    """Both once more for a stored model, loaded where they are not; the caller has both kept.
+
+    Each engine may take so many `seconds` to be ready. Raises a HonedError where one cannot run the model.
+    """
+    for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
+        await server.supervisor.wait_ready(seconds)
+        await server.loader.load(key, str(await in_thread(store.form, manifest, key)))
+    path = store.form(manifest, manifest.key)
+    return await measure(device.loader, manifest.key, path, cpu.loader, manifest.source_key)
+
+
+def cpu_serves(manifest: Manifest, configured: str) -> bool:
+    """Whether the CPU engine is to serve a stored model; `configured` is the setting serve.engine."""
+    if manifest.interface is None:
+        return False
+    if manifest.compiled is None:
+        return True
+    wanted = manifest.engine_wanted(configured)
+    return wanted == "cpu" or (wanted == "fastest" and manifest.chosen == "cpu")
+
+
+def unfinished(manifest: Manifest, configured: str) -> bool:
+    """Whether compiling a stored model was interrupted, or not possible without compiler or device."""
+    left = not manifest.why or manifest.awaits_compiler
+    return manifest.compiled is None and left and (manifest.wanted or configured) != "cpu"

@@ -1,0 +1,335 @@
+"""ModelInfer against a model: everything is checked here, before the worker sees it. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from honed.daemon.core.requests import PRIORITIES
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
+from honed.daemon.worker.regions import HeldRegion, Regions
+from honed.protocol.errors import InvalidArgument, ResourceExhausted
+from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
+from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
+from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
+from honed.runtime.compiled.model import PartTensor, Tensor
+from honed.runtime.dtypes import STRING, dtype
+
+_LEAST_TEXT = 4  # bytes of a string: its length
+MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRange:
+    """Bytes of a region."""
+
+    region: HeldRegion
+    offset: int
+    nbytes: int
+
+    def part(self, offset: int, nbytes: int) -> RegionRange:
+        """Some of it, from `offset` of it on."""
+        return RegionRange(self.region, self.offset + offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """A checked request: what the worker is to be given and to give back.
+
+    One that is `open` is in shapes that only the CPU engine takes; inputs have the shapes given.
+    """
+
+    model: str
+    id: str
+    timeout: float  # seconds
+    priority: int
+    finite: bool
+    keep: bool  # the worker may keep the inputs, to compare a successor on
+    inputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
+    outputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
+    room: RegionRange | None  # for outputs without a place
+    raw: tuple[Data, ...]
+    max_bytes: int  # of outputs inside the answer
+    open: bool
+
+    @property
+    def regions(self) -> list[HeldRegion]:
+        """The regions it uses, each once."""
+        named = (*self.inputs, *self.outputs, (None, self.room))
+        places = [place for _, place in named if place]
+        return list({place.region.number: place.region for place in places}.values())
+
+    def for_worker(self, key: str) -> RunModel:
+        """What to ask of the worker that knows the model by `key`."""
+        return RunModel(
+            key=key,
+            inputs=tuple(
+                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
+                for t, place in self.inputs
+            ),
+            outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
+            room=_slice(self.room),
+            raw=self.raw,
+            finite=self.finite,
+            keep=self.keep,
+            max_bytes=self.max_bytes,
+        )
+
+    def result(self, ran: ModelRan, queue_us: int, engine: str) -> Inferred:
+        """The result of ModelInfer for what a worker answered; `engine` is "gpu", "cpu" or "gpu+cpu"."""
+        return Inferred(
+            model_name=self.model,
+            model_version=VERSION,
+            id=self.id,
+            parameters=InferTimes(queue_us=queue_us, compute_us=round(ran.infer_ns / 1000), engine=engine),
+            outputs=tuple(
+                InferredOutput(
+                    name=t.name,
+                    datatype=dtype(t.dtype).datatype,
+                    shape=shape,
+                    parameters=_place_map(place),
+                )
+                for (t, place), shape in zip(self._answered(ran), ran.shapes, strict=True)
+            ),
+            raw_output_contents=ran.raw,
+        )
+
+    def _answered(self, ran: ModelRan) -> Iterable[tuple[OpenTensor, RegionRange | None]]:
+        """The outputs, with where they are."""
+        if self.room is None:
+            return self.outputs
+        return (
+            (t, place if offset < 0 else self.room.part(offset, nbytes_of(t, shape)))
+            for (t, place), offset, shape in zip(self.outputs, ran.offsets, ran.shapes, strict=True)
+        )
+
+
+def nothing(params: InferParams, engine: str) -> Inferred:
+    """The result of a request that only ends its sequence; `engine` serves the model."""
+    return Inferred(
+        model_name=params.model_name,
+        model_version=VERSION,
+        id=params.id or "",
+        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine),
+        outputs=(),
+        raw_output_contents=(),
+    )
+
+
+def describe(tensor: Tensor | PartTensor | OpenTensor) -> TensorMetadata:
+    """A tensor as metadata shows it; any number of dimensions as a single open one."""
+    shape = (-1,) if tensor.shape is None else tensor.shape
+    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
+
+
+def check(
+    params: InferParams,
+    compiled: Interface | None,
+    given: Interface | None,
+    regions: Regions,
+    *,
+    max_bytes: int,
+    keep: bool,
+) -> InferencePlan:
+    """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
+
+    `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
+    runs that; one of them at least is there. ResourceExhausted where the answer would hold more than
+    `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
+    """
+    only_open = compiled is None or (given is not None and not _fits(params, compiled))
+    interface = given if only_open else compiled
+    assert interface is not None
+    inputs, outputs = interface.inputs, interface.outputs
+    options = params.parameters
+    timeout = timeout_us(options)
+    priority = 2 if options is None or options.priority is None else options.priority
+    if priority not in PRIORITIES:
+        raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
+    asked = _outputs(params, outputs, regions)
+    room = _room(options, regions)
+    answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
+    if answer > max_bytes + (room.nbytes if room is not None else 0):
+        raise ResourceExhausted(
+            f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
+        )
+    return InferencePlan(
+        model=params.model_name,
+        id=params.id or "",
+        timeout=timeout / 1e6,
+        priority=priority,
+        finite=bool(options and options.finite),
+        keep=keep,
+        inputs=_inputs(params, inputs, regions),
+        outputs=asked,
+        room=room,
+        raw=params.raw_input_contents or (),
+        max_bytes=max_bytes,
+        open=only_open,
+    )
+
+
+def timeout_us(options: InferOptions | None) -> int:
+    """Microseconds until the answer is worthless; raises InvalidArgument."""
+    timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    if not 1 <= timeout <= MAX_TIMEOUT_US:
+        raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
+    return timeout
+
+
+def _fits(params: InferParams, compiled: Interface) -> bool:
+    """Whether every input that the compiled form has comes in the shape that it was compiled for."""
+    shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
+    return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
+
+
+def _inputs(
+    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
+) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
+    known = {tensor.name: tensor for tensor in tensors}
+    given = [_named(known, entry.name, "input") for entry in params.inputs]
+    _check_once([tensor.name for tensor in given], "input")
+    missing = sorted(known.keys() - {tensor.name for tensor in given})
+    if missing:
+        raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(known)}")
+    placed = []
+    contents = list(params.raw_input_contents or ())
+    for entry, open_tensor in zip(params.inputs, given, strict=True):
+        _check_input(entry, open_tensor)
+        tensor = open_tensor
+        if entry.shape != tensor.shape:
+            tensor = dataclasses.replace(open_tensor, shape=entry.shape)
+        place = _place(entry.parameters, tensor, regions)
+        if place is None:
+            _check_content(tensor, contents.pop(0) if contents else None)
+        placed.append((tensor, place))
+    if contents:
+        raise InvalidArgument(
+            f"raw_input_contents holds {len(contents)} more than the inputs that are not in shared memory; "
+            "give one for each of those"
+        )
+    return tuple(placed)
+
+
+def _outputs(
+    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
+) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
+    if not params.outputs:
+        return tuple((tensor, None) for tensor in tensors)
+    known = {tensor.name: tensor for tensor in tensors}
+    _check_once([entry.name for entry in params.outputs], "output")
+    wanted = [(_named(known, entry.name, "output"), entry.parameters) for entry in params.outputs]
+    return tuple((tensor, _place(parameters, tensor, regions)) for tensor, parameters in wanted)
+
+
+def _named(known: dict[str, OpenTensor], name: str, what: str) -> OpenTensor:
+    if name not in known:
+        raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(known)}")
+    return known[name]
+
+
+def _check_once(names: list[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgument(f"{what} {name!r} is given twice; give it once")
+        seen.add(name)
+
+
+def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
+    if entry.shape == tensor.shape and entry.datatype == dtype(tensor.dtype).datatype:
+        return
+    expected = describe(tensor)
+    if entry.datatype != expected.datatype:
+        raise InvalidArgument(
+            f"input {tensor.name!r} is {entry.datatype[:20]} and the model takes {expected.datatype}; "
+            "convert it"
+        )
+    if not tensor.takes(entry.shape):
+        fixed = "-1 is any size" if tensor.is_open else "the shapes of a model are fixed when it is added"
+        raise InvalidArgument(
+            f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {list(expected.shape)}"
+            f"; {fixed}"
+        )
+
+
+def _check_content(tensor: OpenTensor, content: Data | None) -> None:
+    if content is None:
+        raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
+    if _is_text(tensor):
+        # How long each is, only what reads them knows; `strings.decode` tells what is wrong with them.
+        if len(content) < _LEAST_TEXT * math.prod(tensor.shape or ()):
+            raise InvalidArgument(
+                f"the data of input {tensor.name!r} is too short for its shape; write the length of each "
+                "string as 4 bytes in front of it"
+            )
+        return
+    if len(content) != nbytes(tensor):
+        raise InvalidArgument(
+            f"the data of input {tensor.name!r} has {len(content)} bytes and should have {nbytes(tensor)}; "
+            "send the whole tensor, row-major"
+        )
+
+
+def nbytes(tensor: OpenTensor) -> int:
+    """Bytes of a tensor, whose sizes are known, as it travels."""
+    return nbytes_of(tensor, tensor.shape or ())
+
+
+def _is_text(tensor: OpenTensor) -> bool:
+    return tensor.dtype == STRING.name
+
+
+def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
+    """Bytes of a tensor in that shape."""
+    return dtype(tensor.dtype).itemsize * math.prod(shape)
+
+
+def _room(options: InferOptions | None, regions: Regions) -> RegionRange | None:
+    if options is None or options.shared_memory_region is None:
+        return None
+    region = regions.get(options.shared_memory_region)
+    offset, size = options.shared_memory_offset or 0, options.shared_memory_byte_size
+    if size is None or size < 1 or offset % ROOM_ALIGN:
+        raise InvalidArgument(
+            f"the request's shared memory starts at byte {offset} and has {size}; give at least 1, from a "
+            f"multiple of {ROOM_ALIGN} on"
+        )
+    region.check_range(offset, size)
+    return RegionRange(region, offset, size)
+
+
+def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: Regions) -> RegionRange | None:
+    if parameters is None or parameters.shared_memory_region is None:
+        return None
+    if _is_text(tensor):
+        raise InvalidArgument(f"{tensor.name!r} is BYTES, which does not go to shared memory; take it inline")
+    region = regions.get(parameters.shared_memory_region)
+    size = parameters.shared_memory_byte_size
+    if size is None or (not tensor.is_open and size != nbytes(tensor)):
+        raise InvalidArgument(
+            f"shared_memory_byte_size of {tensor.name!r} is {size} and must be the tensor's"
+            + ("" if tensor.is_open else f", {nbytes(tensor)}")
+        )
+    offset = parameters.shared_memory_offset or 0
+    region.check_range(offset, size)
+    return RegionRange(region, offset, size)
+
+
+def _slice(place: RegionRange | None) -> RegionSlice | None:
+    if place is None:
+        return None
+    return RegionSlice(region=place.region.number, offset=place.offset, nbytes=place.nbytes)
+
+
+def _place_map(place: RegionRange | None) -> dict[str, str | int]:
+    if place is None:
+        return {}
+    return {
+        "shared_memory_region": place.region.name,
+        "shared_memory_offset": place.offset,
+        "shared_memory_byte_size": place.nbytes,
+    }

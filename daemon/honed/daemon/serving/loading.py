@@ -1,0 +1,257 @@
+"""Loads compiled files into one worker, and compares them with their proofs and with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import statistics
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from honed.daemon.blocking import in_thread
+from honed.daemon.core import actions, events
+from honed.daemon.core.events import Proof
+from honed.daemon.core.states import Engine
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.proofcache import ProofCache
+from honed.daemon.store.store import Manifest, Store
+from honed.daemon.store.versions import ComparisonResult
+from honed.daemon.worker.buildprocess import BuilderLost, BuildProcess, Progress
+from honed.daemon.worker.calls import (
+    BuildModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    CompareTurn,
+    RunTurn,
+    UnloadModel,
+    WarmUp,
+    WorkerCall,
+)
+from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.protocol.errors import HonedError, ModelRefused
+from honed.protocol.results import ComparedOutput, Empty, ModelChecked
+
+from .madeup import warm_up_inputs
+
+# After each run that is not a request's, requests have the device to themselves for so many times as long.
+_PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
+JUDGE_ROUNDS = 7  # runs of each of two versions side by side
+_log = logging.getLogger(__name__)
+_Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
+
+
+class Loader:
+    """What is done with compiled files in the worker of `engine`, beside requests."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
+    ) -> None:
+        """`cache_dir` remembers which files were proven."""
+        self.builder = BuildProcess(limits, cache_dir, supervisor)
+        self._engine = engine
+        self._cache_dir = cache_dir
+        self._limits = limits
+        self._supervisor = supervisor
+        self._store = store
+        self.comparing = asyncio.Lock()  # the worker knows one pair at a time
+
+    @property
+    def fingerprint(self) -> str:
+        """The device with its driver, or the CPU engine with its version; "" before it was seen."""
+        return self._supervisor.fingerprint
+
+    @property
+    def on_processor(self) -> bool:
+        """Whether its device is the host's processor."""
+        profile = self._supervisor.profile
+        return profile is not None and profile.family.processor
+
+    async def load(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> Proof:
+        """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
+
+        A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
+        wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
+        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost
+        where the worker, or the process that builds, died of it.
+        """
+        await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
+        return dataclasses.replace(await self._load(key, path, give_way=True), left=())
+
+    async def restore(self, action: actions.Load) -> events.Event:
+        """Have the worker load a model of the store; what came of it."""
+        key = action.model.key_on(self._engine.name)
+        try:
+            path = str(await in_thread(self._store.form, action.model.manifest, key))
+            proven_now = await self._prove_in_subprocess(key, path)
+            proof = await self._load(key, path, give_way=not action.awaited)
+            await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
+        except WorkerLost as error:
+            return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
+        except HonedError as error:
+            return events.LoadRefused(action.deployment, str(error))
+        if proven_now or not action.awaited:
+            proof = dataclasses.replace(proof, left=())
+        return events.Loaded(action.deployment, key, proof)
+
+    async def _warm_up(self, manifest: Manifest, key: str, proof: Proof, *, give_way: bool) -> None:
+        """Run a model as its settings say, before it serves; where that fails, say so and go on."""
+        settings = manifest.settings
+        inputs = warm_up_inputs(manifest, proof.interface)
+        if not settings.warm_up or not inputs:
+            return
+        begun = time.monotonic()
+        try:
+            for _ in range(settings.warm_up):
+                await self._careful(WarmUp(key=key, inputs=inputs), give_way=give_way)
+        except WorkerLost:
+            raise
+        except HonedError as error:
+            _log.warning("model %s: it is not warmed up: %s", manifest.name, error)
+        else:
+            took = time.monotonic() - begun
+            _log.info("model %s: warmed up by %d runs in %.2f s", manifest.name, settings.warm_up, took)
+
+    async def prove(self, action: actions.Prove) -> events.Event | None:
+        """Compare a model that serves already with one more of its probes; None where the worker ended."""
+        key = action.model.key_on(self._engine.name)
+        try:
+            outputs = await self._check(key, action.probe, give_way=True)
+        except WorkerLost:
+            self._forget(key)  # this may have been its doing: the next worker proves it before it serves
+            return None
+        except HonedError as error:
+            self._forget(key)
+            return events.Disproved(action.deployment, str(error))
+        return events.Proven(action.deployment, outputs)
+
+    async def judge(self, action: actions.Judge) -> events.Event:
+        """Compare a successor with the version before on what clients sent since."""
+        model, before = action.model, action.before
+        try:
+            # It is there already, unless the worker was started anew.
+            await self.load(before.key, str(self._store.form(before.manifest, before.key)))
+            compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
+        except WorkerLost as error:
+            return events.JudgingBroken(model.number, str(error))
+        except HonedError as error:
+            _log.warning("model %s: its new version is not compared again: %s", model.name, error)
+            return events.Judged(model.number, "")
+        return events.Judged(model.number, compared.objection(serving=True))
+
+    async def _prove_in_subprocess(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> bool:
+        """False where that was not needed."""
+        proofs = self._proofs()
+        if proofs.knows(key):
+            return False
+        await self.builder.prove(key, path, hurried=hurried, progress=progress)
+        proofs.note(key)
+        return True
+
+    async def _load(self, key: str, path: str, *, give_way: bool) -> Proof:
+        """Have the worker load a compiled file that this device has proven before: its first probe is enough.
+
+        One that requests may wait for does not `give_way` to others.
+        """
+        worker = self._supervisor.starts
+        await self._supervisor.open()
+        build = BuildModel(key=key, path=path)
+        built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
+        outputs: tuple[ComparedOutput, ...] = ()
+        probes = tuple(range(built.probes))
+        enough = 1 if self._proofs().knows(key) else len(probes)
+        try:
+            for probe in probes[:enough]:
+                outputs = await self._check(key, probe, give_way=give_way)
+        except ModelRefused:
+            self._forget(key)
+            await self.tell(UnloadModel(key=key))
+            raise
+        left = probes[enough:]
+        if not left:
+            self._proofs().note(key)
+        checked = ModelChecked(device=built.device, outputs=outputs)
+        return Proof(
+            engine=self._engine.name, worker=worker, checked=checked, left=left, interface=built.interface
+        )
+
+    async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
+        """The worst of every output so far; raises ModelRefused where an answer is wrong."""
+        return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
+
+    def _proofs(self) -> ProofCache:
+        assert self._supervisor.identity is not None
+        return ProofCache(self._cache_dir, self._supervisor.identity)
+
+    def _forget(self, key: str) -> None:
+        try:
+            self._proofs().forget(key)
+        except OSError as error:
+            _log.error("that a model is to be proven anew cannot be remembered: %s", error)
+
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
+        """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
+
+        Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
+        """
+        taken: tuple[list[int], list[int]] = ([], [])
+        wrong, turn = "", 0
+        async with self.comparing:
+            while turn < 2 * rounds and not wrong:
+                ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
+                taken[turn % 2].append(ran.ns)
+                wrong = ran.wrong
+                rounds = max(rounds, ran.sets)
+                turn += 1
+        return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+
+    async def turn(self, key: str, compiled: Path, turn: int) -> int:
+        """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
+        return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
+
+    async def alone(self, key: str, turn: int) -> int:
+        """One run of a loaded compiled file on the inputs of its probes, 0 first; nanoseconds.
+
+        The caller holds `comparing`.
+        """
+        return (await self._careful(CompareTurn(old=key, new=key, turn=2 * turn))).ns
+
+    async def median_us(self, key: str, rounds: int) -> float:
+        """The median of a run of a loaded file, in microseconds; raises as `compare`."""
+        compared = await self.compare(key, key, rounds)
+        return statistics.median((*compared.old, *compared.new)) / 1000
+
+    async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
+        """A call that runs a model; a device that failed in it is not used again.
+
+        With `give_way` requests may run before the next.
+        """
+        begun = time.monotonic()
+        answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
+        if answer.spoilt:
+            self._supervisor.kill(f"the device failed: {answer.spoilt}")
+            raise WorkerLost(answer.spoilt)
+        if give_way:
+            await self._give_way(time.monotonic() - begun)
+        return answer
+
+    async def _give_way(self, taken: float) -> None:
+        """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
+        end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
+        while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
+            await asyncio.sleep(min(taken, left))
+
+    async def tell(self, call: WorkerCall[Empty]) -> None:
+        """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        try:
+            await self._supervisor.call(call, seconds=self._limits.run_seconds)
+        except WorkerLost:
+            pass
+        except HonedError as error:
+            _log.warning("the worker refused %s: %s", call.method, error)

@@ -1,0 +1,415 @@
+"""The engines of the service at work: tells the machine what happens, and does what it wants done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from honed.daemon import installed
+from honed.daemon.apps.viewer import Viewer
+from honed.daemon.core import actions, events
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.requests import ClientId
+from honed.daemon.core.states import CPU_ENGINE, Engine, ServedModel, is_cpu
+from honed.daemon.observe.latencies import Latencies
+from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.places import users_cache
+from honed.daemon.settings.tables import CpuSettings, Service
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.store import Store
+from honed.daemon.worker.calls import UnloadModel
+from honed.daemon.worker.process import Program, device_program
+from honed.daemon.worker.regions import HeldRegion
+from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.results import ModelPlacement
+from honed.protocol.service import DeviceStatus, QueueStatus
+from honed.runtime.execution.partlimits import PartLimits
+
+from .asking import Asking
+from .commits import Commits
+from .deviceserver import DeviceServer
+from .dispatch import Dispatcher
+from .engines import choose, compare_again
+from .log import write
+from .placement import Placement
+
+USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
+_PASSED_SECONDS = 5.0  # between two looks at what is not used any more
+_SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
+_log = logging.getLogger(__name__)
+
+
+class Pool:
+    """Every device server of one service. `models` are those that they serve, to be looked at."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        service: Service,
+        models: Registry,
+        store: Store,
+        commits: Commits,
+        inspector: Inspector,
+        latencies: Latencies,
+        cpu: CpuSettings,
+        policy: str,
+        user_mib: int = 0,
+    ) -> None:
+        """`policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
+        self._limits = limits
+        self._cpu = cpu
+        self._user_mib = user_mib
+        self._cache_dir = service.cache_dir
+        self._models = models
+        self._store = store
+        self._commits = commits
+        self._inspector = inspector
+        self.placement = Placement(service.device, service.devices, service.placement)
+        self._machine = Machine(
+            models,
+            self.placement.names,
+            service.fallback,
+            limits.max_queue,
+            cpu=installed.cpu_engine(),
+            policy=policy,
+        )
+        self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
+        self._dispatcher = Dispatcher(limits, self.servers)
+        self.asking = Asking(
+            handle=self.handle,
+            dispatcher=self._dispatcher,
+            models=models,
+            store=store,
+            latencies=latencies,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _server(self, engine: Engine) -> DeviceServer:
+        cache_dir = self._cache_dir
+        if is_cpu(engine.name):
+            memory_mib = self._user_mib if engine.rests else self._cpu.memory_mib
+            program = Program(
+                module="honed.cpu.worker",
+                argument=str(self._cpu.threads),
+                memory_mib=memory_mib,
+                niceness=USERS_NICENESS if engine.rests else 0,
+            )
+            if engine.owner is not None:
+                # What others' files were proven to do is not known here: that would tell of them.
+                cache_dir = users_cache(cache_dir, engine.owner)
+        else:
+            parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
+            program = device_program(engine.name, self._limits.worker_memory_mib, parts)
+        return DeviceServer(engine, program, self._limits, cache_dir, self._models, self._store)
+
+    @property
+    def cpu(self) -> DeviceServer | None:
+        """The CPU engine; None where it is not installed."""
+        return self.servers.get(CPU_ENGINE)
+
+    def cpu_for(self, owner: int | None) -> DeviceServer | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        name = self._machine.cpu_for(owner)
+        self._make_servers()
+        return self.servers[name] if name is not None else None
+
+    def needed_cpu(self, owner: int | None) -> DeviceServer:
+        """The same; raises Unavailable where it is missing."""
+        found = self.cpu_for(owner)
+        if found is None:
+            raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
+        return found
+
+    def _make_servers(self) -> None:
+        """For engines that the machine has thought of meanwhile."""
+        for name, engine in self._machine.engines.items():
+            if name not in self.servers:
+                self.servers[name] = self._server(engine)
+
+    @property
+    def default(self) -> DeviceServer:
+        """The one for models that are not placed elsewhere."""
+        return self.servers[self.placement.default]
+
+    # The machine, and what it wants done
+
+    def handle(self, event: events.Event) -> None:
+        """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
+        doing = self._machine.handle(event, time.monotonic(), time.time())
+        if len(self.servers) < len(self._machine.engines):
+            self._make_servers()
+        for action in doing:
+            self._perform(action)
+
+    def _perform(self, action: actions.Action) -> None:
+        match action:
+            case actions.Run():
+                self._run(action)
+            case actions.Answer(request):
+                self._dispatcher.answer(request)
+            case actions.Refuse(request, error):
+                self._dispatcher.refuse(request, error)
+            case actions.Load() | actions.Prove() | actions.Unload() | actions.Kill():
+                self._perform_on_worker(action, self.servers[action.engine])
+            case actions.StartServer(engine):
+                self._start(engine)
+            case actions.StopServer(engine):
+                self._begin(self._follow(self._stopped(self.servers[engine])))
+            case actions.Judge(model):
+                self._begin(self._follow(self.of(model).loader.judge(action)))
+            case actions.Persist(model):
+                self._begin(self._commits.persist(model))
+            case actions.Compare(model):
+                self._begin(self._follow(self._compared(model)))
+            case actions.Inspect(model):
+                self._begin(self._follow(self._inspected(model)))
+            case _:
+                write(action)
+
+    def _perform_on_worker(
+        self, action: actions.Load | actions.Prove | actions.Unload | actions.Kill, server: DeviceServer
+    ) -> None:
+        """What ends with the present worker at the latest."""
+        match action:
+            case actions.Load():
+                server.with_worker(self._begin(self._follow(server.loader.restore(action))))
+            case actions.Prove():
+                server.with_worker(self._begin(self._follow(server.loader.prove(action))))
+            case actions.Unload(_, key):
+                server.with_worker(self._begin(server.loader.tell(UnloadModel(key=key))))
+            case actions.Kill(_, reason):
+                server.supervisor.kill(reason)
+
+    def _run(self, action: actions.Run) -> None:
+        if self.servers[action.engine].supervisor.state == "ready":
+            self._begin(self._follow(self._dispatcher.run(action)))
+        else:
+            self.handle(events.NotRun(action.engine))
+
+    async def _follow(self, work: Coroutine[Any, Any, events.Event | None]) -> None:
+        """Do something that ends in an event."""
+        event = await work
+        if event is not None:
+            self.handle(event)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What fails in a way nobody foresaw ends the service."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _inspected(self, model: ServedModel) -> events.Event | None:
+        """Read the file of a version that was gone back to."""
+        try:
+            read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
+        except HonedError as error:  # the worker finds so, too, and says it of the model
+            _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
+            return None
+        return events.Inspected(model.number, read)
+
+    async def _compared(self, model: ServedModel) -> events.Event:
+        """Both engines once more."""
+        device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
+        with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
+            try:
+                seconds = self._limits.load_seconds
+                times = await compare_again(device, cpu, manifest, self._store, seconds)
+            except HonedError as error:
+                _log.warning("model %s: its engines are not compared again: %s", model.name, error)
+                return events.NotCompared(model.number)
+        choice = choose(times, manifest.owner)
+        return events.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
+
+    # Device servers
+
+    async def run(self) -> None:
+        """Keep a worker on each device until cancelled; they are gone when this returns."""
+        try:
+            for name in self.placement.names:
+                self._start(name)
+                # One after the other: where peaks are measured, they are not measured side by side.
+                settled = self.servers[name].supervisor.settled()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(settled, _SETTLING_SECONDS)
+                self._warn_of_twins(self.servers[name])
+            self._begin(self._tell_time())
+            await self._failure
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_time(self) -> None:
+        """Now and then, where something depends on it."""
+        while self.cpu is not None:
+            await asyncio.sleep(_PASSED_SECONDS)
+            self.handle(events.Passed())
+
+    def _start(self, name: str) -> None:
+        server = self.servers[name]
+        server.running = self._begin(self._keep(server))
+
+    async def _keep(self, server: DeviceServer) -> None:
+        async with contextlib.aclosing(server.lives()) as lives:
+            async for event in lives:
+                self.handle(event)
+
+    async def _stopped(self, server: DeviceServer) -> events.Event:
+        if server.running is not None:
+            server.running.cancel()
+            await asyncio.wait([server.running])
+        return events.ServerStopped(server.name)
+
+    def _warn_of_twins(self, server: DeviceServer) -> None:
+        spec = server.supervisor.spec
+        for other in self.servers.values():
+            if other is not server and spec and other.supervisor.spec == spec:
+                told = "%r and %r are one device, %s; name it once in the configuration"
+                _log.warning(told, other.name, server.name, server.shown)
+
+    # Requests
+
+    def wake(self, name: str) -> None:
+        """Have a variant that rests in service; nothing else is changed by it."""
+        variant = self._models.variant(name)
+        if variant is None or not self._models.rests(variant):
+            return
+        manifest, cpu = variant.manifest, variant.manifest.chosen == "cpu"
+        self.handle(
+            events.Added(
+                manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
+            )
+        )
+
+    def release(self, region: HeldRegion) -> None:
+        """Let go of a region; with its last holder gone the workers unmap it."""
+        self._dispatcher.release(region)
+
+    def forget_client(self, client: ClientId) -> None:
+        """A connection is gone; its requests are cancelled."""
+        self.handle(events.ClientGone(client))
+
+    def limits_changed(self) -> None:
+        """The limits are others from now on."""
+        self._machine.limit_queues(self._limits.max_queue)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is queued finish for so long, then answer the rest with Unavailable."""
+        await self._dispatcher.answered(seconds)
+        self.handle(events.Stopping())
+        await self._dispatcher.taken_all()
+
+    # Where models are
+
+    def of(self, model: ServedModel) -> DeviceServer:
+        """The one that serves a model now."""
+        return self.servers[model.engine]
+
+    def device_of(self, model: ServedModel) -> DeviceServer:
+        """Where its compiled form is."""
+        return self.servers[model.device]
+
+    def check_at_home(self, model: ServedModel) -> None:
+        """Raise Unavailable where another device stands in for the model's own."""
+        if model.away:
+            raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
+
+    def asked(self, model: str, device: str) -> list[DeviceServer]:
+        """Those that a user's words for a device mean: several for "fastest". Raises NotFound."""
+        known = {
+            name: each.supervisor.spec for name, each in self.servers.items() if not each.engine.stand_in
+        }
+        return [self.servers[name] for name in self.placement.asked(model, device, known)]
+
+    def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
+        """Where a model belongs that was added for `device`, "" for any."""
+        return self.servers[self.placement.home(model, device, why).device]
+
+    @contextmanager
+    def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
+        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        self.handle(events.Kept(server.name, key))
+        try:
+            yield
+        finally:
+            self.handle(events.LetGo(server.name, key))
+
+    # What is shown
+
+    @property
+    def ready(self) -> bool:
+        """Whether some device has a worker, and none is about to get one."""
+        states = {server.state for server in self.servers.values() if not server.engine.rests}
+        return "ready" in states and "starting" not in states
+
+    def seen(self, viewer: Viewer) -> list[DeviceServer]:
+        """Those that are there for a peer."""
+        return [each for each in self.servers.values() if viewer.sees(each.engine.owner)]
+
+    def queue(self, viewer: Viewer) -> QueueStatus:
+        """Requests of all devices that wait and run."""
+        queues = [server.queue() for server in self.seen(viewer)]
+        return QueueStatus(
+            waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
+        )
+
+    def waiting(self) -> Counter[str]:
+        """Requests that wait, by model."""
+        total: Counter[str] = Counter()
+        for server in self.servers.values():
+            total.update(server.engine.queue.by_model())
+        return total
+
+    def workers(self) -> frozenset[int]:
+        """Processes that serve, and the last ones that did."""
+        supervisors = [server.supervisor for server in self.servers.values()]
+        ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
+        building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
+        return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
+
+    def devices(self, viewer: Viewer) -> tuple[DeviceStatus, ...]:
+        """The part `devices` of ServerStatus, as `viewer` may see it."""
+        seen = [model for model in self._models.models() if viewer.sees(model.manifest.owner)]
+        return tuple(
+            DeviceStatus(
+                name=server.name,
+                engine=server.kind,
+                default=server is self.default,
+                stand_in=server.engine.stand_in and server.kind != "cpu",
+                spec=server.supervisor.spec,
+                device=server.identity,
+                peaks=server.peaks,
+                worker=server.worker(),
+                queue=server.queue(),
+                models=tuple(model.name for model in seen if model.engine == server.name),
+                away=tuple(model.name for model in seen if model.home == server.name and not model.at_home),
+            )
+            for server in self.seen(viewer)
+        )
+
+    def placed(self, model: ServedModel) -> ModelPlacement:
+        """The part `placement` of ModelShow."""
+        manifest = model.manifest
+        return ModelPlacement(
+            device=self.servers[model.device].shown,
+            served_by=self.of(model).shown,
+            engine=model.kind,
+            why=manifest.why or self.placement.home(model.name, manifest.device, manifest.placed).why,
+            away=model.away,
+            pinned_engine=manifest.pinned_engine,
+        )

@@ -1,0 +1,253 @@
+"""Requests in sequences: each in its turn, with the state that the one before left.
+
+A request becomes one that brings the state tensors and takes them back; what runs it knows of no sequences.
+So one that is run again in a new worker starts from the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from honed.daemon.core.states import ServedModel
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.protocol.errors import DeadlineExceeded, InvalidArgument
+from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.results import Inferred
+from honed.runtime.dtypes import dtype
+
+from . import statepairs
+from .inference import nbytes, timeout_us
+from .sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from .statepairs import StatePair
+
+_LONGEST_NAME = 128
+_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
+
+
+def key_of(user: int, params: InferParams) -> SequenceKey | None:
+    """The sequence that a request is of; None where it is of none. Raises InvalidArgument."""
+    options = params.parameters
+    if options is None or (options.sequence_id in (None, 0, "")):
+        if options is not None and (options.sequence_start or options.sequence_end):
+            raise InvalidArgument("sequence_start and sequence_end need a sequence_id; give one")
+        return None
+    name = options.sequence_id
+    assert name is not None
+    if isinstance(name, str) and len(name) > _LONGEST_NAME:
+        raise InvalidArgument(f"sequence_id has {len(name)} letters; give at most {_LONGEST_NAME}")
+    return SequenceKey(user=user, model=params.model_name, name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WovenRequest:
+    """A request with its state. `params` are what is to be run, `asked` the outputs that its client wants.
+
+    `guessed` are the shapes of state that was made up for inputs whose sizes are open.
+    """
+
+    sequence: HeldSequence
+    params: InferParams
+    asked: frozenset[str]
+    first: bool
+    last: bool
+    guessed: dict[str, tuple[int, ...]]
+
+
+class Sequencer:
+    """The sequences of a service, and whose turn it is."""
+
+    def __init__(self, settings: SequenceSettings) -> None:
+        self.sequences = Sequences(settings)
+        self._turns: dict[SequenceKey, asyncio.Lock] = {}
+        self._waiting: dict[SequenceKey, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def change(self, settings: SequenceSettings) -> None:
+        """Other bounds, from now on."""
+        self.sequences.settings = settings
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._forget_in_time()
+
+    @asynccontextmanager
+    async def turn(self, key: SequenceKey, params: InferParams) -> AsyncIterator[InferParams]:
+        """While this lasts no other request of the sequence runs; they come in the order of their arrival.
+
+        Gives the request with what is left of its time; raises DeadlineExceeded where that is nothing.
+        """
+        options = params.parameters or InferOptions()
+        timeout = timeout_us(options) / 1e6
+        begun = time.monotonic()
+        lock = self._turns.setdefault(key, asyncio.Lock())
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            try:
+                async with asyncio.timeout(timeout):
+                    await lock.acquire()
+            except TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"the request's deadline passed before the one before it in {key.shown} was answered; "
+                    "allow more time"
+                ) from error
+            try:
+                left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
+                # State is taken from what is answered in line, so that there is no room elsewhere.
+                left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
+                yield dataclasses.replace(params, parameters=left_of)
+            finally:
+                lock.release()
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._turns[key]
+            self._forget_in_time()
+
+    def woven(
+        self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
+    ) -> WovenRequest:
+        """The request with its state; `interface` is the one whose shapes state begins with.
+
+        Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
+        InvalidArgument where the model keeps no state, or the request is malformed. One that it gives ends
+        with `taken` or `failed`.
+        """
+        options, source = params.parameters or InferOptions(), _source(entry)
+        now, first = time.monotonic(), bool(options.sequence_start)
+        if first:
+            pairs = state_of(entry)
+            if not pairs:
+                raise InvalidArgument(
+                    f"model {entry.name!r} has no outputs that are known to be its state; add it again with "
+                    "--state OUT=IN, or carry the state in the app"
+                )
+            sequence = self.sequences.begin(key, source, pairs, now)
+        else:
+            sequence = self.sequences.resume(key, source, now)
+        try:
+            return _weave(sequence, interface, params, first=first, last=bool(options.sequence_end))
+        except InvalidArgument:
+            self.sequences.failed(sequence, first=first)
+            raise
+
+    def taken(self, woven: WovenRequest, result: Inferred) -> Inferred:
+        """The answer without the state, which is kept; raises ResourceExhausted where there is too much."""
+        tensors: dict[str, StateTensor] = {}
+        given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
+        contents = iter(result.raw_output_contents)
+        outputs, raw = [], []
+        for output in result.outputs:
+            data = None if output.parameters else next(contents)  # else it lies in shared memory
+            if output.name in given and data is not None:
+                tensors[given[output.name]] = StateTensor(output.shape, bytes(data))
+            if output.name in woven.asked:
+                outputs.append(output)
+                if data is not None:
+                    raw.append(data)
+        for name, shape in woven.guessed.items():
+            if tensors[name].shape != shape:
+                raise InvalidArgument(
+                    f"the state {name!r} begins with an open size, and zeros of shape {list(shape)} became "
+                    f"{list(tensors[name].shape)}; give {name!r} with the first request of the sequence"
+                )
+        self.sequences.keep(woven.sequence, tensors, time.monotonic())
+        if woven.last:
+            self.sequences.drop(woven.sequence.key)
+        return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
+
+    def end(self, key: SequenceKey, entry: ServedModel) -> None:
+        """End a sequence without a run; raises SequenceLost where there is none."""
+        self.sequences.resume(key, _source(entry), time.monotonic())
+        self.sequences.drop(key)
+
+    def failed(self, woven: WovenRequest) -> None:
+        """The request was not answered."""
+        self.sequences.failed(woven.sequence, first=woven.first)
+
+    def _forget_in_time(self) -> None:
+        """Look again when one may have been idle for long enough; requests only put that off."""
+        end = self.sequences.next_end() if self._timer is None else None
+        if end is not None:
+            delay = max(0.0, end - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._forget)
+
+    def _forget(self) -> None:
+        self._timer = None
+        self.sequences.expire(time.monotonic())
+        self._forget_in_time()
+
+
+def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
+    """The outputs that are given to inputs of the next request; what its file says is known where it is."""
+    interface, compiled = entry.manifest.interface, entry.compiled
+    if interface is None and compiled is not None:
+        interface = compiled.interface
+    return statepairs.pairs(interface, entry.manifest.state) if interface is not None else ()
+
+
+def _source(entry: ServedModel) -> str:
+    """What tells the model from another of its name; tuned versions of it are the same."""
+    return entry.manifest.source_key if entry.manifest.sources else entry.key
+
+
+def _weave(
+    sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
+) -> WovenRequest:
+    brought = {tensor.name for tensor in params.inputs}
+    guessed: dict[str, tuple[int, ...]] = {}
+    inputs: list[InputTensor] = []
+    contents: list[bytes] = []
+    begins = {tensor.name: tensor for tensor in interface.inputs}
+    for pair in sequence.pairs:
+        name = pair.input.name
+        if name in brought:
+            continue
+        if first:
+            tensor, open_sizes = _zeros(begins[name])
+            if open_sizes:
+                guessed[name] = tensor.shape
+        else:
+            tensor = sequence.tensors[name]
+        inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
+        contents.append(tensor.data)
+    state = {pair.output.name for pair in sequence.pairs}
+    if params.outputs:
+        asked = {output.name for output in params.outputs}
+        placed = [o.name for o in params.outputs if o.name in state and o.parameters is not None]
+        if any(place for place in placed):
+            raise InvalidArgument(f"output {placed[0]!r} is state, which the service keeps; take it inline")
+        outputs = (*params.outputs, *(OutputTensor(name=name) for name in sorted(state - asked)))
+    else:
+        asked = {tensor.name for tensor in interface.outputs} - state
+        outputs = tuple(OutputTensor(name=tensor.name) for tensor in interface.outputs)
+    return WovenRequest(
+        sequence=sequence,
+        # In front: what the client gives wrongly is then told as always.
+        params=dataclasses.replace(
+            params,
+            inputs=(*inputs, *params.inputs),
+            outputs=outputs,
+            raw_input_contents=(*contents, *(params.raw_input_contents or ())),
+        ),
+        asked=frozenset(asked),
+        first=first,
+        last=last,
+        guessed=guessed,
+    )
+
+
+def _zeros(tensor: OpenTensor) -> tuple[StateTensor, bool]:
+    """What a sequence starts from, and whether a size was made up."""
+    if tensor.shape is None:
+        raise InvalidArgument(
+            f"the model leaves open how many dimensions the state {tensor.name!r} has; give it with the "
+            "first request of the sequence"
+        )
+    shape = tuple(_MADE_UP if size < 0 else size for size in tensor.shape)
+    made = OpenTensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
+    return StateTensor(shape, bytes(nbytes(made))), tensor.is_open

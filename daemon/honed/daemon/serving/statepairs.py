@@ -1,0 +1,139 @@
+"""Which outputs of a model are its state, and the inputs that they are to be given to next. No I/O.
+
+A model's user says so (`hone add --state OUT=IN`), or its file (metadata `honed.state`), or names and shapes
+do: an output whose name is an input's but for words like "out", "new" or "present", where one of the words
+says that it is state, and the type and shape fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from honed.daemon.store.interface import Interface, OpenTensor
+from honed.protocol.errors import InvalidArgument
+
+METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it
+_STATE = frozenset(
+    (
+        *(
+            "state",
+            "states",
+            "cache",
+            "caches",
+            "hidden",
+            "cell",
+            "h",
+            "c",
+            "hx",
+            "cx",
+            "past",
+            "present",
+            "kv",
+        ),
+        *("past", "present", "mem", "memory", "memories", "rnn", "lstm", "gru", "context", "ctx", "history"),
+        *("buf", "buffer"),
+    )
+)
+_BEFORE = frozenset(["in", "input", "inputs", "prev", "previous", "past", "old", "last", "init", "initial"])
+_AFTER = frozenset(["out", "output", "outputs", "new", "next", "present", "updated", "n"])
+_SHORT: Final[Mapping[str, str]] = {
+    "hn": "h",
+    "cn": "c",
+}  # outputs of recurrent layers
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class StatePair:
+    """An output that is given to an input of the next request."""
+
+    output: OpenTensor
+    input: OpenTensor
+
+
+def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
+    """The state of a model, `named` as output: input, else as its file says, else by the rule.
+
+    Raises InvalidArgument where names are wrong.
+    """
+    said = named or dict(interface.state)
+    return checked(interface, said) if said else found(interface)
+
+
+def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
+    """Pairs by name; raises InvalidArgument for those that cannot be."""
+    outputs = {tensor.name: tensor for tensor in interface.outputs}
+    inputs = {tensor.name: tensor for tensor in interface.inputs}
+    for output, given in named.items():
+        for name, known, what in ((output, outputs, "output"), (given, inputs, "input")):
+            if name not in known:
+                raise InvalidArgument(
+                    f"state {output[:80]}={given[:80]}: the model has no {what} {name[:80]!r}; "
+                    f"it has {', '.join(known)}"
+                )
+        if not _fit(outputs[output], inputs[given]):
+            raise InvalidArgument(
+                f"state {output}={given}: the output is not of the type and shape of the input; name another"
+            )
+    if len(set(named.values())) < len(named):
+        raise InvalidArgument("two outputs are named as the state of one input; name one")
+    return tuple(StatePair(outputs[output], inputs[given]) for output, given in named.items())
+
+
+def found(interface: Interface) -> tuple[StatePair, ...]:
+    """Pairs by the rule, as far as nothing else could be meant."""
+    fitting = [
+        StatePair(output, given)
+        for given in interface.inputs
+        for output in interface.outputs
+        if _fit(output, given) and _named_alike(output.name, given.name)
+    ]
+    return tuple(
+        pair
+        for pair in fitting
+        if sum(other.input is pair.input or other.output is pair.output for other in fitting) == 1
+    )
+
+
+def from_text(text: str) -> dict[str, str]:
+    """Output: input, of "OUT=IN" between commas; raises InvalidArgument."""
+    named: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        output, equals, given = (word.strip() for word in part.partition("="))
+        if not (output and equals and given) or output in named:
+            raise InvalidArgument(f"state {part[:80]!r} is not OUT=IN, each output once")
+        named[output] = given
+    return named
+
+
+def _fit(output: OpenTensor, given: OpenTensor) -> bool:
+    if output.dtype != given.dtype:
+        return False
+    if output.shape is None or given.shape is None:
+        return True
+    return len(output.shape) == len(given.shape) and all(
+        -1 in sizes or sizes[0] == sizes[1] for sizes in zip(output.shape, given.shape, strict=True)
+    )
+
+
+def _named_alike(output: str, given: str) -> bool:
+    after, before = _words(output), _words(given)
+    if not _STATE.intersection((*(_SHORT.get(word, word) for word in after), *before)):
+        return False
+    stem = [_SHORT.get(word, word) for word in after if word not in _AFTER]
+    begun = [word for word in before if word not in _BEFORE]
+    if len(begun) == 2 and len(begun[0]) == 1 and begun[1] == "0":  # h0 before, hn after
+        begun = begun[:1]
+    return stem == begun
+
+
+def _words(name: str) -> list[str]:
+    # past_key_values.0.key is followed by present.0.key
+    return _lower(_WORDS.findall(name.replace("key_values", "")))
+
+
+def _lower(words: Iterable[str]) -> list[str]:
+    return [word.lower() for word in words]

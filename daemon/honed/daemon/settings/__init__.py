@@ -1,0 +1,1 @@
+"""Sections of the configuration, limits, and where things are."""

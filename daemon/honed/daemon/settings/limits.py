@@ -1,0 +1,106 @@
+"""What the service accepts from others: the [limits] table of its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from honed.runtime.execution.partlimits import PROVING_MIB
+
+from .sections import setting
+
+MAX_MESSAGE_DEPTH = 16
+MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
+MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
+# Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
+INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
+CHECKING_MIB = 2048  # a model that is checked while another is compiled
+RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
+TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
+BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
+LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
+CHAINS_MIB = 512  # tensors between the steps of chains, all users together
+DAEMON_MIB = 128  # the daemon itself, without messages
+
+
+@dataclass(slots=True, kw_only=True)
+class Limits:
+    """Bounds with their defaults; sizes in bytes unless the name says MiB, times in seconds.
+
+    The service has one instance, which changes when its configuration is read again: take a value from it
+    when it is needed.
+
+    max_connections: open connections, all users together.
+    max_user_connections: open connections of one user.
+    max_unanswered: requests of one connection; it is not read further until one is answered.
+    max_message_bytes: one message; larger tensors go through shared memory.
+    max_user_bytes: messages of one user that were not answered yet, and answers it has not taken.
+    max_all_bytes: the same of all users; beyond it who holds most loses a connection.
+    message_seconds: from the first byte of a message to its last.
+    write_seconds: without progress while a client does not read its answers.
+    max_regions: shared-memory regions of one connection.
+    max_queue: inferences that wait.
+    run_seconds: one inference on the device; beyond it the worker counts as hung.
+    load_seconds: the worker's start, or building one kernel of a model.
+    worker_memory_mib: memory of a worker, and of the process that builds for it, MiB; 0: no limit.
+    max_models: models in the store.
+    max_model_bytes: a model with its external data.
+    max_jobs: models being added; they are compiled one after the other.
+    compile_seconds: compiling one model.
+    compile_memory_mib: memory of the compiler, MiB.
+    stop_seconds: finishing what is queued when the service is told to stop.
+    """
+
+    max_connections: int = setting(256)
+    max_user_connections: int = setting(128)
+    max_unanswered: int = setting(64)
+    max_message_bytes: int = setting(64 << 20, unit="bytes", minimum=4096, effect="new connections")
+    max_user_bytes: int = setting(256 << 20, unit="bytes", minimum=4096)
+    max_all_bytes: int = setting(1 << 30, unit="bytes", minimum=4096)
+    message_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
+    write_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
+    max_regions: int = setting(64, effect="new connections")
+    max_queue: int = setting(256)
+    run_seconds: float = setting(60.0, unit="s", minimum=0.1)
+    load_seconds: float = setting(300.0, unit="s", minimum=1)
+    worker_memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+    max_models: int = setting(256)
+    max_model_bytes: int = setting(2 << 30, unit="bytes")
+    max_jobs: int = setting(8)
+    compile_seconds: float = setting(1800.0, unit="s", minimum=1)
+    compile_memory_mib: int = setting(6144, unit="MiB", minimum=1024)
+    stop_seconds: float = setting(20.0, unit="s", minimum=0)
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """The most bytes of one answer."""
+        return 2 * self.max_message_bytes
+
+    def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int, apps_mib: int) -> int:
+        """What the service and all of its children take at most, in MiB.
+
+        `tuner_mib` is tuner.memory_mib, `cpu_mib` cpu.memory_mib and `apps_mib` that of all users' engines.
+        """
+        messages = self.max_all_bytes + devices * self.max_answer_bytes
+        return (
+            DAEMON_MIB
+            + CHAINS_MIB
+            + (messages >> 20)
+            + INSPECTIONS * INSPECTION_MIB
+            + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
+            + 2 * cpu_mib  # the CPU engine, and a process that tries models out for it
+            + apps_mib  # users' CPU engines, and the processes that try models out for them
+            + 2 * devices * cpu_mib  # parts of models, of a worker and of the process that builds for it
+            + 2 * PROVING_MIB  # parts of a model being compiled, and of one being tuned
+            + self.compile_memory_mib
+            + CHECKING_MIB
+            + TUNING_PROCESSES * tuner_mib
+            + BUILDERS * BUILDER_MIB
+            + LOWERING * LOWERING_MIB
+            + RECORDS_COMMANDS * RECORDS_MIB
+        )
+
+    def become(self, other: Limits) -> None:
+        """Take over every value of `other`."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(other, field.name))

@@ -1,0 +1,194 @@
+"""What the service knows of a compiled file. Its constants, kernel sources and plan stay in the file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from honed.machine.profile import DeviceIdentity
+from honed.protocol import strict
+from honed.protocol.results import (
+    ComparedOutput,
+    ModelProof,
+    ShownForm,
+    ShownKernel,
+    ShownPart,
+    TensorMetadata,
+)
+from honed.runtime.compiled.model import (
+    CompiledModel,
+    Copy,
+    CpuPart,
+    Form,
+    HostCall,
+    Launch,
+    PartTensor,
+    Source,
+    Split,
+    Tensor,
+)
+from honed.runtime.dtypes import dtype
+
+from .interface import Interface, OpenTensor
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
+class Compiled:
+    """A compiled file that is whole and keeps every rule of its format.
+
+    `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
+    notes. `outputs` are the model's; its steps make those `handed`, of which some may go on to the last of
+    its `parts`.
+    """
+
+    source: Source
+    compiler: dict[str, str]
+    device: DeviceIdentity
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[PartTensor, ...]
+    handed: tuple[Tensor, ...]
+    kernels: tuple[ShownKernel, ...]
+    launches: int
+    copies: int
+    host_calls: int
+    constant_bytes: int
+    arena_bytes: int
+    prepared_bytes: int
+    proof: ModelProof | None
+    schedules: str
+    parts: tuple[ShownPart, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
+        return "gpu+cpu" if self.parts else "gpu"
+
+    @functools.cached_property
+    def interface(self) -> Interface:
+        """What it takes and gives; where it runs in parts, sizes of outputs may be open."""
+        return closed(self.inputs, self.outputs)
+
+
+def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
+    """The interface of a compiled form with these."""
+    return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
+
+
+def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
+    return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
+
+
+def summarise(model: CompiledModel) -> Compiled:
+    """Leave out what only a worker needs."""
+    return Compiled(
+        source=model.source,
+        compiler=model.compiler,
+        device=model.device.identity,
+        inputs=model.inputs,
+        outputs=model.gives,
+        handed=model.outputs,
+        kernels=_kernels(model),
+        launches=sum(isinstance(step, Launch) for step in model.steps),
+        copies=sum(isinstance(step, Copy) for step in model.steps),
+        host_calls=sum(isinstance(step, HostCall) for step in model.steps),
+        constant_bytes=model.constant_bytes,
+        arena_bytes=sum(each.arena_bytes for each in (model, *(form.model for form in model.forms))),
+        prepared_bytes=sum(each.prepared_bytes for each in (model, *(form.model for form in model.forms))),
+        proof=_proof(model),
+        schedules=_schedules(model),
+        parts=_parts(model),
+    )
+
+
+def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
+    """What is compiled first, then what the CPU engine runs; nothing where the model is not cut."""
+    split = model.split
+    if split is None:
+        return ()
+    whole = ShownPart(engine="gpu", nodes=split.nodes, flops=split.flops)
+    return whole, *(_part(model, split, n, part) for n, part in enumerate(split.parts))
+
+
+def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
+    return ShownPart(
+        engine="cpu",
+        nodes=part.nodes,
+        flops=part.flops,
+        why=part.why,
+        inputs=tuple(map(_tensor, part.inputs)),
+        outputs=tuple(map(_tensor, part.outputs)),
+        last=number in split.behind,
+        sized=part.sized,
+        by_rows=part.by_rows,
+        forms=(
+            *(_form(form) for form in model.forms if form.part == number),
+            *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
+        ),
+    )
+
+
+def _form(form: Form) -> ShownForm:
+    times = form.times
+    return ShownForm(
+        sizes=form.sizes,
+        least=form.least,
+        compiled_us=times.compiled_us if times is not None else None,
+        cpu_us=times.cpu_us if times is not None else None,
+    )
+
+
+def _tensor(tensor: PartTensor) -> TensorMetadata:
+    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape)
+
+
+def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
+    launches, prepared = (
+        Counter(step.kernel for step in steps if isinstance(step, Launch))
+        for steps in (model.steps, model.prepare)
+    )
+    own = tuple(
+        strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
+        for n, kernel in enumerate(model.kernels)
+    )
+    return *own, *(kernel for form in model.forms for kernel in _of_form(form))
+
+
+def _of_form(form: Form) -> Iterator[ShownKernel]:
+    """Its kernels, which no inference launches that does not meet its sizes."""
+    sizes = "x".join(map(str, form.sizes))
+    for kernel in _kernels(form.model):
+        yield replace(kernel, name=f"{kernel.name} [part {form.part}, size {sizes}]", launches=0)
+
+
+def _proof(model: CompiledModel) -> ModelProof | None:
+    proof = model.proof
+    if proof is None:
+        return None
+    outputs = tuple(
+        ComparedOutput(
+            name=tensor.name,
+            tolerance=max((probe.tolerance[i] for probe in proof.probes), default=0.0),
+            error=proof.error[i] if proof.error else None,
+        )
+        for i, tensor in enumerate(model.outputs)
+    )
+    return ModelProof(
+        reference=proof.reference, probes=len(proof.probes), device=proof.device, outputs=outputs
+    )
+
+
+def _schedules(model: CompiledModel) -> str:
+    digest = hashlib.sha256()
+    for kernel in model.kernels:
+        digest.update(repr((kernel.entry, kernel.grid, kernel.block)).encode())
+        digest.update(model.sources[kernel.source].encode())
+    if model.prepare:
+        digest.update(repr(model.prepare).encode())
+    for form in model.forms:
+        digest.update(repr((form.part, form.sizes, form.least, _schedules(form.model))).encode())
+    for out in model.split.left_out if model.split is not None else ():
+        digest.update(repr((out.part, out.sizes)).encode())
+    return digest.hexdigest()

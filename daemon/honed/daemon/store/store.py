@@ -1,0 +1,397 @@
+"""The models on disk: content-addressed objects, and one small checksummed manifest per name.
+
+    objects/<sha256>      compiled files, and the sources they came from
+    models/<name>.json    what a name stands for; the model exists from the moment this is renamed here,
+                          as does a variant of it, whose name has the sizes: <name>@<sizes>
+    staging/<random>/     work in progress; emptied at start
+    damaged/              what was found altered, set aside for people
+
+Manifests say their format, so that a honed older than they are leaves them alone. Each file is written
+beside its place, synced, renamed and its folder synced, so that a crash at any moment leaves every model
+as it was before or after. One process at a time (see `lock`). Blocking I/O: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from honed.machine.files import open_regular, put_aside, read_regular, replacing, sync_folder
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import (
+    InvalidArgument,
+    Unavailable,
+)
+from honed.protocol.results import ModelSettings
+from honed.protocol.versions import ModelVersion
+
+from .interface import Interface
+from .received import StoredFile, explained, relative
+from .variantnames import STORED
+from .versions import VersionHistory, first
+
+# Of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states, and
+# 5 has owners.
+FORMAT = 5
+_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
+_MAX_MANIFEST = 16 << 20  # bytes
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
+
+    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then; with
+    `same_cores` the device is the processor that the CPU engine runs on.
+    """
+
+    gpu_ms: float
+    cpu_ms: float
+    device: str = ""
+    runtime: str = ""
+    same_cores: bool = False
+
+
+class NewerFormat(InvalidArgument):
+    """A manifest was written by a newer honed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
+
+    `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
+    `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
+    user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
+    that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
+    variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
+    asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
+    was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
+    its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
+    `settings` hold for whatever engine and version serves it.
+    """
+
+    name: str
+    added: float  # seconds since 1970
+    compiled: StoredFile | None
+    history: VersionHistory
+    sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    device: str = ""
+    placed: str = ""
+    interface: Interface | None = None
+    wanted: str = ""
+    chosen: str = ""
+    why: str = ""
+    by_hand: bool = False
+    times: EngineTimes | None = None
+    pinned_engine: str = ""
+    awaits_compiler: bool = False
+    state: dict[str, str] = field(default_factory=dict)
+    owner: int | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
+
+    def engine_wanted(self, configured: str) -> str:
+        """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
+        return self.pinned_engine or self.wanted or configured
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        return self.compiled.sha256 if self.compiled is not None else self.source_key
+
+    @property
+    def source_key(self) -> str:
+        """What the CPU engine calls the source: its SHA-256, or one over all of its files."""
+        if len(self.sources) == 1:
+            return self.sources[0].sha256
+        files = "\n".join(f"{file.sha256} {file.name}" for file in self.sources)
+        return hashlib.sha256(files.encode()).hexdigest()
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """All that it stands for, the compiled one first."""
+        return (*((self.compiled,) if self.compiled is not None else ()), *self.sources)
+
+
+class Store:
+    """The models under one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._objects = state_dir / "objects"
+        self._models = state_dir / "models"
+        self._staging = state_dir / "staging"
+        self._damaged = state_dir / "damaged"
+        self._unread = False  # a manifest could not be read: nobody knows what it stands for
+
+    def open(self) -> tuple[dict[str, Manifest], list[str]]:
+        """Make the folders, clear away what a crash left, and read every manifest.
+
+        Gives the models by name, and a sentence for each that was damaged. Raises PermissionDenied or
+        ResourceExhausted where the folder cannot be used, and NewerFormat, having changed nothing, where a
+        newer honed wrote to it.
+        """
+        with explained(self._objects.parent):
+            for folder in (self._staging, self._damaged):
+                if os.path.lexists(folder) and not folder.is_dir():
+                    put_aside(folder)
+            for folder in (self._objects, self._models, self._staging, self._damaged):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            models, damaged = self._read_all()
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._staging.mkdir(mode=0o700, exist_ok=True)
+            self._collect(models.values())
+            return models, damaged
+
+    def object(self, file: StoredFile) -> Path:
+        """Where the bytes of a stored file are."""
+        return self._objects / file.sha256
+
+    def form(self, manifest: Manifest, key: str) -> Path:
+        """The file that an engine loads: the compiled one, or the source with its data beside it.
+
+        Raises Unavailable where the latter cannot be put there.
+        """
+        if manifest.compiled is not None and manifest.compiled.sha256 == key:
+            return self.object(manifest.compiled)
+        if len(manifest.sources) == 1:
+            return self.object(manifest.sources[0])
+        folder = self._staging / f"source-{key}"
+        try:
+            for file in manifest.sources:
+                place = folder / relative(file.name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.link(self.object(file), place)
+        except OSError as error:
+            raise Unavailable(
+                f"the stored files of {manifest.name} cannot be used ({error.strerror}); add the model again"
+            ) from error
+        return folder / relative(manifest.sources[0].name)
+
+    def open_files(self, manifest: Manifest) -> tuple[int, ...]:
+        """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
+
+        Raises Unavailable where one cannot be opened.
+        """
+        opened: list[int] = []
+        try:
+            opened.extend(self.open_file(file) for file in manifest.files)
+        except BaseException:
+            close_all(opened)
+            raise
+        return tuple(opened)
+
+    def open_file(self, file: StoredFile) -> int:
+        """A read-only descriptor of a stored file, the caller's; raises Unavailable where there is none."""
+        try:
+            with open_regular(self.object(file)) as opened:
+                return os.dup(opened.fileno())
+        except OSError as error:
+            raise Unavailable(
+                f"the stored {file.name[:80]!r} cannot be read ({error.strerror}); add the model again"
+            ) from error
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A fresh folder for work in progress; it is gone afterwards."""
+        with explained(self._staging):
+            folder = Path(tempfile.mkdtemp(dir=self._staging))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, manifest: Manifest, staged: Iterable[tuple[StoredFile, Path]]) -> None:
+        """Make the model exist: move its staged files to their objects, then write its manifest.
+
+        The files must be synced. Replaces a model of the same name. Raises ResourceExhausted where the
+        disk is full; the models are then as before, and `sweep` clears away what was moved.
+        """
+        with explained(self._objects):
+            for file, path in staged:
+                if self.object(file).is_dir():
+                    self._put_aside(self.object(file))
+                os.rename(path, self.object(file))
+            sync_folder(self._objects)
+        with replacing(self._manifest(manifest.name)) as target:
+            target.write(_dumps(manifest))
+
+    def remove(self, name: str, remaining: Iterable[Manifest]) -> None:
+        """Forget the model `name`, and delete the objects that none of the `remaining` models uses."""
+        with explained(self._models):
+            with suppress(FileNotFoundError):
+                self._manifest(name).unlink()
+            sync_folder(self._models)
+            self._collect(remaining)
+
+    def sweep(self, models: Iterable[Manifest]) -> None:
+        """Delete the objects that none of the `models`, which must be all there are, uses."""
+        with explained(self._objects):
+            self._collect(models)
+
+    def set_aside(self, manifest: Manifest) -> None:
+        """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
+        if manifest.compiled is not None and os.path.lexists(self.object(manifest.compiled)):
+            self._put_aside(self.object(manifest.compiled))
+
+    def _manifest(self, name: str) -> Path:
+        return self._models / f"{name}.json"
+
+    def _read_all(self) -> tuple[dict[str, Manifest], list[str]]:
+        models: dict[str, Manifest] = {}
+        broken: list[tuple[Path, Exception]] = []
+        unfinished = []
+        for path in sorted(self._models.iterdir()):
+            if path.name.startswith("."):
+                unfinished.append(path)  # a manifest that was being written
+                continue
+            try:
+                manifest = _loads(path.name.removesuffix(".json"), read_regular(path, _MAX_MANIFEST))
+            except (ValueError, RecursionError, OSError) as error:
+                broken.append((path, error))
+            else:
+                models[manifest.name] = manifest
+        for path in unfinished:
+            self._discard(path)
+        return models, [self._broken(path, error) for path, error in broken]
+
+    def _broken(self, path: Path, error: Exception) -> str:
+        """What is said of a manifest that cannot be used.
+
+        One that this disk or user cannot read now stays where it is, and with it what it may stand for.
+        """
+        name = os.fsencode(path.name).decode(errors="replace")
+        if isinstance(error, OSError) and error.errno not in _NO_FILE:
+            self._unread = True
+            return f"{name}: it cannot be read ({error.strerror}); mend that and start the service again"
+        reason = error.strerror if isinstance(error, OSError) else error
+        if self._put_aside(path):
+            return f"{name}: {reason}; it was moved to {self._damaged}, add the model again"
+        return f"{name}: {reason}; remove it and add the model again"
+
+    def _put_aside(self, path: Path) -> bool:
+        """Move what has no business where it is to a place of its own among what is damaged."""
+        try:
+            folder = self._damaged
+            if os.path.lexists(folder / path.name):
+                folder = Path(tempfile.mkdtemp(prefix=f"{path.name[:80]}-", dir=folder))
+            os.rename(path, folder / path.name)
+            sync_folder(path.parent)
+        except OSError as error:
+            _log.error("%s is not usable and cannot be moved away: %s", path, error)
+            return False
+        return True
+
+    def _discard(self, path: Path) -> None:
+        """Delete a file that is not needed; what is no file, or cannot be deleted, harms nobody."""
+        try:
+            path.unlink()
+        except IsADirectoryError:
+            self._put_aside(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("%s cannot be deleted: %s", path, error)
+
+    def _collect(self, models: Iterable[Manifest]) -> None:
+        if self._unread:
+            return
+        models = list(models)
+        used = {file.sha256 for manifest in models for file in manifest.files}
+        used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
+        for path in self._objects.iterdir():
+            if path.name not in used:
+                self._discard(path)
+
+
+def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
+    """The file of one of the model's versions."""
+    return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
+
+
+def _dumps(manifest: Manifest) -> bytes:
+    body = json.dumps({"format": FORMAT, **strict.to_plain(manifest)}, sort_keys=True)
+    return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
+
+
+def _loads(name: str, data: bytes) -> Manifest:
+    """Raises ValueError with a reason, and NewerFormat."""
+    digest, _, body = data.decode(errors="replace").removesuffix("\n").partition("\n")
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise ValueError("it does not match its checksum")
+    plain: Any = json.loads(body)
+    if isinstance(plain, dict):
+        written = plain.pop("format", 1)
+        if not isinstance(written, int) or written < 1:
+            raise ValueError(f"its format is {written!r:.40}")
+        if written > FORMAT:
+            raise NewerFormat(
+                f"model {name} was stored by a newer honed, in format {written}, and this one knows formats "
+                f"up to {FORMAT}; install the newer honed again, nothing was changed"
+            )
+        if written == 1:
+            _migrate(plain)
+    manifest = strict.from_plain(Manifest, plain, where=name)
+    if manifest.name != name or not STORED.fullmatch(name):
+        raise ValueError(f"it speaks of model {manifest.name!r}")
+    return manifest
+
+
+def _migrate(plain: dict[str, Any]) -> None:
+    """From format 1: the first of these knew one file, which becomes the first version.
+
+    Those from before there were several devices know none: they are the default's.
+    """
+    plain.setdefault("device", "")
+    plain.setdefault("placed", "")
+    if "history" in plain or not {"compiled", "added"} <= plain.keys():
+        return
+    file = strict.from_plain(StoredFile, plain["compiled"], where="compiled")
+    now = float(plain["added"])
+    plain["history"] = strict.to_plain(begin(file, schedules="", why="added", now=now))
+
+
+def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> VersionHistory:
+    """The history of a model that is new with this compiled file."""
+    return first(new_version(file, 1, schedules=schedules, why=why, now=now, settled=True), now)
+
+
+def new_version(
+    file: StoredFile,
+    number: int,
+    *,
+    schedules: str,
+    why: str,
+    now: float,
+    settled: bool,
+    brought: tuple[str, ...] = (),
+) -> ModelVersion:
+    """A version whose file is about to be stored."""
+    return ModelVersion(
+        number=number,
+        sha256=file.sha256,
+        nbytes=file.nbytes,
+        schedules=schedules,
+        made=now,
+        why=why,
+        old_us=None,
+        new_us=None,
+        settled=settled,
+        kept=True,
+        quarantine="",
+        brought=brought,
+    )

@@ -1,0 +1,384 @@
+"""One client's connection: bytes to messages and back, bounded in memory and time.
+
+Everything runs in the event loop's callbacks; what a request does is the `Handler`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from honed.daemon.core.requests import ClientId
+from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
+from honed.daemon.worker.regions import RegionTable
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HonedError,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
+from honed.protocol.strict import Map
+from honed.protocol.wire import APART, FrameLimits, PeerFault
+from honed.runtime.calling import transport
+
+from .clientsocket import ClientSocket
+from .outcomes import WithDescriptors, as_error
+from .peers import Credentials
+from .roundrobin import RoundRobin
+from .timer import Timer
+from .usage import Usage
+
+_MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
+_ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
+_LINGER_SECONDS = 2.0  # for a client to read why it is dropped
+_GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
+_log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What a connection needs from the server."""
+
+    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
+        """The work for a request; raises HonedError for one that cannot be.
+
+        Its descriptors are closed by the connection when it has ended.
+        """
+
+    def overfull(self) -> None:
+        """All connections together hold too much."""
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone; its requests are cancelled."""
+
+
+class Connection:
+    """A connected client."""
+
+    def __init__(
+        self,
+        number: int,
+        connected: socket.socket,
+        peer: Credentials,
+        limits: Limits,
+        usage: Usage,
+        turns: RoundRobin,
+        handler: Handler,
+    ) -> None:
+        """Takes over the socket, in a running loop."""
+        self.number = number
+        self.peer = peer
+        self.regions = RegionTable(limits.max_regions)
+        self._socket = ClientSocket(connected, self._readable, self._writable)
+        self._limits = limits
+        self._usage = usage
+        self._turns = turns
+        self._owner = (peer.uid, peer.pid)
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._wire = _peer(limits)
+        self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
+        self._held = 0  # bytes accounted to the peer's user
+        self._to_be_read = False  # when its turn comes
+        self._asked = False  # for a turn to handle what was read
+        self._half_closed = False  # the client sends no more, and may still read
+        self._ending = False  # nothing is read any more; closes when all is sent
+        self._at_close: list[Callable[[], object]] = []
+        self.closed = False
+        self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)
+        self._write_timer = Timer(self._loop, limits.write_seconds, self._not_reading)
+        self._socket.read(True)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests under way."""
+        return len(self._tasks)
+
+    @property
+    def client(self) -> ClientId:
+        """What the queues know it by."""
+        return ClientId(self.peer.uid, self.number)
+
+    def notify(self, method: str, params: Map) -> None:
+        """Send a notification."""
+        if not self.closed and not self._ending:
+            self._wire.notify(method, params)
+            self._write()
+
+    def when_closed(self, callback: Callable[[], object]) -> None:
+        """Call back once, when the connection is gone."""
+        self._at_close.append(callback)
+
+    def cancel(self, msgid: object) -> None:
+        """Cancel a request; one that is unknown or answered is left alone."""
+        task = self._tasks.get(msgid) if isinstance(msgid, int) else None
+        if task is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel every request; each is answered so."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
+        """Stop reading, tell the client why if there is a reason, and close when that is sent."""
+        if self.closed or self._ending:
+            return
+        self._ending = True
+        self._frame_timer.stop()
+        self.cancel_all()
+        self._loop.call_later(_LINGER_SECONDS, self.close)
+        if error is not None:
+            _log.info("dropping a client of user %d: %s", self.peer.uid, error)
+            self._wire.last_words(error, msgid)
+            self._write()
+        elif not self._wire.unsent_bytes:
+            self._shut_down()
+
+    def close(self) -> None:
+        """Drop the connection at once and everything it holds."""
+        if self.closed:
+            return
+        self.closed = True
+        self._frame_timer.stop()
+        self._write_timer.stop()
+        self.cancel_all()
+        self._wire.close()
+        self._usage.change(self.peer.uid, -self._held)
+        self._held = 0
+        self._socket.close()
+        self._handler.closed(self)
+        for callback in self._at_close:
+            callback()
+
+    def _readable(self) -> None:
+        """Read when it is this client's turn."""
+        if self._to_be_read:
+            return
+        self._to_be_read = True
+        self._turns.ask(self._owner, self._read)
+        if self._to_be_read:
+            self._socket.read(False)
+
+    def _read(self) -> None:
+        self._to_be_read = False
+        if self.closed:
+            return
+        try:
+            if self._ending:
+                # Data that comes after the end is read and dropped, so that the client can read why.
+                more = transport.drop(self._socket.socket)
+            else:
+                more = transport.receive(self._socket.socket, self._wire)
+        except BlockingIOError:
+            self._socket.read(True)
+        except OSError:
+            self.close()
+        except PeerFault as fault:
+            self.end(fault.error)
+        else:
+            if not more:
+                self._ended()
+            elif self._ending:
+                self._socket.read(True)
+            else:
+                self._account()
+                self._process()
+
+    def _ask(self) -> None:
+        """Have the next message handled when it is this client's turn; nothing is read until then."""
+        if self._asked or self.closed:
+            return
+        self._asked = True
+        self._turns.ask(self._owner, self._process)
+        if self._asked:
+            self._socket.read(False)
+
+    def _process(self) -> None:
+        """Start the next whole request in the buffer, if the client may have one more."""
+        self._asked = False
+        if self._ending or self.closed:
+            return
+        event: Event | None = None
+        try:
+            if not self._congested():
+                event = self._wire.next_event()
+                if event is not None:
+                    self._frame_timer.stop()
+                    self._handle(event)
+        except PeerFault as fault:
+            self.end(fault.error, fault.msgid)
+        if self._ending or self.closed:
+            return
+        if event is not None and self._wire.buffered:
+            self._ask()
+        if self.closed:
+            return
+        congested = self._congested()
+        self._socket.read(not congested and not self._asked and not self._half_closed)
+        if congested or not self._wire.buffered:
+            self._frame_timer.stop()
+        else:
+            self._frame_timer.start()
+        self._account()
+
+    def _ended(self) -> None:
+        """The client has closed its end, or will send no more."""
+        if self._ending or self._socket.gone():
+            self.close()
+        else:
+            self._half_close()
+
+    def _half_close(self) -> None:
+        """The client sends no more: answer what it has sent, and close when that is done, or it is gone."""
+        if self.closed or self._ending:
+            return
+        self._half_closed = True
+        self._socket.read(False)
+        if self._socket.gone():
+            self.close()
+        self._close_if_answered()
+        if not self.closed:
+            self._loop.call_later(_GONE_SECONDS, self._half_close)
+
+    def _close_if_answered(self) -> None:
+        """A client that sends no more has nothing to wait for when its last answer is sent."""
+        if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
+            self.close()
+
+    def _congested(self) -> bool:
+        return (
+            self._wire.unanswered >= self._limits.max_unanswered
+            or self._wire.unsent_bytes > _MAX_UNSENT
+            or self._wire.unsent_descriptors > MAX_PENDING_DESCRIPTORS
+        )
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case RequestReceived(msgid=msgid, method=method, descriptors=descriptors):
+                try:
+                    work = self._handler.start(self, event)
+                except HonedError as error:
+                    close_all(descriptors)
+                    self._wire.refuse(msgid, error)
+                    self._write()
+                    return
+                task = self._tasks[msgid] = self._loop.create_task(work)
+                task.add_done_callback(partial(self._finished, msgid, method, descriptors))
+            case NotificationReceived(method="Cancel", params=params):
+                self.cancel(params.get("msgid"))
+            case _:
+                raise PeerFault(
+                    InvalidArgument("clients send requests and Cancel notifications only; send one of these")
+                )
+
+    def _finished(self, msgid: int, method: str, descriptors: list[int], task: asyncio.Task[Any]) -> None:
+        """Answer a request whose work has ended."""
+        close_all(descriptors)
+        del self._tasks[msgid]
+        failure = None if task.cancelled() else task.exception()
+        done = None if task.cancelled() or failure else task.result()
+        result, attached = (
+            (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
+        )
+        if self.closed or self._ending:
+            close_all(attached)
+            self._wire.forget(msgid)
+            self._account()
+            return
+        if task.cancelled():
+            self._wire.refuse(msgid, Cancelled("the request was cancelled"))
+        elif failure is not None:
+            self._wire.refuse(msgid, as_error(method, failure))
+        else:
+            self._wire.answer(msgid, strict.to_plain(result), attached)
+        self._write()
+        if self._wire.buffered or not self._socket.reading:
+            self._ask()
+
+    def _write(self) -> None:
+        try:
+            progress = transport.send(self._socket.socket, self._wire)
+        except OSError:
+            self.close()
+            return
+        self._wrote(progress)
+
+    def _wrote(self, progress: bool) -> None:
+        """After a write: wait for room, or go on reading, or finish."""
+        unsent = self._wire.unsent_bytes
+        if progress or not unsent:
+            self._write_timer.stop()
+        self._socket.write(bool(unsent))
+        if unsent:
+            self._write_timer.start()
+        elif self._ending:
+            self._shut_down()
+        elif self._half_closed:
+            self._loop.call_soon(self._close_if_answered)
+        self._account()
+
+    def _writable(self) -> None:
+        congested = self._congested()
+        self._write()
+        if congested and not self._congested():
+            self._ask()
+
+    def _account(self) -> None:
+        """Tell what the connection holds; a user that holds too much loses this connection."""
+        if self.closed:
+            return
+        held = self._wire.held
+        change, self._held = held - self._held, held
+        within = self._usage.change(self.peer.uid, change)
+        if self._usage.overfull and change > 0:
+            self._handler.overfull()
+        if not within and change > 0 and not self._ending:
+            self.end(
+                ResourceExhausted(
+                    f"user {self.peer.uid} has more than {self._limits.max_user_bytes} bytes in unanswered "
+                    "requests; send fewer at a time, or use shared memory"
+                )
+            )
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are here: coming in, unanswered, and answers not taken yet."""
+        return self._held
+
+    def _too_slow(self) -> None:
+        seconds = self._frame_timer.seconds
+        self.end(DeadlineExceeded(f"the message was not complete after {seconds:g} s; send it faster"))
+
+    def _not_reading(self) -> None:
+        _log.info("dropping a client of user %d that does not read its answers", self.peer.uid)
+        self.close()
+
+    def _shut_down(self) -> None:
+        """All is sent: the client sees the end, and what it still sends is dropped."""
+        try:
+            self._socket.shut_down()
+        except OSError:
+            self.close()
+
+
+def _peer(limits: Limits) -> Peer:
+    """The service's end of the protocol; what a client sends is kept in bounds."""
+    return Peer(
+        serves=True,
+        receiving=FrameLimits(
+            max_bytes=limits.max_message_bytes,
+            max_depth=MAX_MESSAGE_DEPTH,
+            max_values=MAX_MESSAGE_VALUES,
+            max_text=MAX_TEXT_BYTES,
+        ),
+        sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
+        large=APART,
+    )

@@ -1,0 +1,110 @@
+"""Who a peer is and what it may do. The decision is pure; `identify` reads the socket."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import grp
+import os
+import pwd
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from honed.daemon.apps.viewer import Viewer
+from honed.protocol.errors import PermissionDenied
+from honed.protocol.methods import Right
+
+INFER_GROUP = "honed"
+CHANGE_GROUP = "honed-admin"
+_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
+_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
+_MAX_OPTION = 1024  # bytes Python's getsockopt can take: 256 groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A process at the other end, as it was when it connected."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int]
+
+
+_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER, Right.OWN})
+_ANYONE = frozenset({Right.ANYONE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Who is trusted with what. A group that does not exist on this machine is None."""
+
+    own_uid: int
+    infer_gid: int | None
+    change_gid: int | None
+
+    def rights(self, peer: Credentials) -> frozenset[Right]:
+        """What the peer may call."""
+        if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
+            return _ALL
+        if self.infer_gid in peer.gids:
+            return _INFER
+        return _ANYONE
+
+    def viewer(self, peer: Credentials) -> Viewer:
+        """Which models the peer sees."""
+        return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
+
+    def check(self, peer: Credentials, right: Right, what: str) -> None:
+        """Raise PermissionDenied, saying what would help, unless the peer has the right."""
+        if right in self.rights(peer):
+            return
+        group = CHANGE_GROUP if right is Right.CHANGE else INFER_GROUP
+        gid = self.change_gid if right is Right.CHANGE else self.infer_gid
+        user = user_name(peer.uid)
+        if gid is None:
+            remedy = f"there is no group {group} here: run as root or as the user of the service"
+        else:
+            remedy = f"run 'sudo usermod -aG {group} {user}' and log in again"
+        raise PermissionDenied(
+            f"user {user} may not call {what} because it is not in group {group}; {remedy}"
+        )
+
+
+def current_policy(own_uid: int) -> Policy:
+    """The policy with the groups of this machine."""
+    return Policy(own_uid=own_uid, infer_gid=_gid(INFER_GROUP), change_gid=_gid(CHANGE_GROUP))
+
+
+def identify(connected: socket.socket) -> Credentials:
+    """The peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raises OSError."""
+    pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Credentials(pid=pid, uid=uid, gids=frozenset((gid, *_groups(connected, uid, gid))))
+
+
+def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:
+    """The peer's groups; for a process in more than Python can read, those of its user."""
+    try:
+        packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_OPTION)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        return os.getgrouplist(user_name(uid), gid)
+    return struct.unpack(f"{len(packed) // 4}I", packed)
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)  # asking may take a directory of users, and the event loop waits
+def user_name(uid: int) -> str:
+    """What a user is called; the number of one who has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,1 @@
+"""The tuner's process, and its jobs for clients."""

@@ -1,0 +1,139 @@
+"""The tuner as a child of the service, where nobody else starts it (systemd has honed-tuner.service)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from honed.daemon import installed
+from honed.daemon.core.requests import restart_delay
+from honed.daemon.settings.sections import setting
+from honed.machine.aiochildren import Child, spawn
+from honed.machine.children import Bounds, Death, kill_group, python
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import TunerReportParams
+from honed.protocol.service import TunerStatus
+from honed.protocol.tuning import TuningFigures
+
+if TYPE_CHECKING:
+    from honed.daemon.transport.connection import Connection
+
+_NICENESS = 19
+_HEALTHY_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+_TEXT = 300  # letters of a report
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerSettings:
+    """The [tuner] table.
+
+    spawn: whether the service starts a tuner itself. memory_mib: what each of its processes may write, 0 for
+    no limit.
+    """
+
+    spawn: bool = setting(True, effect="restart")
+    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+
+
+class TunerChild:
+    """Keeps one tuner running, and knows what tuners report, whoever started them."""
+
+    def __init__(self, settings: TunerSettings, socket: Path) -> None:
+        self._settings = settings
+        self._socket = socket
+        self._process: Child | None = None
+        self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
+        self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
+        self.figures: TuningFigures | None = None  # that were told last
+        self._text = "none is started here (tuner.spawn is false), and none has reported yet"
+
+    def status(self) -> TunerStatus:
+        """The part `tuner` of ServerStatus: what a tuner says, else what it said last, else its process."""
+        for pid, text in self._reports.values():
+            return TunerStatus(pid=pid, text=text)
+        text = self._text
+        if self._last is not None and (self._process or not self._settings.spawn):
+            ended, said = self._last
+            text = f"said {time.monotonic() - ended:.0f} s ago: {said}"
+        return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
+
+    def report(self, connection: Connection, params: TunerReportParams) -> None:
+        """A tuner says what it does, which counts until its connection ends, and what tuning has done.
+
+        Raises InvalidArgument for figures that cannot be.
+        """
+        if params.tuning is not None:
+            self.keep(params.tuning)
+        if params.text:
+            self._say(connection, params.text)
+
+    def keep(self, figures: TuningFigures) -> None:
+        """Take in what tuning has done so far; raises InvalidArgument for what cannot be."""
+        seconds = [
+            each for gain in figures.gains.values() for each in (gain.before_seconds, gain.now_seconds)
+        ]
+        counts = [n for each in figures.hints.values() for n in (each.taken, each.tried, each.failed)]
+        for figure in (*figures.trials.values(), figures.faults, *seconds, *counts):
+            if not (math.isfinite(figure) and figure >= 0):
+                raise InvalidArgument(f"figures of tuning cannot be {figure}; give what the records have")
+        self.figures = figures
+
+    def _say(self, connection: Connection, text: str) -> None:
+        if connection.number not in self._reports:
+            connection.when_closed(lambda: self._forget(connection.number))
+        self._reports[connection.number] = (connection.peer.pid, text[:_TEXT])
+
+    def _forget(self, number: int) -> None:
+        self._last = time.monotonic(), self._reports.pop(number)[1]
+
+    async def run(self) -> None:
+        """Until cancelled; the tuner is gone when this returns."""
+        if not self._settings.spawn:
+            await asyncio.Event().wait()
+        if not installed.compiler():
+            self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
+            _log.info("models are not tuned: %s", self._text)
+            await asyncio.Event().wait()
+        failures = 0  # in a row
+        while True:
+            begun = time.monotonic()
+            try:
+                reason = str(await self._live_once())
+            except OSError as error:
+                reason = f"it cannot be started: {error}"
+            failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
+            delay = max(1.0, restart_delay(failures))
+            self._text = f"it is started anew in {delay:.0f} s: {reason}"
+            _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
+            await asyncio.sleep(delay)
+
+    async def _live_once(self) -> Death:
+        program = python("honed.tuner.service", f"--socket={self._socket}")
+        bounds = Bounds(memory_mib=self._settings.memory_mib, niceness=_NICENESS)
+        process = self._process = await spawn(program, bounds)
+        self._text, self._last = "started, has not reported yet", None
+        try:
+            return await process.wait()
+        finally:
+            await self._end(process)
+
+    async def _end(self, process: Child) -> None:
+        """Ask it to stop, which takes a candidate, then do not ask."""
+        self._process = None
+        if process.running:
+            process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                pass
+        kill_group(process.pid)
+        await process.wait()

@@ -1,0 +1,249 @@
+"""TunerRun: the compiler's commands on models and records, run in the service for who manages its models.
+
+The state folder is the service's alone; here an admin who is not its user tunes by hand, and reads and
+extends the records, without touching the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.changes import compiler
+from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.publishing import Publisher
+from honed.daemon.core.registry import Registry
+from honed.daemon.observe.kernelfaults import kernel_log
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
+from honed.daemon.store.received import receive
+from honed.daemon.store.store import Manifest, Store
+from honed.daemon.transport.outcomes import WithDescriptors
+from honed.jobs import events
+from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
+from honed.jobs.events import Done, Faults, News, R, Totals, Tuned
+from honed.jobs.listening import Died
+from honed.machine.aiochildren import Child
+from honed.machine.children import Bounds
+from honed.protocol.errors import (
+    AlreadyExists,
+    Internal,
+    InvalidArgument,
+    ModelRefused,
+    NotFound,
+    ResourceExhausted,
+)
+from honed.protocol.params import PublishParams, TunerRunParams
+from honed.protocol.service import TunerMeasured, TunerRan
+from honed.protocol.strict import Map
+from honed.protocol.versions import ModelPublished
+
+from .child import TunerChild
+
+MEASURING = ("tasks", "tune")
+RECORDS = ("history", "faults", "export", "import")
+_TAKES = {  # besides `command`
+    "tasks": {"model"},
+    "tune": {"model", "trials", "seconds"},
+    "history": {"model"},
+    "faults": set[str](),
+    "export": {"best"},
+    "import": {"device"},
+}
+_NICENESS = 10
+Notify = Callable[[Map], None]
+
+
+@dataclass(slots=True)
+class _Measuring:
+    """A child that measures. It may be told to stop before it was started."""
+
+    process: Child | None = None
+    stopped: bool = False
+
+    def begin(self, process: Child) -> None:
+        self.process = process
+        if self.stopped:
+            self.stop()
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TunerRuns:
+    """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records.
+
+    `tuner_mib` is the memory of each process of a search, 0 for no limit; `hints` tells how many trials of a
+    task the records of a hub may cost in a day.
+    """
+
+    limits: Limits
+    store: Store
+    registry: Registry
+    fleet: Pool
+    jobs: Jobs
+    publisher: Publisher
+    tuner: TunerChild
+    records: Path
+    cache_dir: Path
+    tuner_mib: int
+    hints: Callable[[], int]
+    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # by model; at most one
+    _others: int = field(init=False, default=0)
+
+    async def run(
+        self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
+    ) -> TunerRan | WithDescriptors[TunerRan]:
+        """The result of TunerRun. Cancelling ends the child."""
+        _check(params, descriptors)
+        if params.command in MEASURING:
+            return await self._measure(params, notify)
+        if self._others >= RECORDS_COMMANDS:
+            raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
+        self._others += 1
+        try:
+            return await self._on_records(params, descriptors, notify)
+        finally:
+            self._others -= 1
+
+    def stop(self, model: str) -> None:
+        """Have the search for a model end; raises NotFound where none is under way."""
+        if model not in self._measuring:
+            raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
+        self._measuring[model].stop()
+
+    async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
+        entry, _ = self.registry.compiled(params.model or "")
+        self.fleet.check_at_home(entry)
+        if not entry.manifest.sources:
+            raise ModelRefused(
+                f"{entry.name} was added compiled, so there is no source to tune; "
+                f"add it as ONNX: 'hone add FILE.onnx --name {entry.name} --replace'"
+            )
+        for name in self._measuring:
+            raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
+        begun = entry.manifest
+        run = self._measuring[entry.name] = _Measuring()
+        try:
+            async with cleared_in_thread(self.store.staging()) as folder:
+                staged = await in_thread(self.jobs.stage_again, entry.manifest, folder)
+                tasks = Tasks(
+                    file=staged.given,
+                    name=entry.name,
+                    shapes=staged.shapes,
+                    precision=staged.precision,
+                    device=self.fleet.device_of(entry).supervisor.spec or None,
+                    current=self.store.form(entry.manifest, entry.key),
+                    records=self.records,
+                    cache_dir=self.cache_dir,
+                    hints=self.hints(),
+                )
+                if params.command == "tasks":
+                    await self._child(tasks, notify, self.limits.compile_seconds, run=run)
+                    return TunerMeasured(event=events.to_map(Done()))
+                output = folder / "tuned.honed"
+                tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
+                tuned = await self._child(tune, notify, None, run=run)
+                published = await self._published(entry.name, begun, tuned, output)
+                return TunerMeasured(event=events.to_map(tuned), published=published)
+        finally:
+            del self._measuring[entry.name]
+
+    async def _published(
+        self, name: str, begun: Manifest, tuned: Tuned, output: Path
+    ) -> ModelPublished | None:
+        """Serve the version that was tuned, if the serving worker finds it right and faster, too.
+
+        Faster than what is served now: an idle tuner may have published another since the search has `begun`.
+        """
+        if tuned.output is None:
+            return None
+        now = self.registry.compiled(name)[0].manifest
+        served = (now if now.added == begun.added else begun).key
+        descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            why = f"hone tune: {tuned.trials} trials in {tuned.seconds:.0f} s"
+            return await self.publisher.publish(
+                PublishParams(name=name, expected=served, why=why), [descriptor]
+            )
+        finally:
+            os.close(descriptor)
+
+    async def _on_records(
+        self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
+    ) -> TunerRan | WithDescriptors[TunerRan]:
+        records = self.records
+        async with cleared_in_thread(self.store.staging()) as folder:
+            lines = folder / "records.jsonl"
+            event: events.Result
+            match params.command:
+                case "history":
+                    event = await self._child(ShowHistory(records=records, name=params.model or ""), notify)
+                case "faults":
+                    log = await in_thread(kernel_log)
+                    faults = ListFaults(records=records)
+                    event = await self._child(faults, notify) if records.exists() else Faults(faults=())
+                    return TunerRan(event=events.to_map(event), kernel_log=log)
+                case "export":
+                    export = Export(records=records, output=lines, best=bool(params.best))
+                    told = TunerRan(event=events.to_map(await self._child(export, notify)))
+                    return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
+                case _:
+                    limit = self.limits.max_model_bytes
+                    await in_thread(receive, descriptors[0], lines.name, folder, limit)
+                    device = params.device or self.fleet.default.supervisor.spec or None
+                    event = await self._child(Import(records=records, file=lines, device=device), notify)
+            return TunerRan(event=events.to_map(event))
+
+    async def _child(
+        self, job: Job[R], notify: Notify, seconds: float | None = 600.0, *, run: _Measuring | None = None
+    ) -> R:
+        """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
+        memory_mib = RECORDS_MIB if run is None else self.tuner_mib
+
+        def heard(news: News) -> None:
+            if isinstance(news, Totals):
+                self.tuner.keep(news.tuning)
+                return
+            notify({"event": events.to_map(news)})
+
+        try:
+            return await compiler.do(
+                job,
+                heard,
+                Bounds(memory_mib=memory_mib, niceness=_NICENESS),
+                seconds=seconds,
+                started=run.begin if run is not None else lambda _: None,
+            )
+        except TimeoutError as error:
+            raise ResourceExhausted(f"the compiler took longer than {seconds:g} s; try again") from error
+        except Died as died:
+            raise Internal(
+                f"the compiler stopped without a result ({died}); the service's log says more"
+            ) from died
+
+
+def _check(params: TunerRunParams, descriptors: Sequence[int]) -> None:
+    takes = _TAKES.get(params.command)
+    if takes is None:
+        known = ", ".join(_TAKES)
+        raise InvalidArgument(f"there is no command {params.command[:80]!r}; use one of {known}")
+    for name in ("model", "trials", "seconds", "best", "device"):
+        if getattr(params, name) is not None and name not in takes:
+            raise InvalidArgument(f"{params.command} takes no {name}; leave it out")
+    if "model" in takes and not params.model:
+        raise InvalidArgument(f"{params.command} wants a model; say which")
+    if params.trials is not None and params.trials < 1:
+        raise InvalidArgument(f"trials is {params.trials}; give at least 1")
+    if params.seconds is not None and not 0 < params.seconds < float("inf"):
+        raise InvalidArgument(f"seconds is {params.seconds}; give more than 0")
+    wanted = 1 if params.command == "import" else 0
+    if len(descriptors) != wanted:
+        raise InvalidArgument(f"{len(descriptors)} descriptors came with {params.command}; send {wanted}")

@@ -1,0 +1,160 @@
+"""Builds and proves compiled files in a process of its own, so that it endangers nothing that is served.
+
+What the driver's compiler made stays in the cache, and the serving worker loads it from there. The process is
+a worker like the serving one, on the same device; it ends when there was nothing to build for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.daemon.settings.limits import Limits
+from honed.machine.aiochildren import Child
+from honed.protocol.strict import Map
+from honed.runtime.calling.aiolink import AsyncLink
+
+from . import calls as workercalls
+from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
+from .process import spawn
+from .supervisor import Supervisor, WorkerLost
+
+_KEPT_SECONDS = 20.0  # a process with nothing to do
+_NICENESS = 15  # of one that builds what nobody waits for
+_REMEMBERED = 10
+_log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+class BuilderLost(WorkerLost):
+    """The process that builds ended or hung: nothing that is served was in it."""
+
+
+@dataclass(slots=True)
+class _Running:
+    process: Child
+    link: AsyncLink
+    niceness: int
+
+
+class BuildProcess:
+    """Builds for one device, one file at a time."""
+
+    def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
+        """`supervisor` keeps the serving worker, whose device this is."""
+        self._limits = limits
+        self._cache_dir = cache_dir
+        self._supervisor = supervisor
+        self._running: _Running | None = None
+        self._busy = asyncio.Lock()
+        self._rest: asyncio.TimerHandle | None = None
+        self._resting: asyncio.Task[None] | None = None
+        self._why = ""  # the process was ended from here
+        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # of the latest processes
+
+    async def prove(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> None:
+        """Build a file's kernels, and compare its answers with all of its probes.
+
+        `progress` hears of kernels built and of how many there are. With `hurried` somebody waits for it.
+        Each kernel may take `load_seconds`, and each probe `run_seconds`. Raises ModelRefused where an answer
+        is wrong, DeviceError where the device cannot build or hold the model, and BuilderLost.
+        """
+        async with self._busy:
+            self._stop_resting()
+            running = await self._started(0 if hurried else _NICENESS)
+            try:
+                built = await self._call(running, BuildModel(key=key, path=path), progress)
+                for probe in range(built.probes):
+                    checked = await self._call(running, CheckProbe(key=key, probe=probe))
+                    if checked.spoilt:
+                        raise BuilderLost(f"the device failed: {checked.spoilt}")
+                await self._call(running, UnloadModel(key=key))
+            except (WorkerLost, asyncio.CancelledError):
+                await self._end()
+                raise
+            except BaseException:
+                await self._call(running, UnloadModel(key=key))
+                raise
+            finally:
+                self._begin_resting()
+
+    async def kill(self) -> None:
+        """End the process now, whatever it does."""
+        self._stop_resting()
+        await self._end()
+
+    async def _rested_enough(self) -> None:
+        async with self._busy:
+            await self._end()
+
+    async def _started(self, niceness: int) -> _Running:
+        running = self._running
+        if running is not None and (running.niceness != niceness or not running.link.usable()):
+            await self._end()
+        if self._running is None:
+            self._why = ""
+            try:
+                process, link = await spawn(
+                    self._supervisor.program, self._cache_dir, self._lost, niceness=niceness
+                )
+            except OSError as error:
+                raise BuilderLost(f"a process to build in cannot be started: {error}") from error
+            self._running = _Running(process, link, niceness)
+            self.pids.append(process.pid)
+            await self._call(self._running, FindDevice(models=True, measure_seconds=None))
+            await self._call(self._running, OpenDevice())
+        return self._running
+
+    async def _call(
+        self,
+        running: _Running,
+        call: WorkerCall[R],
+        progress: Progress = lambda _, __: None,
+    ) -> R:
+        """The answer of the process, which may take so long anew with each progress."""
+        seconds = self._limits.run_seconds if isinstance(call, CheckProbe) else self._limits.load_seconds
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+
+                def heard(params: Map) -> None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+                    progress(int(params["done"]), int(params["of"]))
+
+                return await workercalls.ask(running.link, call, progress=heard)
+        except TimeoutError as error:
+            self._why = f"{call.method} took longer than {seconds:g} s"
+            raise self._lost() from error
+        except BuilderLost as error:
+            if self._why:
+                raise
+            raise BuilderLost(f"the process that builds ended: {await running.process.wait()}") from error
+
+    def _lost(self) -> BuilderLost:
+        return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")
+
+    async def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        self._why = self._why or "it was not needed any more"
+        running.link.fail(self._lost())
+        await running.process.end()
+
+    def _begin_resting(self) -> None:
+        if self._running is not None:
+            self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._rested)
+
+    def _stop_resting(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._resting = asyncio.ensure_future(self._rested_enough())

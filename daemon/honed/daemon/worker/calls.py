@@ -1,0 +1,300 @@
+"""What a worker is asked for, and what it answers: the one contract of the service's end and the worker's."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from honed.daemon.store.interface import Interface
+from honed.machine.profile import DeviceIdentity, DeviceProfile
+from honed.protocol import strict
+from honed.protocol.params import Data
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
+from honed.protocol.sizes import MetSizes
+
+if TYPE_CHECKING:  # asyncio is the service's
+    from honed.runtime.calling.aiolink import AsyncLink
+    from honed.runtime.calling.endpoint import Progress
+
+R = TypeVar("R")
+
+
+class WorkerCall(Generic[R]):
+    """Something to ask of a worker, which answers with an R or an error.
+
+    In those that are `work` a model is built or runs.
+    """
+
+    __slots__ = ()
+    method: ClassVar[str]
+    work: ClassVar[bool] = False
+
+    @classmethod
+    def answer(cls) -> type[R]:
+        """R."""
+        found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return found
+
+
+async def ask(
+    link: AsyncLink, call: WorkerCall[R], descriptors: Sequence[int] = (), progress: Progress | None = None
+) -> R:
+    """The worker's answer; raises its error, or what the link was failed with."""
+    plain = await link.call(call.method, strict.to_plain(call), descriptors, progress)
+    return strict.from_plain(call.answer(), plain, where=call.method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDevice:
+    """The device that the worker is for."""
+
+    spec: str
+    identity: DeviceIdentity
+    profile: DeviceProfile | None  # None: an engine without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindDevice(WorkerCall[FoundDevice]):
+    """Find the device and its profile, with peaks where they are known or can be measured in that time.
+
+    Its driver takes memory, so that it stays out of the process until there are `models`. None: it is to
+    build only, and needs no peaks.
+    """
+
+    method = "Hello"
+    models: bool
+    measure_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDevice(WorkerCall[Empty]):
+    """Load the driver of the device that was found, unless it is loaded."""
+
+    method = "Open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """The full name of the device that a model was built for, and how many probes its file has.
+
+    `interface` is the file's, where the engine tells it.
+    """
+
+    device: str
+    probes: int
+    interface: Interface | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildModel(WorkerCall[BuiltModel]):
+    """Build and hold the file at `path`; tells progress."""
+
+    method = "Load"
+    work = True
+    key: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedProbe:
+    """The worst of each output over the probes so far; `spoilt` says how the device failed, or ""."""
+
+    outputs: tuple[ComparedOutput, ...] = ()
+    spoilt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProbe(WorkerCall[CheckedProbe]):
+    """Compare a model's answers on this device with those its file knows to be right, for one probe."""
+
+    method = "Check"
+    work = True
+    key: str
+    probe: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTurn:
+    """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due."""
+
+    ns: int = 0
+    wrong: str = ""
+    sets: int = 0
+    spoilt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareTurn(WorkerCall[ComparedTurn]):
+    """One turn of two models that are compared; turn 0 begins anew."""
+
+    method = "Duel"
+    work = True
+    old: str
+    new: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTurn(WorkerCall[ComparedTurn]):
+    """Ask the CPU engine for one run on the inputs that came with a compiled file, those of set `turn`."""
+
+    method = "Turn"
+    work = True
+    key: str
+    compiled: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadModel(WorkerCall[Empty]):
+    """Let go of a model, if it is there."""
+
+    method = "Unload"
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRegion(WorkerCall[Empty]):
+    """Map shared memory, whose descriptor comes along, under a number."""
+
+    method = "Map"
+    region: int
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRegion(WorkerCall[Empty]):
+    """Unmap it."""
+
+    method = "Drop"
+    region: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(WorkerCall[Empty]):
+    """Tell that the serving thread is well."""
+
+    method = "Ping"
+
+
+# Those of every inference are not frozen, which would make them slower to make.
+@dataclass(slots=True, kw_only=True)
+class RegionSlice:
+    """Bytes of a mapped region."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class GivenInput:
+    """An input, whose data comes along in line where it has no `place`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: RegionSlice | None
+
+
+@dataclass(slots=True, kw_only=True)
+class WantedOutput:
+    """An output, whose data is answered in line where it has no `place`."""
+
+    name: str
+    place: RegionSlice | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRan:
+    """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
+
+    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there. `met`
+    are the sizes that parts met whose sizes depend on the data.
+    """
+
+    raw: tuple[Data, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    met: tuple[MetSizes, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunModel(WorkerCall[ModelRan]):
+    """Run once, for at most `max_bytes` of outputs in line.
+
+    `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
+    """
+
+    method = "Infer"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]
+    outputs: tuple[WantedOutput, ...]
+    room: RegionSlice | None
+    raw: tuple[Data, ...]
+    finite: bool
+    keep: bool
+    max_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRan:
+    """What came of each, in their order."""
+
+    members: tuple[ModelRan, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunBatch(WorkerCall[BatchRan]):
+    """Run several calls for one model as one, joined along the first dimension of each input and output."""
+
+    method = "InferBatch"
+    work = True
+    key: str
+    members: tuple[RunModel, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsCompared:
+    """Why a model must not be run on several requests at once; "" where it may."""
+
+    objection: str
+
+
+@dataclass(slots=True, kw_only=True)
+class CompareRows(WorkerCall[RowsCompared]):
+    """Run a model on made-up inputs one by one and joined, and compare; `shapes` are those of one request."""
+
+    method = "CompareRows"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]  # without their data
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmUp(WorkerCall[ComparedTurn]):
+    """Run a model once on zeros, before anybody waits for it."""
+
+    method = "WarmUp"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]  # without their data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileModel(WorkerCall[ModelProfile]):
+    """Run once, timed; `name` is what clients call the model, and its file is at `path`."""
+
+    method = "Profile"
+    work = True
+    key: str
+    name: str
+    path: str
+    timeline: bool

@@ -1,0 +1,333 @@
+"""What every process that runs models for the service has in common: its calls, and its tensors.
+
+The service talks MessagePack-RPC to it on a socket pair. A kind of engine is a subclass of `Host` with
+methods of its own: `worker` owns an OpenCL device, `honed.cpu.worker` has ONNX Runtime. Models are loaded in
+a thread of their own, which does not hold up inferences. Whatever goes wrong in here ends this process and
+not the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.params import ROOM_ALIGN, Data
+from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.results import Empty
+from honed.protocol.sizes import MetSizes
+from honed.protocol.wire import FrameLimits
+from honed.runtime import strings
+from honed.runtime.calling import transport
+from honed.runtime.calling.regions import map_descriptor
+from honed.runtime.dtypes import STRING, dtype
+
+from . import rowwise
+from .calls import (
+    BatchRan,
+    ComparedTurn,
+    CompareRows,
+    DropRegion,
+    GivenInput,
+    MapRegion,
+    ModelRan,
+    Ping,
+    RegionSlice,
+    RowsCompared,
+    RunBatch,
+    RunModel,
+    WantedOutput,
+    WarmUp,
+    WorkerCall,
+)
+
+Array = NDArray[Any]
+_FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
+_NO_ROOM = np.empty(0, np.uint8)
+_log = logging.getLogger(__name__)
+Method = tuple[type[WorkerCall[Any]], Callable[..., object]]  # a call, and what answers it of a Host
+
+
+class Runs(Protocol):
+    """A loaded model."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name; raises a HonedError."""
+
+
+class Host(ABC):
+    """Answers the service. `LOADING` are calls that may take long, `METHODS` those that run in their turn."""
+
+    LOADING: ClassVar[Mapping[str, Method]]
+    METHODS: ClassVar[Mapping[str, Method]]
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._regions: dict[int, Array] = {}
+        self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
+        self._descriptors: list[int] = []  # of the request being answered
+        self._sending = threading.Lock()
+        self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
+        self._loading = 0  # number of the request that loads now
+
+    @abstractmethod
+    def loaded(self, key: str) -> Runs:
+        """A loaded model; raises NotFound."""
+
+    @abstractmethod
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+        """A client's inputs were run; with `keep` they may be remembered. Gives the sizes that parts met."""
+
+    def serve(self) -> None:
+        """Answer until the service hangs up."""
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+        while transport.receive(self._socket, self._peer):
+            while (event := self._peer.next_event()) is not None:
+                match event:
+                    case RequestReceived(method=method) if method in self.LOADING:
+                        self._loads.put(event)
+                    case RequestReceived(method=method):
+                        self._descriptors = event.descriptors
+                        self._answer(event, self.METHODS.get(method) or _COMMON[method])
+                        close_all(self._descriptors)
+
+    def _load_all(self) -> None:
+        try:
+            while True:
+                request = self._loads.get()
+                self._loading = request.msgid
+                self._answer(request, self.LOADING[request.method])
+        except Exception:  # noqa: BLE001 - without this thread nothing would be loaded, and nobody told
+            try:
+                _log.exception("the worker cannot answer")
+            finally:
+                os._exit(1)  # the service starts another
+
+    def built(self, done: int, of: int) -> None:
+        """Tell how many kernels of the model being loaded are built."""
+        progress = {"msgid": self._loading, "done": done, "of": of}
+        with self._saying() as peer:
+            peer.notify("Progress", progress)
+
+    def _answer(self, request: RequestReceived, method: Method) -> None:
+        """Call a method and send what it returns or raises."""
+        kind, handler = method
+        error: HonedError
+        try:
+            call = strict.from_plain(kind, request.params, where=request.method)
+            result = strict.to_plain(handler(self, call))
+        except HonedError as raised:
+            error = raised
+        except MemoryError:
+            error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
+        except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
+            _log.exception("%s failed", request.method)
+            error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
+        else:
+            with self._saying() as peer:
+                peer.answer(request.msgid, result)
+            return
+        with self._saying() as peer:
+            peer.refuse(request.msgid, error)
+
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[Peer]:
+        """One thread at a time says something, which is then sent."""
+        with self._sending:
+            yield self._peer
+            transport.send(self._socket, self._peer)
+
+    def _map(self, call: MapRegion) -> Empty:
+        descriptor = self._descriptors.pop(0)
+        try:
+            self._regions[call.region] = map_descriptor(descriptor, call.offset, call.byte_size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"the shared memory cannot be mapped any more ({error}); register a region anew"
+            ) from error
+        finally:
+            os.close(descriptor)
+        return Empty()
+
+    def _ping(self, call: Ping) -> Empty:
+        return Empty()
+
+    def _drop(self, call: DropRegion) -> Empty:
+        self._regions.pop(call.region, None)
+        return Empty()
+
+    def _infer(self, call: RunModel) -> ModelRan:
+        start = time.monotonic_ns()
+        model = self.loaded(call.key)
+        given = self._given(call)
+        begun = time.monotonic_ns()
+        computed = model.run(given)
+        ended = time.monotonic_ns()
+        met = self.ran(call.key, given, call.keep)
+        return self._answer_of(call, computed, start, begun, ended, met)
+
+    def _infer_batch(self, call: RunBatch) -> BatchRan:
+        start = time.monotonic_ns()
+        model = self.loaded(call.key)
+        given = [self._given(member) for member in call.members]
+        begun = time.monotonic_ns()
+        computed = rowwise.run(model.run, given)
+        ended = time.monotonic_ns()
+        return BatchRan(
+            members=tuple(
+                self._answer_of(member, rows, start, begun, ended, ())
+                for member, rows in zip(call.members, computed, strict=True)
+            )
+        )
+
+    def _compare_rows(self, call: CompareRows) -> RowsCompared:
+        shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
+        return RowsCompared(objection=rowwise.objection(self.loaded(call.key).run, shapes))
+
+    def _warm_up(self, call: WarmUp) -> ComparedTurn:
+        zeros = {t.name: rowwise.zeros(t.shape, t.dtype) for t in call.inputs}
+        begun = time.monotonic_ns()
+        self.loaded(call.key).run(zeros)
+        return ComparedTurn(ns=time.monotonic_ns() - begun)
+
+    def _given(self, call: RunModel) -> dict[str, Array]:
+        """The inputs as arrays; raises InvalidArgument."""
+        contents = iter(call.raw)
+        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
+        if call.finite:
+            _check_finite(given)
+        return given
+
+    def _answer_of(
+        self,
+        call: RunModel,
+        computed: dict[str, Array],
+        start: int,
+        begun: int,
+        ended: int,
+        met: tuple[MetSizes, ...],
+    ) -> ModelRan:
+        """What is answered; times are nanoseconds, and delivering ends now."""
+        inline, offsets = self._delivered(computed, call)
+        done = time.monotonic_ns()
+        return ModelRan(
+            raw=tuple(inline),
+            shapes=tuple(computed[output.name].shape for output in call.outputs),
+            offsets=offsets,
+            met=met,
+            input_ns=begun - start,
+            infer_ns=ended - begun,
+            output_ns=done - ended,
+        )
+
+    def _delivered(
+        self, computed: dict[str, Array], call: RunModel
+    ) -> tuple[list[memoryview], tuple[int, ...]]:
+        """Outputs are written to their places, or to the room there is, and where in that; gives the others,
+        at most so many bytes.
+        """
+        inline: list[memoryview] = []
+        offsets: list[int] = []
+        room = self._place(call.room) if call.room is not None else _NO_ROOM
+        used = 0
+        for output in call.outputs:
+            offset = -1
+            if strings.is_text(computed[output.name]):
+                inline.append(memoryview(strings.encode(computed[output.name])))
+                offsets.append(offset)
+                continue
+            data = computed[output.name].reshape(-1).view(np.uint8)
+            if output.place is not None:
+                self._placed(output, output.place, computed[output.name].shape, data)
+            elif data.size and used + data.size <= room.size:
+                room[used : used + data.size] = data
+                offset, used = used, -(-(used + data.size) // ROOM_ALIGN) * ROOM_ALIGN
+            else:
+                inline.append(data.data)
+            offsets.append(offset)
+        whole = sum(map(len, inline))
+        if whole > call.max_bytes:
+            raise ResourceExhausted(
+                f"the outputs have {whole} bytes and an answer may hold {call.max_bytes}; "
+                "place them in shared memory"
+            )
+        return inline, tuple(offsets)
+
+    def _placed(self, output: WantedOutput, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
+        target = self._place(place)
+        if target.size != data.size:
+            raise InvalidArgument(
+                f"output {output.name!r} has {data.size} bytes for these inputs (shape {list(shape)}) and "
+                f"{target.size} are given for it in shared memory; give as many, or take it inline"
+            )
+        target[:] = data
+
+    def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
+        data = next(contents) if given.place is None else self._place(given.place)
+        if given.dtype == STRING.name:
+            return strings.decode(bytes(data), given.shape)
+        array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
+        if given.dtype == "bool":
+            values = array.view(np.uint8)
+            if given.place is not None:
+                return np.not_equal(values, 0)  # the client can write any byte at any time
+            if np.any(values > 1):
+                raise InvalidArgument(
+                    f"the data of input {given.name!r} must hold the bytes 0 and 1 only; it is BOOL"
+                )
+        return array
+
+    def _place(self, place: RegionSlice) -> Array:
+        return self._regions[place.region][place.offset : place.offset + place.nbytes]
+
+
+def by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[..., object]]) -> dict[str, Method]:
+    """What answers each call, by the name that travels."""
+    return {call.method: (call, handler) for call, handler in handlers.items()}
+
+
+_COMMON = by_name(
+    {
+        MapRegion: Host._map,
+        DropRegion: Host._drop,
+        Ping: Host._ping,
+        RunModel: Host._infer,
+        RunBatch: Host._infer_batch,
+        CompareRows: Host._compare_rows,
+        WarmUp: Host._warm_up,
+    }
+)
+
+
+def _check_finite(inputs: dict[str, Array]) -> None:
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidArgument(
+                f"input {name!r} holds NaN or infinity; correct it, or do not ask for finite"
+            )
+
+
+def connect(descriptor: int) -> socket.socket:
+    """The socket to the service, in a process made ready to run models."""
+    connected = socket.socket(fileno=descriptor)
+    os.set_inheritable(connected.fileno(), False)
+    os.dup2(2, 1)  # drivers print to both; only standard error goes to the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="worker: %(message)s")
+    return connected

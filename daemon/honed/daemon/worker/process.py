@@ -1,0 +1,59 @@
+"""A process that runs models, and the link to it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.machine import aiochildren
+from honed.machine.aiochildren import Child
+from honed.machine.children import Bounds, python
+from honed.protocol.errors import HonedError
+from honed.protocol.peer import Peer
+from honed.protocol.wire import APART, FrameLimits
+from honed.runtime.calling.aiolink import AsyncLink
+from honed.runtime.execution.partlimits import UNLIMITED, PartLimits
+
+# Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
+FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
+
+    `more` arguments come behind that. `niceness` is the least it has.
+    """
+
+    module: str
+    argument: str
+    memory_mib: int
+    more: tuple[str, ...] = ()
+    niceness: int = 0
+
+
+def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> Program:
+    """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
+    more = (str(parts.threads), str(parts.memory_mib))
+    return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)
+
+
+async def spawn(
+    program: Program, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
+) -> tuple[Child, AsyncLink]:
+    """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        command = python(
+            program.module, str(theirs.fileno()), str(cache_dir), program.argument, *program.more
+        )
+        bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
+        try:
+            process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+    peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES, large=APART)
+    return process, AsyncLink(ours, peer, lost=lost)

@@ -1,0 +1,104 @@
+"""The shared-memory regions of a connection, as the service holds them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Protocol
+
+from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from honed.protocol.methods import check_name
+from honed.protocol.params import RegionParams
+from honed.runtime.calling import memfd
+
+_numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
+
+
+class HeldRegion:
+    """A registered region. Its descriptor is closed when nobody holds it any more."""
+
+    def __init__(self, name: str, descriptor: int, offset: int, byte_size: int) -> None:
+        """Takes over the descriptor."""
+        self.number = next(_numbers)
+        self.name = name
+        self.descriptor = descriptor
+        self.offset = offset
+        self.byte_size = byte_size
+        self._holders = 1
+
+    def hold(self) -> None:
+        """Keep the region open until `release`."""
+        self._holders += 1
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one holds it: a run may still write to it."""
+        return self._holders > 1
+
+    def release(self) -> bool:
+        """Let go; True where this was the last holder and the descriptor is closed."""
+        self._holders -= 1
+        if self._holders:
+            return False
+        os.close(self.descriptor)
+        return True
+
+    def check_range(self, offset: int, nbytes: int) -> None:
+        """Raise InvalidArgument where the bytes are not all inside the region."""
+        if offset < 0 or offset + nbytes > self.byte_size:
+            raise InvalidArgument(
+                f"bytes {offset} to {offset + nbytes} are outside region {self.name!r}, which has "
+                f"{self.byte_size}; correct shared_memory_offset or register a larger region"
+            )
+
+
+class Regions(Protocol):
+    """Where a request's regions are looked up."""
+
+    def get(self, name: str) -> HeldRegion:
+        """The region of that name; raises NotFound."""
+
+
+def unknown(name: str) -> NotFound:
+    """What a request is told that names a region which is not there."""
+    return NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
+
+
+class RegionTable:
+    """The regions of one connection by name."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._regions: dict[str, HeldRegion] = {}
+
+    def add(self, params: RegionParams, descriptor: int) -> None:
+        """Register a client's memfd; the descriptor stays the caller's, the table keeps a duplicate.
+
+        Raises InvalidArgument, AlreadyExists or ResourceExhausted.
+        """
+        check_name(params.name, "region")
+        if params.name in self._regions:
+            raise AlreadyExists(f"region {params.name!r} is registered already; unregister it first")
+        if len(self._regions) >= self._limit:
+            raise ResourceExhausted(f"{self._limit} regions are registered already; unregister some")
+        offset = params.offset or 0
+        memfd.check(descriptor, offset, params.byte_size)
+        self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
+
+    def get(self, name: str) -> HeldRegion:
+        """The region of that name; raises NotFound."""
+        found = self._regions.get(name)
+        if found is None:
+            raise unknown(name)
+        return found
+
+    def select(self, name: str | None) -> list[HeldRegion]:
+        """The region of that name, or all; raises NotFound."""
+        return [self.get(name)] if name else list(self._regions.values())
+
+    def remove(self, name: str | None) -> list[HeldRegion]:
+        """Take regions out of the table; the caller releases them."""
+        removed = self.select(name)
+        for region in removed:
+            del self._regions[region.name]
+        return removed

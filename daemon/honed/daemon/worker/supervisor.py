@@ -1,0 +1,277 @@
+"""Keeps one serving worker alive: starts it, notices its end, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from honed.daemon.core.requests import Restarts
+from honed.daemon.settings.limits import Limits
+from honed.machine.aiochildren import Child
+from honed.machine.children import kill_group
+from honed.machine.profile import DeviceIdentity, DeviceProfile
+from honed.machine.profilefile import check
+from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.service import WorkerEnd
+from honed.runtime.calling.aiolink import AsyncLink
+
+from . import calls as workercalls
+from .calls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
+from .process import Program, spawn
+from .regions import HeldRegion
+
+_REMEMBERED_ENDS = 10
+_QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
+_log = logging.getLogger(__name__)
+
+
+class WorkerLost(Unavailable):
+    """The worker died or was killed while it had something to do."""
+
+
+class Life(enum.Enum):
+    """What happens to a worker."""
+
+    BEGUN = "begun"
+    ENDED = "ended"
+
+
+class Supervisor:
+    """The worker process and the calls to it.
+
+    With `expects_models` a worker that starts is to load some at once. The device that the first worker found
+    is the one that later workers look for. An engine without a device has an identity and no profile.
+    """
+
+    def __init__(self, limits: Limits, cache_dir: Path, program: Program) -> None:
+        self._limits = limits
+        self._cache_dir = cache_dir
+        self.program = program
+        self._process: Child | None = None
+        self._link: AsyncLink | None = None
+        self._mapped: set[int] = set()  # regions the present worker knows
+        self._kill_reason = self._kill_kind = ""
+        self._turned = asyncio.Event()  # set at each change of state
+        self._calls = 0  # under way
+        self._heard = 0.0  # when the worker last answered, in monotonic seconds
+        self._lost_at_work = False  # the last worker ended while it ran or built a model
+        self.expects_models = False
+        self._state = "starting"
+        self.reason = ""
+        self.starts = 0
+        self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
+        self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
+        self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
+        self.spec = ""
+        self.identity: DeviceIdentity | None = None
+        self.profile: DeviceProfile | None = None
+
+    @property
+    def state(self) -> str:
+        """What ServerStatus calls it; "ready" ends when calls no longer reach the worker."""
+        if self._state == "ready" and (self._link is None or self._link.broken is not None):
+            return "starting"
+        return self._state
+
+    @property
+    def fingerprint(self) -> str:
+        """What runs here, for times to be compared: the device with its driver; "" before it was seen."""
+        if self.identity is None:
+            return ""
+        return " / ".join(dataclasses.astuple(self.identity))
+
+    @property
+    def pid(self) -> int:
+        """The worker's process; 0 where there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def lives(self) -> AsyncGenerator[Life, None]:
+        """Keep a worker running until closed; it is gone then.
+
+        Tells of each start, with a fresh worker that has no models, and of each end, once the calls that it
+        cut short have failed.
+        """
+        restarts = Restarts()
+        self._state = "starting"
+        while True:
+            begun = time.monotonic()
+            was_ready = False
+            try:
+                process = await self._start()
+                was_ready = True
+                yield Life.BEGUN
+                await self._watch(process)
+            except (OSError, HonedError) as error:
+                self._ended("not started", str(error))
+            finally:
+                await self._end()
+            lived = time.monotonic() - begun
+            await self._calls_told()
+            delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
+            # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
+            # twice in a row is a state, and requests are told so.
+            self._state = "failed" if restarts.failing and not was_ready else "starting"
+            self._turned.set()
+            yield Life.ENDED
+            await asyncio.sleep(delay)
+
+    async def _calls_told(self) -> None:
+        """Return once those whose calls were cut short know it: that the worker ended is told after.
+
+        The process may be known to have ended before its socket is.
+        """
+        while self._calls:
+            await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """Return once there is a worker with a device, or none could be started."""
+        while self.state == "starting":
+            self._turned.clear()
+            await self._turned.wait()
+
+    async def came(self) -> None:
+        """Return once there is a worker with a device, however long that takes."""
+        while self.state != "ready":
+            self._turned.clear()
+            await self._turned.wait()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Return once there is a worker with a device; raises Unavailable where none comes in time."""
+        end = time.monotonic() + seconds
+        while self.state != "ready":
+            if self.state == "failed" or time.monotonic() > end:
+                raise Unavailable(f"the worker does not start ({self.reason}); 'hone doctor' may know why")
+            self._turned.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(end - time.monotonic()):
+                    await self._turned.wait()
+
+    async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
+        """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long.
+
+        `seconds` count anew with each progress that it tells.
+        """
+        link = self._link
+        if link is None:
+            raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        self._calls += 1
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                loop = asyncio.get_running_loop()
+                result = await workercalls.ask(
+                    link, call, descriptors, lambda _: deadline.reschedule(loop.time() + seconds)
+                )
+                self._heard = time.monotonic()
+                return result
+        except TimeoutError as error:
+            self._lost_at_work |= call.work
+            self.kill(f"it did not finish within {seconds:g} s", kind="hung")
+            raise self._lost() from error
+        except WorkerLost:
+            self._lost_at_work |= call.work
+            raise
+        finally:
+            self._calls -= 1
+
+    def kill(self, reason: str, *, kind: str = "device") -> None:
+        """End the worker at once; `run` starts another."""
+        self._kill_reason, self._kill_kind = self._kill_reason or reason, self._kill_kind or kind
+        if self._process is not None and self._process.running:
+            _log.warning("killing the worker %d: %s", self._process.pid, reason)
+            kill_group(self._process.pid)
+        if self._link is not None:
+            self._link.fail(self._lost())
+
+    async def open(self) -> None:
+        """Have the worker load the device's driver, which it does without until the first model.
+
+        Raises WorkerLost where the device is not there any more, or another driver is; the next worker finds
+        out what is.
+        """
+        try:
+            await self.call(OpenDevice(), seconds=self._limits.load_seconds)
+        except WorkerLost:
+            raise
+        except HonedError as error:
+            self.kill(str(error))
+            raise self._lost() from error
+
+    async def map(self, region: HeldRegion, seconds: float) -> None:
+        """Have the worker map a region, unless it has; raises as `call`."""
+        if region.number not in self._mapped:
+            call = MapRegion(region=region.number, offset=region.offset, byte_size=region.byte_size)
+            await self.call(call, [region.descriptor], seconds=seconds)
+            self._mapped.add(region.number)
+
+    def forget(self, region: int) -> bool:
+        """The region is gone; True where the worker must be told."""
+        known = region in self._mapped
+        self._mapped.discard(region)
+        return known and self._link is not None
+
+    def _lost(self) -> WorkerLost:
+        return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
+
+    async def _start(self) -> Child:
+        """A worker that is ready; raises where it does not become so."""
+        self.starts += 1
+        self._kill_reason = self._kill_kind = ""
+        self._lost_at_work = self.ended_from_outside = False
+        process, link = await spawn(self.program, self._cache_dir, self._lost)
+        self._process, self._link = process, link
+        seconds = self._limits.load_seconds
+        # Half of it for the peaks: a device that is too slow for them is served by all the same.
+        find = FindDevice(models=self.expects_models, measure_seconds=seconds / 2)
+        found = await self.call(find, seconds=seconds)
+        self.spec, self.identity = found.spec, found.identity
+        if found.profile is not None:
+            check(found.profile)
+            self.profile = found.profile
+            self.program = dataclasses.replace(self.program, argument=self.spec)
+        self._state, self.reason = "ready", ""
+        self._turned.set()
+        _log.info("worker %d is ready on %s", process.pid, self.spec)
+        return process
+
+    async def _watch(self, process: Child) -> None:
+        """Wait for the end of a worker that was ready."""
+        asking = asyncio.ensure_future(self._ask_now_and_then())
+        try:
+            death = await process.wait()
+        finally:
+            asking.cancel()
+        self.ended_from_outside = not self._kill_reason and death.from_outside
+        self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
+
+    async def _ask_now_and_then(self) -> None:
+        """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
+        pause = min(_QUIET_SECONDS, self._limits.run_seconds)
+        with contextlib.suppress(WorkerLost):
+            while True:
+                await asyncio.sleep(pause)
+                if not self._calls and time.monotonic() - self._heard >= pause:
+                    await self.call(Ping(), seconds=self._limits.run_seconds)
+
+    def _ended(self, kind: str, reason: str) -> None:
+        self.ends[kind] += 1
+        self.last_ends.append(WorkerEnd(time=time.time(), pid=self.pid, kind=kind, reason=reason))
+        # What goes wrong in the same way again and again is told once.
+        _log.log(logging.ERROR if reason != self.reason else logging.DEBUG, "the worker ended: %s", reason)
+        self._state = "failed" if self._state == "failed" else "starting"
+        self.reason = reason
+
+    async def _end(self) -> None:
+        self._mapped.clear()
+        if self._link is not None:
+            self._link.fail(self._lost())
+            self._link = None
+        if self._process is not None:
+            await self._process.end()
+            self._process = None

@@ -1,0 +1,210 @@
+"""The serving worker: a child process that owns the device and runs what the service passes to it.
+
+python -m honed.daemon.worker FD CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB
+
+It answers the service on the socket FD until that closes (`hosting`). THREADS and MEMORY_MIB are for the
+process in which parts of models run that the CPU engine takes; it is there while there are any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from honed.machine import peaks
+from honed.machine.devices import Device, select
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import survey
+from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
+from honed.protocol.sizes import MetSizes
+from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.executor import Executor, load
+from honed.runtime.execution.partlimits import UNLIMITED, PartLimits
+from honed.runtime.execution.proof import Difference, check_numbered, probe_count
+
+from .calls import (
+    BuildModel,
+    BuiltModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    CompareTurn,
+    FindDevice,
+    FoundDevice,
+    OpenDevice,
+    ProfileModel,
+    UnloadModel,
+)
+from .comparison import Comparison, Recorder
+from .hosting import Array, Host, by_name, connect
+from .profiling import profile
+
+_log = logging.getLogger(__name__)
+
+
+class Worker(Host):
+    """The device, and the loaded models by key."""
+
+    def __init__(
+        self, connected: socket.socket, cache_dir: Path, spec: str, parts: PartLimits = UNLIMITED
+    ) -> None:
+        super().__init__(connected)
+        self._parts = CpuParts(parts)
+        self._cache_dir = cache_dir
+        self._spec = spec
+        self._found: DeviceProfile | None = None
+        self._device: Device | None = None  # from the first model on
+        self._models: dict[str, Executor] = {}
+        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
+        self._recorder = Recorder()
+        self._comparison: Comparison | None = None
+        # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
+        # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
+        self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
+
+    def loaded(self, key: str) -> Executor:
+        """A loaded model; raises NotFound."""
+        executor = self._models.get(key)
+        if executor is None:
+            raise NotFound("the model is not loaded in the worker; this is a fault of the service")
+        return executor
+
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+        """Keep a client's inputs, to compare a successor on."""
+        if keep:
+            self._recorder.note(key, inputs)
+        else:
+            self._recorder.forget(key)
+        return self.loaded(key).met
+
+    def _find(self, call: FindDevice) -> FoundDevice:
+        device = select(self._spec or None) if call.models else None
+        if device is not None and peaks.known(device, self._cache_dir):
+            self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
+        elif device is not None and call.measure_seconds is None:
+            self._spec, self._found = device.spec, device.profile
+        else:
+            found = survey(self._spec, self._cache_dir, seconds=call.measure_seconds)
+            if found.no_peaks:
+                _log.warning("%s", found.no_peaks)
+            self._spec, self._found = found.spec, found.profile
+        return FoundDevice(spec=self._spec, identity=self._found.identity, profile=self._found)
+
+    def _open(self, call: OpenDevice) -> Empty:
+        """Raises a HonedError where another device or driver is there now: this process is to be replaced."""
+        if self._device is None:
+            device = select(self._spec)
+            if self._found is None or device.profile.identity != self._found.identity:
+                raise DeviceError(f"the driver of {self._spec} has changed")
+            self._device = replace(device, profile=self._found)
+        return Empty()
+
+    def _load(self, call: BuildModel) -> BuiltModel:
+        """It may serve once each of its probes was checked.
+
+        A DeviceError means that this model cannot be built or held here.
+        """
+        key = call.key
+        if key not in self._models:
+            if self._device is None:
+                raise Internal("the worker has no device yet; this is a fault of the service")
+            self._models[key] = load(
+                call.path,
+                self._device,
+                cache_dir=self._cache_dir,
+                builder=self._builder,
+                progress=self.built,
+                parts=self._parts,
+            )
+            self._checked[key] = {}
+        return BuiltModel(device=self._device_spec(), probes=probe_count(self._models[key]))
+
+    def _check(self, call: CheckProbe) -> CheckedProbe:
+        """Raises ModelRefused where an answer is wrong.
+
+        Where the device fails while it runs, its state is unknown: the result is then spoilt, and this
+        process must be replaced.
+        """
+        executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
+        if probe not in checked:
+            try:
+                checked[probe] = check_numbered(executor, probe)
+            except DeviceError as error:
+                return CheckedProbe(spoilt=str(error))
+        wrong = tuple(str(d) for d in checked[probe] if not d.right)
+        if wrong:
+            raise ModelRefused(
+                f"on {self._device_spec()} the model gives wrong answers for inputs whose right outputs "
+                "are known, so it is not served; compile it again on this device",
+                wrong,
+            )
+        return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
+
+    def _compare(self, call: CompareTurn) -> ComparedTurn:
+        """One turn of two models, see `comparison.Comparison`."""
+        if call.turn == 0:
+            pair = (self.loaded(call.old), self.loaded(call.new))
+            self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
+        if self._comparison is None:
+            raise NotFound("one of the two versions was unloaded while they were compared")
+        try:
+            ns, wrong = self._comparison.turn(call.turn)
+        except DeviceError as error:
+            return ComparedTurn(spoilt=str(error))
+        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))
+
+    def _device_spec(self) -> str:
+        return self._device.spec if self._device is not None else ""
+
+    def _unload(self, call: UnloadModel) -> Empty:
+        executor = self._models.pop(call.key, None)
+        self._checked.pop(call.key, None)
+        self._recorder.forget(call.key)
+        if executor is not None:
+            if self._comparison is not None and executor in self._comparison.pair:
+                self._comparison = None
+            executor.close()
+        return Empty()
+
+    def _profile(self, call: ProfileModel) -> ModelProfile:
+        return profile(self.loaded(call.key), call.name, timeline=call.timeline)
+
+    LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
+    METHODS: ClassVar = by_name(
+        {
+            CheckProbe: _check,
+            CompareTurn: _compare,
+            UnloadModel: _unload,
+            ProfileModel: _profile,
+        }
+    )
+
+
+def _be_nice() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
+    """For each output the largest error over the probes."""
+    worst: dict[str, Difference] = {}
+    for d in differences:
+        if d.output not in worst or d.error > worst[d.output].error:
+            worst[d.output] = d
+    return tuple(ComparedOutput(name=d.output, tolerance=d.tolerance, error=d.error) for d in worst.values())
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on the socket whose descriptor number is given."""
+    connected = connect(int(arguments[0]))
+    with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
+        parts = PartLimits(threads=int(arguments[3]), memory_mib=int(arguments[4]))
+        Worker(connected, Path(arguments[1]), arguments[2], parts).serve()

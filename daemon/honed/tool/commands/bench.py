@@ -1,0 +1,144 @@
+"""Command bench: how long an inference takes, as an app sees it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import METRICS, MODEL_STATISTICS
+from honed.tool.output import Output, fields, line
+from honed.tool.parser import add_command, count
+
+from .infer import add_input_options, inputs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.protocol.results import InferenceStatistics, Tallied
+    from honed.runtime.client import Client
+
+_WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    bench = add_command(
+        commands,
+        "bench",
+        _bench,
+        about="time a model through the socket, as an app sees it",
+        details="Inputs that are not given are made up. Runs one inference after the other.",
+        examples="hone bench lightglue\nhone bench lightglue -n 200 --json",
+    )
+    add_input_options(bench)
+    bench.add_argument("-n", "--runs", metavar="N", type=count, default=50, help="inferences (default 50)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benched:
+    """What came of a run: times through the socket, and the means in the engine and in the queue.
+
+    `engines` counts the answers of each meanwhile, with those to other clients.
+    """
+
+    model: str
+    runs: int
+    median_ms: float
+    mean_ms: float
+    std_ms: float
+    p95_ms: float
+    min_ms: float
+    max_ms: float
+    device_ms: float | None
+    queue_ms: float | None
+    engines: dict[str, int]
+
+
+def _bench(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        values = inputs(client, arguments, random=True)
+        for _ in range(_WARM_UP):
+            client.infer(arguments.model, values)
+        before, answered = _spent(client, arguments.model), _answers(client, arguments.model)
+        times = _timed(client, arguments.model, values, arguments.runs)
+        after, answers = _spent(client, arguments.model), _answers(client, arguments.model)
+    done = Benched(
+        model=arguments.model,
+        **summary(times),
+        device_ms=mean_between(before.compute_infer, after.compute_infer),
+        queue_ms=mean_between(before.queue, after.queue),
+        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
+    )
+    output.emit(done, lambda console: _print(console, done))
+    return 0
+
+
+def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> list[float]:
+    from honed.tool.progress import Reporter
+
+    times = []
+    with Reporter(f"bench {model}") as reporter:
+        for run in range(runs):
+            reporter.update("run", run / runs, f"{runs} inferences")
+            start = time.perf_counter()
+            client.infer(model, values)
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def summary(times: Sequence[float]) -> dict[str, Any]:
+    """Figures of these times (seconds) in milliseconds; `std_ms` is of the sample, 0 for a single time."""
+    import numpy as np
+
+    milliseconds = np.asarray(times) * 1e3
+    return {
+        "runs": len(times),
+        "median_ms": float(np.median(milliseconds)),
+        "mean_ms": float(milliseconds.mean()),
+        "std_ms": float(milliseconds.std(ddof=1)) if len(times) > 1 else 0.0,
+        "p95_ms": float(np.percentile(milliseconds, 95)),
+        "min_ms": float(milliseconds.min()),
+        "max_ms": float(milliseconds.max()),
+    }
+
+
+def mean_between(before: Tallied, after: Tallied) -> float | None:
+    """Mean time between two readings, in ms; None where nothing was counted.
+
+    Requests of other clients count too.
+    """
+    count = after.count - before.count
+    return (after.ns - before.ns) / count / 1e6 if count > 0 else None
+
+
+def _spent(client: Client, model: str) -> InferenceStatistics:
+    from honed.protocol.params import ModelParams
+
+    return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
+
+
+def _answers(client: Client, model: str) -> dict[str, int]:
+    """How many answers each engine has given for a model."""
+    return next((each.engines for each in client.ask(METRICS).models if each.name == model), {})
+
+
+def _print(console: Console, done: Benched) -> None:
+    line(console, f"{done.model}, {done.runs} inferences through the socket, in milliseconds:")
+    figures = {
+        "median": done.median_ms,
+        "mean": done.mean_ms,
+        "std": done.std_ms,
+        "95 % within": done.p95_ms,
+        "fastest": done.min_ms,
+        "slowest": done.max_ms,
+        "in the engine": done.device_ms,
+        "in the queue": done.queue_ms,
+    }
+    rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
+    answered = ", ".join(f"{kind} {count}" for kind, count in sorted(done.engines.items()))
+    console.print(fields([*rows, ("answered by", answered)]))

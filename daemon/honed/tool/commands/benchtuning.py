@@ -1,0 +1,182 @@
+"""`hone tune FILE --bench DEVICE` and `--farm URL`: a file tuned elsewhere than on this machine's device."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.tool.output import line
+from honed.tool.parser import UsageError, add_compile_options, check_calibration, unique
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.commands import Tune
+    from honed.jobs.events import Tuned
+    from honed.runtime.calling.exported import ExportedFiles
+
+    from .tuneview import TuningRun
+
+BENCHES = ("mali-g610",)  # as the compiler has them
+_RECORDS = "predicted.sqlite"  # apart from what was measured
+_CERTIFICATES = "farm"  # their folder, beside honed.toml
+_FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
+
+
+def add_options(tune: argparse.ArgumentParser) -> None:
+    """What `tune` takes besides with --bench."""
+    group = tune.add_argument_group("options of tuning a file for a device that is not here")
+    group.add_argument(
+        "--bench",
+        metavar="DEVICE",
+        choices=BENCHES,
+        help=f"predict times for this device from machine code ({', '.join(BENCHES)}); M is an ONNX file",
+    )
+    group.add_argument(
+        "--bench-root",
+        metavar="DIR",
+        type=Path,
+        help="where benchmarks/valhall/build has made the offline compiler",
+    )
+    group.add_argument(
+        "--farm",
+        metavar="URL",
+        help="have the machines of this farm measure, or with --bench predict; M may be an ONNX file",
+    )
+    add_certificates(group)
+    group.add_argument(
+        "--device", metavar="NAME", help="part of the device's name, where a farm has boards of several"
+    )
+    group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
+    add_compile_options(group)
+
+
+def add_certificates(parser: argparse._ActionsContainer) -> None:
+    """--certificates."""
+    parser.add_argument(
+        "--certificates",
+        metavar="DIR",
+        type=Path,
+        help="folder with ca.pem, cert.pem and key.pem for TLS (default: farm beside honed.toml)",
+    )
+
+
+def certificates(arguments: argparse.Namespace) -> Path:
+    """Their folder."""
+    from honed.daemon.settings.places import places
+
+    given: Path | None = arguments.certificates
+    return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for options of bench and farm where there is none, and for these without a file."""
+    given = {
+        "--bench-root": arguments.bench_root is not None,
+        "--certificates": arguments.certificates is not None,
+        "--device": arguments.device is not None,
+        "--output": arguments.output is not None,
+        "--shape": bool(arguments.shape),
+        "--precision": arguments.precision != "auto",
+        "--calibration": arguments.calibration is not None,
+    }
+    check_calibration(arguments)
+    if not elsewhere(arguments):
+        of_farm = () if arguments.farm is None else ("--certificates", "--device")
+        for name, is_given in given.items():
+            if is_given and name not in of_farm:
+                raise UsageError(f"{name} goes with a file and --bench or --farm; see 'hone tune --help'")
+        return
+    if not Path(arguments.model).is_file():
+        option = "--bench" if arguments.farm is None else "--farm"
+        raise UsageError(f"{option} takes an ONNX file, and there is no file {arguments.model}")
+    if arguments.farm is None:
+        for name in ("--certificates", "--device"):
+            if given[name]:
+                raise UsageError(f"{name} goes with --farm; see 'hone tune --help'")
+
+
+def elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether a file is tuned, without the service: on a bench, or by a farm, which tunes models, too."""
+    path = Path(arguments.model)
+    is_file = path.suffix == ".onnx" or path.is_file()
+    return arguments.bench is not None or (arguments.farm is not None and is_file)
+
+
+def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, **budget: Any) -> Tune:
+    """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
+    from honed.jobs.commands import Tune
+
+    return Tune(
+        file=given.save_sources(folder / "source"),
+        name=arguments.model,
+        shapes=given.shapes,
+        precision=given.precision,
+        current=given.save_compiled(folder / "given.honed"),
+        output=folder / "tuned.honed",
+        **_machines(arguments),
+        **budget,
+    )
+
+
+def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
+    """For the tuning child."""
+    from honed.jobs.commands import Tune
+
+    return Tune(
+        file=Path(arguments.model),
+        shapes=unique("--shape", arguments.shape),
+        precision=arguments.precision,
+        calibration=arguments.calibration,
+        output=arguments.output,
+        bench=arguments.bench,
+        bench_root=arguments.bench_root,
+        **_machines(arguments),
+        **budget,
+    )
+
+
+def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Who measures, and where what is found is kept."""
+    from honed.daemon.settings.places import places
+
+    return {
+        "farm": arguments.farm,
+        "certificates": certificates(arguments) if arguments.farm is not None else None,
+        "device": arguments.device,
+        "records": records(arguments),
+        "cache_dir": places(os.environ, os.geteuid()).cache_dir,
+    }
+
+
+def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
+    """What --json says of a run."""
+    from .tuneview import told
+
+    return {
+        "model": run.model,
+        "predicted": arguments.bench is not None,
+        "farm": arguments.farm,
+        "output": done.output,
+        **told(done, run),
+        "records": str(records(arguments)),
+    }
+
+
+def records(arguments: argparse.Namespace) -> Path:
+    """Where what a bench or a farm found is kept."""
+    from honed.daemon.settings.places import places
+
+    name = _FARM_RECORDS if arguments.bench is None else _RECORDS
+    return places(os.environ, os.geteuid()).state_dir / name
+
+
+def print_result(console: Console, found: Mapping[str, Any]) -> None:
+    """What came of it, in a sentence or two."""
+    sentence = str(found["sentence"])
+    line(console, f"{sentence[:1].upper()}{sentence[1:]}.")
+    if found["output"]:
+        line(console, f"{found['output']} is written; its answers are checked where it is added.")

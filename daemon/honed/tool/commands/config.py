@@ -1,0 +1,149 @@
+"""Command config: the settings in force and where they come from; check a file; have the service reread."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol import strict
+from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
+from honed.tool.output import Output, line, table
+from honed.tool.parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    config = add_command(
+        commands,
+        "config",
+        _config,
+        about="show every setting with its value and where that comes from",
+        details=(
+            "Asks the running service; where none runs, shows what one started by this user would use. "
+            "docs/configuration.md explains the settings."
+        ),
+        examples="""\
+            hone config
+            hone config --check /etc/honed/honed.toml
+            hone config --reload""",
+    )
+    instead = config.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check", metavar="FILE", type=Path, help="only say whether FILE, with its drop-ins, is right"
+    )
+    instead.add_argument(
+        "--reload", action="store_true", help="have the service read its files again and use what changed"
+    )
+
+
+def _config(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.check is not None:
+        return _check(arguments.check, output)
+    if arguments.reload:
+        return _reload(arguments.socket, output)
+    running, shown = _in_force(arguments.socket)
+    document = {"running": running, **strict.to_plain(shown)}
+    output.emit(document, lambda console: _print(console, running, shown))
+    return 0
+
+
+def _check(file: Path, output: Output) -> int:
+    from honed.daemon.config import load
+
+    # A socket is named for users who have no place for one: the question is about the file alone.
+    config = load(
+        environ=os.environ, uid=os.geteuid(), config=file, overrides={"socket": "/run/honed/honed.sock"}
+    )
+    read = tuple(map(str, config.files))
+    given = {name: origin for name, origin in config.origins.items() if origin.startswith(read)}
+    document = {
+        "files": list(read),
+        "settings": [{"name": name, "origin": origin} for name, origin in given.items()],
+    }
+    said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
+    output.emit(document, lambda console: line(console, said))
+    return 0
+
+
+def _reload(socket: str | None, output: Output) -> int:
+    from honed.protocol.params import Nothing
+    from honed.runtime.client import Client
+
+    with Client(socket) as client:
+        reloaded = client.ask(CONFIG_RELOAD, Nothing())
+    output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
+    return 0
+
+
+def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
+    """Whether a service runs, and what ConfigShow gives, or would."""
+    from honed.protocol.errors import Unavailable
+    from honed.protocol.params import Nothing
+    from honed.runtime.client import Client
+
+    try:
+        with Client(socket) as client:
+            return True, client.ask(CONFIG_SHOW, Nothing())
+    except Unavailable:
+        from honed.daemon.config import load
+        from honed.daemon.reload import shown
+
+        return False, shown(load(environ=os.environ, uid=os.geteuid()))
+
+
+def _print(console: Console, running: bool, shown: ConfigShown) -> None:
+    if not running:
+        line(console, "No service runs; one that this user started now would use these settings.")
+        console.print()
+    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in shown.settings]
+    console.print(table(("setting", "value", "unit", "origin"), rows))
+    if shown.problem:
+        console.print()
+        line(console, f"The files cannot be used as they are now: {shown.problem}", "bold")
+    elif shown.pending:
+        console.print()
+        line(console, "The files were changed since the service read them:")
+        _print_changes(console, shown.pending)
+        reload = any(each.effect != "restart" for each in shown.pending)
+        line(console, "'hone config --reload' makes the service use them." if reload else _RESTART)
+
+
+_RESTART = "Restart the service to use them ('systemctl restart honed')."
+
+
+def _print_reloaded(console: Console, reloaded: ConfigReloaded) -> None:
+    if reloaded.applied:
+        line(console, "The service uses these now:")
+        _print_changes(console, reloaded.applied)
+    if reloaded.restart:
+        line(console, "These wait for a restart of the service ('systemctl restart honed'):")
+        _print_changes(console, reloaded.restart)
+    if not reloaded.applied and not reloaded.restart:
+        line(console, "The files say what is in force already.")
+
+
+def _print_changes(console: Console, changes: Sequence[SettingChange]) -> None:
+    rows = [(each.name, _value(each.value), _value(each.configured), _NOTES[each.effect]) for each in changes]
+    console.print(table(("setting", "was", "configured", ""), rows))
+
+
+_NOTES = {"at once": "", "new connections": "for new connections", "restart": "after a restart"}
+
+
+def _value(value: object) -> str:
+    """As a configuration file would have it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_value(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

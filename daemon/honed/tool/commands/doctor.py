@@ -1,0 +1,184 @@
+"""Command doctor: what is right and wrong with this machine, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.tool.output import Output, line
+from honed.tool.parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.protocol.service import Status
+    from honed.tool.doctor.finding import Finding
+    from honed.tool.doctor.readings import Readings
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    doctor = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        about="explain this machine's OpenCL and say what to do about what is wrong",
+        details=(
+            "Looks at the OpenCL loader and drivers, the GPU's kernel driver, device nodes and permissions, "
+            "clock, service, folders and software. Ends with status 1 if something must be mended."
+        ),
+        examples="""\
+            hone doctor
+            hone doctor --json
+            hone doctor --profile board.toml      # then elsewhere: hone compile --profile board.toml""",
+    )
+    doctor.add_argument(
+        "--profile",
+        metavar="FILE",
+        type=Path,
+        help="instead write the device's profile, its peaks measured, for compiling on another machine",
+    )
+    doctor.add_argument(
+        "--device", metavar="SPEC", help="the device of --profile: a number or part of its name"
+    )
+
+
+def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.profile is not None:
+        return _write_profile(arguments, output)
+    from honed.tool.doctor import check_machine, check_opencl, check_service
+    from honed.tool.doctor.finding import failed
+
+    readings, troubles = _readings(arguments)
+    findings = [
+        *check_opencl.check(readings),
+        *check_machine.check(readings),
+        *troubles,
+        *check_service.check(readings),
+    ]
+    document = _document(findings, readings)
+    output.emit(document, lambda console: _print(console, findings))
+    return 1 if failed(findings) else 0
+
+
+def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
+    """What can be read, and what stands in the way of reading more."""
+    from honed.protocol.errors import InvalidArgument
+    from honed.runtime.calling import endpoint
+    from honed.tool.doctor import check_service, gather, service
+    from honed.tool.doctor.finding import Finding
+
+    uid = os.getuid()
+    troubles = []
+    path = arguments.socket or endpoint.default_socket(os.environ)
+    system = path == endpoint.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
+    daemon, status = service.read_daemon(path, system=system)
+    try:
+        folders = _folders(status, uid)
+    except InvalidArgument as error:
+        folders = []
+        troubles.append(Finding(check_service.SERVICE, "warn", str(error), "set HOME to the user's folder"))
+    readings = gather.gather(
+        root=Path("/"),
+        environ=os.environ,
+        uid=uid,
+        gids={os.getgid(), os.getegid(), *os.getgroups()},
+        prober=gather.Children(os.environ),
+        folders=folders,
+        daemon=daemon,
+    )
+    return readings, troubles
+
+
+def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
+    """The folders this user's service writes to; those of another user's service are not ours to judge."""
+    from honed.daemon.settings import places
+
+    if status:
+        told = status.places
+        if uid not in (0, _owner(told.state_dir)):
+            return []
+        return [("models", Path(told.state_dir)), ("caches", Path(told.cache_dir))]
+    usual = places.places(os.environ, uid)
+    return [("models", usual.state_dir), ("caches", usual.cache_dir)]
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None
+
+
+def _document(findings: Sequence[Finding], readings: Readings) -> dict[str, Any]:
+    import dataclasses
+
+    plain = dataclasses.asdict(readings, dict_factory=_plain)
+    return {
+        "ok": all(finding.level != "fail" for finding in findings),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "readings": plain,
+    }
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in pairs}
+
+
+def _print(console: Console, findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from honed.tool.output import clean
+
+    for topic in dict.fromkeys(finding.topic for finding in findings):
+        line(console, topic, "bold")
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=4, no_wrap=True)
+        grid.add_column(overflow="fold")
+        for finding in findings:
+            if finding.topic != topic:
+                continue
+            grid.add_row(Text(finding.level, _STYLES[finding.level]), Text(clean(finding.what)))
+            if finding.remedy:
+                grid.add_row("", Text(f"-> {clean(finding.remedy)}", "cyan"))
+        console.print(grid)
+        console.print()
+    line(console, _verdict(findings))
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    failures = sum(finding.level == "fail" for finding in findings)
+    warnings = sum(finding.level == "warn" for finding in findings)
+    if failures:
+        return f"{failures} to mend, {warnings} to look at."
+    return f"Nothing to mend, {warnings} to look at." if warnings else "All is well."
+
+
+def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.daemon.settings import places
+    from honed.machine import profilefile, surveying
+    from honed.machine.files import replacing
+    from honed.tool.progress import Reporter
+
+    cache = places.places(os.environ, os.getuid()).cache_dir
+    with Reporter("profile") as reporter:
+        reporter.update("measure", 0.0, "measuring the device's peaks")
+        found = surveying.survey(arguments.device, cache)
+    with replacing(arguments.profile) as file:
+        file.write(profilefile.dumps(found.measured()).encode())
+    document = {"output": str(arguments.profile), "device": found.spec}
+    output.emit(
+        document,
+        lambda console: line(
+            console,
+            f"{arguments.profile} describes {found.spec}; compile for it elsewhere with: "
+            f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
+        ),
+    )
+    return 0

@@ -1,0 +1,158 @@
+"""Command farm: be a machine of a farm, on whose boards others tune."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.tool.output import Output, line
+from honed.tool.parser import Parser, UsageError, add_command
+
+from .benchtuning import BENCHES, add_certificates, certificates
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.commands import Job
+    from honed.jobs.events import Done
+
+_LOCAL = "tcp://127.0.0.1:8786"
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    farm = commands.add_parser("farm", help="search on many machines at once", allow_abbrev=False)
+    actions = farm.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+    _add_worker(actions)
+    _add_scheduler(actions)
+    _add_certificates(actions)
+
+
+def _add_worker(actions: Any) -> None:
+    worker = add_command(
+        actions,
+        "worker",
+        _worker,
+        about="measure on this machine what a farm asks for",
+        details=(
+            "Candidates are measured on the device while the service here is idle, under its lease, as its "
+            "own tuner does. Whoever has a certificate of the farm can have this machine run what he likes. "
+            "Runs until it is stopped; where the scheduler goes away, it is waited for."
+        ),
+        examples="hone farm worker tls://pc:8786\nhone farm worker tls://pc:8786 --bench mali-g610",
+    )
+    _add_url(worker)
+    worker.add_argument(
+        "--device", metavar="SPEC", help="OpenCL device to measure on (default: the best there is)"
+    )
+    worker.add_argument(
+        "--alone", action="store_true", help="there is no service here: measure at any time, without a lease"
+    )
+    worker.add_argument(
+        "--bench", metavar="DEVICE", choices=BENCHES, help="predict times for this device on all cores"
+    )
+    worker.add_argument(
+        "--bench-root",
+        metavar="DIR",
+        type=Path,
+        help="where benchmarks/valhall/build has made the offline compiler",
+    )
+
+
+def _add_scheduler(actions: Any) -> None:
+    scheduler = add_command(
+        actions,
+        "scheduler",
+        _scheduler,
+        about="be the meeting place of a farm",
+        details="Workers and 'hone tune --farm' connect to it. Runs until it is stopped.",
+        examples="hone farm scheduler tls://pc:8786\nhone farm scheduler tcp://127.0.0.1:8786",
+    )
+    _add_url(scheduler)
+
+
+def _add_url(parser: Parser) -> None:
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=os.environ.get("HONED_FARM") or _LOCAL,
+        help=f"tls://HOST:PORT of the scheduler; without TLS only on this machine (default: $HONED_FARM, "
+        f"else {_LOCAL})",
+    )
+    add_certificates(parser)
+
+
+def _add_certificates(actions: Any) -> None:
+    certificates = add_command(
+        actions,
+        "certificates",
+        _certificates,
+        about="make the certificates of a farm",
+        details=(
+            "Makes a folder in DIR for each machine, to be copied there as /etc/honed/farm, and an authority "
+            "that stays in DIR: call it again for further machines."
+        ),
+        examples="hone farm certificates farm pc board1 board2",
+    )
+    certificates.add_argument("folder", metavar="DIR", type=Path, help="where they are made")
+    certificates.add_argument("names", metavar="NAME", nargs="+", help="a machine of the farm")
+
+
+def _scheduler(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import FarmScheduler
+
+    return _stay(FarmScheduler(url=arguments.url, certificates=certificates(arguments)), "farm", output)
+
+
+def _worker(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.daemon.settings.places import places
+    from honed.jobs.commands import FarmWorker
+
+    if arguments.bench is None and arguments.bench_root is not None:
+        raise UsageError("--bench-root goes with --bench; see 'hone farm worker --help'")
+    if arguments.bench is not None and (arguments.alone or arguments.device is not None):
+        raise UsageError("--bench uses no device; leave --device and --alone out")
+    job = FarmWorker(
+        url=arguments.url,
+        certificates=certificates(arguments),
+        device=arguments.device or os.environ.get("HONED_DEVICE") or None,
+        socket=arguments.socket,
+        alone=arguments.alone,
+        bench=arguments.bench,
+        bench_root=arguments.bench_root,
+        cache_dir=places(os.environ, os.geteuid()).cache_dir,
+    )
+    return _stay(job, "farm", output)
+
+
+def _certificates(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import FarmCertificates
+
+    for name in arguments.names:
+        if "," in name:
+            raise UsageError(f"{name!r} is no name of a machine; see 'hone farm certificates --help'")
+    job = FarmCertificates(folder=arguments.folder, names=",".join(arguments.names))
+    return _stay(job, "farm", output)
+
+
+def _stay(job: Job[Done], title: str, output: Output) -> int:
+    """Do a job without a limit of time, whose notes are shown; SIGINT and SIGTERM end it."""
+    from honed.daemon.settings.limits import Limits
+    from honed.tool.compiler import started
+    from honed.tool.progress import Reporter
+
+    from .tuning import stopping
+
+    with started(job, Limits()) as child, Reporter(title) as reporter, stopping(child, lambda: None):
+        for news in child.events():
+            reporter.show(news)
+        child.result()
+
+    def show(console: Console) -> None:
+        line(console, "Done.")
+
+    output.emit({}, show)
+    return 0

@@ -1,0 +1,116 @@
+"""Command faults: candidates that must not run again, and what the kernel log says of the GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, of_service
+from honed.daemon.observe.kernelfaults import kernel_log
+from honed.tool.output import Output, line
+from honed.tool.parser import add_command
+from honed.tool.recordsfile import add_state_dir_option, find_records
+
+from .records import read_faults
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.events import Quarantined
+    from honed.protocol.faults import KernelLog
+
+REACH = {
+    "out-of-memory": "GPU memory ran out",
+    "queue": "one queue was lost",
+    "context": "every queue of the process was lost",
+    "process-killed": "the kernel killed the process",
+    "reset": "the GPU was reset",
+    "device-lost": "the GPU is lost until the machine starts again",
+}
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    faults = add_command(
+        commands,
+        "faults",
+        _faults,
+        about="list candidates in quarantine and faults of the GPU",
+        details=(
+            "A candidate that faulted, hung, or was running when the machine went down is never run again on "
+            "this device. Faults of the GPU are read from the kernel log since the machine started."
+        ),
+        examples="hone faults\nhone faults --json",
+    )
+    add_state_dir_option(faults)
+
+
+def _faults(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.events import Faults
+
+    where = find_records(arguments)
+    quarantine, log = Faults(faults=()), None
+    if where.by_service or where.path.exists():
+        quarantine, log = read_faults(where)
+    log, found = log or kernel_log(), quarantine.faults
+    faults = blamed(log, of_service(arguments.socket), found)
+    document = {
+        "records": str(where.path),
+        "quarantined": found,
+        "kernel_log": {"readable": log.readable, "reason": log.reason, "faults": faults},
+    }
+
+    def show(console: Console) -> None:
+        _print_quarantine(console, found)
+        console.print()
+        _print_log(console, log, faults)
+
+    output.emit(document, show)
+    return 0
+
+
+def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:
+    if not log.readable:
+        line(console, f"{log.reason[:1].upper()}{log.reason[1:]}.")
+    elif not faults:
+        line(console, "The kernel log holds no fault of a GPU since the machine started.")
+    else:
+        many = len(faults)
+        line(
+            console, f"The kernel log holds {many} fault{'s' if many > 1 else ''} since the machine started:"
+        )
+    for fault in faults:
+        console.print()
+        by = f", process {fault.process}" if fault.process is not None else ""
+        by += f" ({fault.command})" if fault.command else ""
+        line(console, f"{_date(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
+        line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
+        for record in fault.records:
+            _indented(console, record)
+
+
+def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> None:
+    if not quarantined:
+        line(console, "No candidate is in quarantine.")
+        return
+    many = len(quarantined)
+    line(console, f"{many} candidate{'s are' if many > 1 else ' is'} in quarantine and not run again:")
+    for each in quarantined:
+        console.print()
+        name = each.name or each.task
+        line(console, f"{_date(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
+        line(console, f"  {each.reason}")
+        line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
+        if each.story and each.story != each.reason:
+            _indented(console, each.story)
+
+
+def _indented(console: Console, text: str) -> None:
+    for part in text.splitlines():
+        line(console, f"    {part}")
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,212 @@
+"""Command history: how a model became faster, as a curve and as a picture, and its versions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import MODEL_HISTORY
+from honed.tool.output import Output, line, table
+from honed.tool.parser import add_command
+from honed.tool.recordsfile import add_state_dir_option, find_records
+
+from .records import read_history
+from .tasks import milliseconds
+from .versions import version_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.events import History
+    from honed.protocol.versions import LatencyPoint, ModelHistory
+    from honed.tool.view.plot import Curve
+
+_SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
+_HEIGHT = 16  # lines of the curve in a terminal
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    history = add_command(
+        commands,
+        "history",
+        _history,
+        about="show how tuning made a model faster, and its versions",
+        details=(
+            "The curve is the estimated time of one inference, the sum of its tasks' best times, over the "
+            "candidates tried. With --served it is the time that inferences really took in the service, over "
+            "hours. The table lists the versions served, what they took beside the one before, and why each "
+            "came and went."
+        ),
+        examples=(
+            "hone history lightglue\nhone history lightglue --served\n"
+            "hone history lightglue --png lightglue.png"
+        ),
+    )
+    history.add_argument(
+        "--served", action="store_true", help="draw the latency measured in the service over time"
+    )
+    history.add_argument("model", metavar="M", help="name of the model")
+    history.add_argument(
+        "--png",
+        metavar="FILE",
+        type=Path,
+        help="draw the curve into this file, too: an SVG file if its name ends in .svg",
+    )
+    add_state_dir_option(history)
+
+
+def _history(arguments: argparse.Namespace, output: Output) -> int:
+    served = _of_service(arguments)
+    told, notes = _of_records(arguments, served)
+    document = {
+        "model": arguments.model,
+        "points": told.points,
+        "measured": told.versions,
+        "served": served,
+        "notes": notes,
+        "png": None if arguments.png is None else str(arguments.png),
+    }
+    if arguments.served:
+        curve = _served_curve(arguments.model, served.latency if served else ())
+    else:
+        curve = _curve(arguments.model, told)
+    if arguments.png is not None:
+        _draw(arguments.png, curve, arguments.model)
+
+    def show(console: Console) -> None:
+        if curve is not None:
+            _print_curve(console, curve)
+        for note in notes:
+            line(console, f"note: {note}")
+        if served:
+            headings = (">version", "since", "before -> now", "why it came", "why it went")
+            console.print(table(headings, list(version_rows(served))))
+        else:
+            _print_measured(console, arguments.model, told)
+        if arguments.png is not None:
+            line(console, f"The curve is drawn in {arguments.png}.")
+
+    output.emit(document, show)
+    return 0
+
+
+def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
+    """What the service remembers; None where a folder was named instead, or none answers or knows it."""
+    from honed.protocol.errors import NotFound, Unavailable
+    from honed.protocol.params import HistoryParams
+    from honed.runtime.client import Client
+
+    if arguments.state_dir is not None:
+        return None
+    try:
+        with Client(arguments.socket) as client:
+            return client.ask(MODEL_HISTORY, HistoryParams(name=arguments.model))
+    except (NotFound, Unavailable):
+        return None
+
+
+def _of_records(
+    arguments: argparse.Namespace, served: ModelHistory | None
+) -> tuple[History, tuple[str, ...]]:
+    """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
+    from honed.jobs.events import History
+    from honed.protocol.errors import HonedError
+
+    try:
+        return read_history(find_records(arguments), arguments.model), ()
+    except HonedError as error:
+        if served is None:
+            raise
+        return History(points=(), versions=()), (str(error),)
+
+
+def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
+    """Medians of the inferences served, over time; None where none was."""
+    from honed.tool.view.plot import Curve, Mark, microseconds
+
+    if not points:
+        return None
+    size, unit = microseconds(max(point.us for point in points))
+    begun = points[0].time
+    span, x_name = next(
+        each for each in _SPANS if points[-1].time - begun < 240 * each[0] or each is _SPANS[-1]
+    )
+    versions = {point.version: point for point in reversed(points)}
+    return Curve(
+        title=f"{model}: latency served over time",
+        x_name=x_name,
+        y_name=f"{unit} an inference",
+        points=[((point.time - begun) / span, point.us / size) for point in points],
+        marks=[
+            Mark(x=(p.time - begun) / span, y=p.us / size, label=f"version {number}")
+            for number, p in sorted(versions.items())
+        ],
+    )
+
+
+def _curve(model: str, told: History) -> Curve | None:
+    """The estimates over trials, in the unit that fits; None where there is none."""
+    from honed.tool.view.plot import Curve, Mark, microseconds
+
+    if not told.points:
+        return None
+    measured = [(version, version.us) for version in told.versions if version.us is not None]
+    size, unit = microseconds(max((*(point.us for point in told.points), *(us for _, us in measured))))
+    return Curve(
+        title=f"{model}: estimated latency over trials",
+        x_name="trials",
+        y_name=f"{unit} an inference",
+        points=[(point.trials, point.us / size) for point in told.points],
+        marks=[
+            Mark(x=version.trials, y=us / size, label=f"version {version.version}: {milliseconds(us)}")
+            for version, us in measured
+        ],
+    )
+
+
+def _draw(path: Path, curve: Curve | None, model: str) -> None:
+    from honed.machine.files import replacing
+    from honed.protocol.errors import NotFound
+    from honed.tool.view.picture import draw
+
+    if curve is None:
+        raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
+    with replacing(path) as file:
+        draw(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
+
+
+def _print_curve(console: Console, curve: Curve) -> None:
+    from honed.tool.view.plot import text
+
+    for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
+        line(console, drawn)
+    console.print()
+
+
+def _print_measured(console: Console, model: str, told: History) -> None:
+    rows = [
+        (
+            str(version.version),
+            datetime.fromtimestamp(version.time).astimezone().isoformat(" ", "minutes"),
+            str(version.trials),
+            milliseconds(version.us) if version.us is not None else "-",
+            version.why,
+        )
+        for version in told.versions
+    ]
+    if rows:
+        console.print(table((">version", "since", ">trials", ">measured", "why"), rows))
+    else:
+        line(console, f"No tuned version of {model} was served yet.")
+
+
+def _shows_braille() -> bool:
+    """Whether standard output can be expected to: the console of the kernel has no such letters."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return encoding == "utf8" and os.environ.get("TERM") != "linux"

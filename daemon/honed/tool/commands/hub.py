@@ -1,0 +1,326 @@
+"""Command hub: share what tuning has learned with other machines, by a folder of signed files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.methods import CONFIG_SHOW, check_name
+from honed.tool import hublearning
+from honed.tool.output import Output, fields, line, seconds_text, table
+from honed.tool.parser import Parser, Run, add_command
+
+from .models import set_aside
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.hub.index import Board, Keyring
+    from honed.hub.machine import Place
+    from honed.hub.memory import Source
+    from honed.hub.minisign import SecretKey
+    from honed.hub.pulling import Pulled
+    from honed.hub.settings import HubSettings
+    from honed.hub.status import HubStatus
+    from honed.protocol.tuning import HintFigures
+    from honed.runtime.client import Client
+
+_SHOWN: Final = 5  # sentences about refused records
+_URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    hub = commands.add_parser(
+        "hub", help="share what tuning has learned with other machines", allow_abbrev=False
+    )
+    actions = hub.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+    _add(
+        actions,
+        "key",
+        _key,
+        about="show the key of this machine, which is made where it has none",
+        details="Others trust it by name, in [hub.keys] of their configuration or in the hub's own list.",
+        examples="hone hub key",
+    )
+    init = _add(
+        actions,
+        "init",
+        _init,
+        about="make a hub: a folder with an empty list of keys, signed by this machine's",
+        details="Machines trust that list whose configuration names this key as hub.owner.",
+        examples="hone hub init /srv/www/hub",
+    )
+    trust = _add(
+        actions,
+        "trust",
+        _trust,
+        about="put a machine's key on the hub's list, which this machine's key must have signed",
+        examples="hone hub trust /srv/www/hub attic RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3",
+    )
+    revoke = _add(
+        actions,
+        "revoke",
+        _revoke,
+        about="take a key off the hub's list, and have nobody believe it any more",
+        examples="hone hub revoke /srv/www/hub attic",
+    )
+    for parser in (init, trust, revoke):
+        parser.add_argument("url", metavar="URL", help="where the hub can be written")
+    trust.add_argument("name", metavar="NAME", help="what the machine is called")
+    trust.add_argument("key", metavar="KEY", help="as 'hone hub key' prints it there")
+    revoke.add_argument("name", metavar="NAME", help="name on the list, or a key's 16 digits")
+    push = _add(
+        actions,
+        "push",
+        _push,
+        about="put what this machine has measured into the hub",
+        details="Schedules and their times go, without names of models, machines or files.",
+        examples="hone hub push\nhone hub push /media/stick/hub",
+    )
+    pull = _add(
+        actions,
+        "pull",
+        _pull,
+        about="take what others have measured on such devices",
+        details="It is tried here before it is served, when the machine is idle or by 'hone tune'.",
+        examples="hone hub pull\nhone hub pull --hold\nhone hub pull --from attic",
+    )
+    pull.add_argument("--hold", action="store_true", help="look, and take nothing")
+    pull.add_argument(
+        "--from", dest="names", action="append", metavar="NAME", help="only of this key; may be given again"
+    )
+    status = _add(
+        actions,
+        "status",
+        _status,
+        about="say what the hub has for this machine, whose records it takes, and what became of them",
+        examples="hone hub status\nhone hub status https://hub.example/honed --json",
+    )
+    for parser in (push, pull, status):
+        parser.add_argument("url", metavar="URL", nargs="?", help=_URL)
+    hublearning.register(actions)
+
+
+def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
+    def installed(arguments: argparse.Namespace, output: Output) -> int:
+        if importlib.util.find_spec("honed.hub") is None:
+            raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
+        return run(arguments, output)
+
+    parser = add_command(actions, name, installed, **told)
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        type=Path,
+        help="where this machine's key is (default: /var/lib/honed-hub, of a user ~/.local/state/honed/hub)",
+    )
+    return parser
+
+
+def _place(arguments: argparse.Namespace) -> Place:
+    from honed.hub import machine
+
+    given: Path | None = arguments.folder
+    return machine.Place(given.absolute()) if given else machine.place(os.environ, os.getuid())
+
+
+def _key(arguments: argparse.Namespace, output: Output) -> int:
+    key = _own(arguments).public
+    document = {"key_id": key.name, "key": str(key)}
+    output.emit(document, lambda console: console.print(fields([("key id", key.name), ("key", str(key))])))
+    return 0
+
+
+def _own(arguments: argparse.Namespace) -> SecretKey:
+    from honed.hub.main import key_of
+
+    return key_of(_place(arguments))
+
+
+def _init(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub import index, remote
+
+    store = remote.store(_url(arguments.url))
+    try:
+        store.read(index.HUB, index.MAX_INDEX_BYTES)
+    except (NotFound, Unavailable):
+        return _listed(arguments, output, (), (), "There is a hub")
+    raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
+
+
+def _trust(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub.index import Board
+    from honed.hub.minisign import PublicKey
+
+    before = _keyring(arguments)
+    key = PublicKey.parse(arguments.key)
+    name = check_name(arguments.name, "machine")
+    if key.name in before.revoked:
+        raise InvalidArgument(f"key {key.name} was revoked; make another on that machine")
+    boards = tuple(board for board in before.boards if board.name != name)
+    return _listed(arguments, output, (*boards, Board(name, str(key))), before.revoked, f"{name} is trusted")
+
+
+def _revoke(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub.minisign import PublicKey
+
+    before, name = _keyring(arguments), arguments.name
+    ids = {board.name: PublicKey.parse(board.key).name for board in before.boards}
+    key_id = ids.get(name, name.upper())
+    if len(key_id) != 16 or not set(key_id) <= set("0123456789ABCDEF"):
+        raise NotFound(f"the hub's list has no {name!r}; give a name of it, or a key's 16 digits")
+    boards = tuple(board for board in before.boards if ids[board.name] != key_id)
+    revoked = tuple(dict.fromkeys((*before.revoked, key_id)))
+    return _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
+
+
+def _keyring(arguments: argparse.Namespace) -> Keyring:
+    """The hub's list as it is. Raises NotFound where there is none, InvalidArgument for another's."""
+    from honed.hub import index, pulling, remote
+
+    store = remote.store(_url(arguments.url))
+    data = pulling.signed(store, index.HUB, _own(arguments).public)
+    return index.read_keyring(data, None)
+
+
+def _listed(
+    arguments: argparse.Namespace,
+    output: Output,
+    boards: tuple[Board, ...],
+    revoked: tuple[str, ...],
+    said: str,
+) -> int:
+    from honed.hub import pushing, remote
+
+    store, key = remote.store(_url(arguments.url)), _own(arguments)
+    made = pushing.make(store, key, boards, revoked, time.time())
+    document = {"url": store.url, "owner": str(key.public), **strict.to_plain(made)}
+    rows = [(board.name, board.key) for board in boards] or [("nobody", "is on the list yet")]
+
+    def show(console: Console) -> None:
+        line(console, f"{said} at {store.url}. Machines trust its list by this in their [hub]:")
+        line(console, f'  owner = "{key.public}"')
+        console.print(fields(rows))
+
+    output.emit(document, show)
+    return 0
+
+
+def _url(given: str) -> str:
+    """A URL as given, or an absolute path."""
+    return given if "://" in given else str(Path(given).absolute())
+
+
+def _push(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub import machine
+    from honed.runtime.client import Client
+
+    place, key = _place(arguments), _own(arguments)
+    with Client(arguments.socket) as client, place.changing() as memory:
+        url = _url(_chosen(arguments.url, _settings(client).push_url))
+        pushed = machine.push(client, key, memory, url)
+    document = {"url": url, **dataclasses.asdict(pushed)}
+    said = f"{url} has {pushed.records} records of this machine"
+    output.emit(document, lambda console: line(console, f"{said}{'' if pushed.changed else ', as before'}."))
+    return 0
+
+
+def _pull(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub import machine
+    from honed.runtime.client import Client
+
+    place = _place(arguments)
+    with Client(arguments.socket) as client, place.changing() as memory:
+        settings = dataclasses.replace(_settings(client), hold=arguments.hold)
+        url = _url(_chosen(arguments.url, settings.url))
+        names = frozenset(arguments.names) if arguments.names else None
+        pulled = machine.pull(client, settings, memory, place.own(), url, names)
+    document = {"url": url, **strict.to_plain(pulled), "sources": tuple(pulled.sources)}
+    output.emit(document, lambda console: _print_pulled(console, url, pulled))
+    return 1 if not pulled.added and not pulled.merged and any(s.problem for s in pulled.sources) else 0
+
+
+def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
+    held = f", {pulled.held} are there and were not taken" if pulled.held else ""
+    back = f", {pulled.withdrawn} were taken back on other machines and left" if pulled.withdrawn else ""
+    line(console, f"{pulled.added} records of {url} are new, {pulled.merged} were here already{held}{back}.")
+    for source in pulled.sources:
+        if source.problem:
+            line(console, f"  {source.name}: {source.problem}")
+    for reason in pulled.refused[:_SHOWN]:
+        line(console, f"  {reason}")
+
+
+def _status(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub import status
+    from honed.runtime.client import Client
+
+    place = _place(arguments)
+    with Client(arguments.socket) as client:
+        settings = _settings(client)
+        given = arguments.url or settings.url
+        told = status.look(client, settings, place, _url(given) if given else "")
+    output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
+    return 0
+
+
+def _print_status(console: Console, told: HubStatus) -> None:
+    rows = [
+        ("hub", told.url or "none"),
+        ("key", told.key or "none yet; 'hone hub key' makes one"),
+        ("pulled", _ago(told.pulled_s)),
+        ("pushed", _ago(told.pushed_s)),
+        ("waiting", f"{told.waiting} records"),
+    ]
+    if told.last_problem:
+        again = f"; tried again in {seconds_text(told.retry_seconds)}" if told.retry_seconds else ""
+        rows.append(("last try", told.last_problem + again))
+    if told.problem:
+        rows.append(("problem", told.problem))
+    rows += [("set aside", text) for text in set_aside(told.hints)]
+    console.print(fields(rows))
+    names = dict.fromkeys([*(source.name for source in told.sources), *told.hints])
+    if names:
+        console.print()
+        console.print(_sources({source.name: source for source in told.sources}, told.hints, list(names)))
+
+
+def _sources(sources: Mapping[str, Source], hints: Mapping[str, HintFigures], names: list[str]) -> Any:
+    def row(name: str) -> list[str]:
+        source, hint = sources.get(name), hints.get(name)
+        counts = [str(hint.taken), str(hint.tried), str(hint.failed)] if hint else ["0", "0", "0"]
+        state = (
+            source.problem
+            if source and source.problem
+            else "set aside"
+            if hint and hint.aside
+            else "believed"
+        )
+        return [name, source.key_id if source else "", *counts, state]
+
+    return table(["key", "id", "taken", "tried", "failed", ""], [row(name) for name in names])
+
+
+def _ago(when: float | None) -> str:
+    return "never" if when is None else f"{seconds_text(max(0.0, time.time() - when))} ago"
+
+
+def _settings(client: Client) -> HubSettings:
+    from honed.hub.settings import HubSettings
+
+    return HubSettings.of(client.ask(CONFIG_SHOW))
+
+
+def _chosen(given: str | None, configured: str) -> str:
+    if given or configured:
+        return given or configured
+    raise InvalidArgument("there is no hub; give its URL, or set hub.url in the configuration")

@@ -1,0 +1,396 @@
+"""Commands on the service's models: status, list, show, remove."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, ours
+from honed.daemon.observe.kernelfaults import kernel_log
+from honed.machine.bounds import BUSY
+from honed.protocol import strict
+from honed.protocol.methods import (
+    METRICS,
+    MODEL_SHOW,
+    MODEL_STATISTICS,
+    REPOSITORY_INDEX,
+    SERVER_STATUS,
+)
+from honed.protocol.results import ModelSettings
+from honed.tool.output import (
+    Output,
+    bytes_text,
+    clean,
+    fields,
+    figure_text,
+    line,
+    seconds_text,
+    shape_text,
+    table,
+)
+from honed.tool.parser import UsageError, add_command
+from honed.tool.view.devices import device_text, devices_table, placement_text, served_by, worker_text
+from honed.tool.view.idleness import lease_rows, signals
+from honed.tool.view.parts import in_parts
+from honed.tool.view.variants import variants_table
+
+from .chains import print_chain
+from .setting import described
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.protocol.device import DevicePeaks
+    from honed.protocol.results import ComparedOutput, ModelShown, ServedRequests, ShownKernel
+    from honed.protocol.service import Status
+    from honed.protocol.tuning import HintFigures
+
+
+def register(commands: Any) -> None:
+    """Add these commands to the parser."""
+    add_command(
+        commands,
+        "status",
+        _status,
+        about="say what the service is doing, on which device, and whether the machine is idle",
+        examples="hone status\nhone status --json",
+    )
+    add_command(
+        commands,
+        "list",
+        _list,
+        about="list the models of the service",
+        examples="hone list\nhone list --json",
+    )
+    show = add_command(
+        commands,
+        "show",
+        _show,
+        about="show where a model comes from, how it was proven right, and its kernels",
+        details=(
+            "With --graph: draw what it computes. Each box is one fused function, with the time of its "
+            "kernels, its operators, the passes over the graph that made them, and which results are views. "
+            "For those who may change models."
+        ),
+        examples="""\
+            hone show lightglue
+            hone show lightglue --json
+            hone show lightglue --graph -o lightglue.html""",
+    )
+    show.add_argument("model", metavar="M", help="name of the model")
+    show.add_argument("--graph", action="store_true", help="draw its compiled graph to a file")
+    show.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
+    )
+    remove = add_command(
+        commands,
+        "remove",
+        _remove,
+        about="remove a model and its files for good, or a chain of models",
+        examples="hone remove lightglue\nhone remove detector --chains",
+    )
+    remove.add_argument("model", metavar="M", help="name of the model, or of a chain")
+    remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
+
+
+def _status(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        status = client.ask(SERVER_STATUS)
+        service = ours(client.ask(METRICS), status)
+    faults = blamed(kernel_log(), service)
+    document = {**strict.to_plain(status), "kernel_faults": faults}
+    output.emit(document, lambda console: _print_status(console, status, faults))
+    return 0
+
+
+def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault]) -> None:
+    worker, places, device = status.worker, status.places, status.device
+    models = ", ".join(f"{n} {state.lower()}" for state, n in status.models.items() if n) or "none"
+    rows = [
+        ("service", f"{status.name} {status.version}, process {status.pid}, "
+                    f"up {seconds_text(status.uptime_seconds)}"),
+        ("socket", places.socket),
+        ("models in", places.state_dir),
+        ("device", device_text(device)),
+        ("worker", worker_text(worker)),
+        ("models", models),
+        ("requests", f"{status.queue.waiting} waiting, {status.queue.running} running"),
+        ("connections", str(status.connections)),
+        *lease_rows(status.lease, status.idle),
+        ("tuner", status.tuner.text),
+    ]  # fmt: skip
+    if status.peaks:
+        rows.insert(4, ("peaks", peaks_text(status.peaks)))
+    if all(each.engine != "cpu" for each in status.devices):
+        rows.append(
+            ("CPU engine", "not installed; 'apt install honed-cpu' has every ONNX model served at once")
+        )
+    rows += [
+        ("adding", f"{job.model_name}: {job.fraction:.0%} {job.text or job.stage}") for job in status.jobs
+    ]
+    rows += [("damaged", name) for name in status.damaged]
+    rows += [("set aside", text) for text in set_aside(status.hints)]
+    rows += _faults(faults)
+    console.print(fields(rows))
+    if len(status.devices) > 1:
+        console.print()
+        console.print(devices_table(status.devices))
+    console.print()
+    console.print(signals(status.idle))
+
+
+def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
+    """What the kernel log says of the GPU, where this user may read it."""
+    if not found:
+        return []
+    ours = sum(fault.whose == SERVICE for fault in found)
+    said = f"{len(found)} in the kernel log since the machine started, {ours} of a worker of this service"
+    return [("GPU faults", f"{said}; 'hone faults' says whose")]
+
+
+def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
+    """What is said of sources of a hub whose records failed."""
+    return [
+        f"the hub's records by {name}: {each.failed} of {each.tried} failed here, so no more are tried"
+        for name, each in hints.items()
+        if each.aside
+    ]
+
+
+def peaks_text(peaks: DevicePeaks) -> str:
+    """Measured peaks in one line; it says so where the machine was too busy for them to be the last word."""
+    fp16 = f"{figure_text(peaks.fp16_gflops)} GFLOP/s fp16, " if peaks.fp16_gflops else ""
+    busy = " (measured while the machine was busy)" if (peaks.busy or 0.0) > BUSY else ""
+    return (
+        f"{figure_text(peaks.fp32_gflops)} GFLOP/s fp32, {fp16}"
+        f"{figure_text(peaks.bandwidth_gbs, 1)} GB/s, {peaks.launch_us:.1f} us a launch{busy}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """`inferences` since the service started, and the mean time of one on the `device` that serves it.
+
+    `owner` is the user who brought it, "" for a model of administrators; `steps` are the models of a chain.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    engine: str
+    engine_why: str
+    variants: int
+    pinned_engine: str
+    owner: str
+    steps: tuple[str, ...]
+    device: str
+    inferences: int
+    mean_ms: float | None
+
+
+def _list(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        models = client.ask(REPOSITORY_INDEX).models
+        counted = client.ask(MODEL_STATISTICS).model_stats
+        placed = client.ask(SERVER_STATUS).devices
+    statistics = {entry.name: entry for entry in counted}
+    devices = served_by(placed)
+    listed = tuple(
+        strict.like(
+            ListedModel,
+            model,
+            device=devices.get(model.name, ""),
+            inferences=statistics[model.name].inference_count if model.name in statistics else 0,
+            mean_ms=_mean_ms(statistics.get(model.name)),
+        )
+        for model in models
+    )
+    several = sum(device.engine == "gpu" for device in placed) > 1
+    output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
+    return 0
+
+
+def _mean_ms(entry: ServedRequests | None) -> float | None:
+    """The mean time of an inference on the device."""
+    spent = entry.inference_stats.compute_infer if entry is not None else None
+    return spent.ns / spent.count / 1e6 if spent is not None and spent.count else None
+
+
+def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) -> None:
+    """`devices`: whether there are several to be told apart."""
+    if not models:
+        line(console, "There are no models yet; add one with 'hone add FILE'.")
+        return
+    owners = any(model.owner for model in models)
+    rows = [
+        (
+            model.name,
+            *((model.owner or "-",) if owners else ()),
+            model.state.lower(),
+            (f"{model.engine}, pinned" if model.pinned_engine else model.engine)
+            + (f" +{model.variants}" if model.variants else ""),
+            *((model.device,) if devices else ()),
+            str(model.inferences),
+            f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
+            model.reason or _chain(model) or _why_cpu(model),
+        )
+        for model in models
+    ]
+    device = ("device",) if devices else ()
+    owner = ("owner",) if owners else ()
+    headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
+    console.print(table(headings, rows))
+
+
+def _chain(model: ListedModel) -> str:
+    return f"a chain of {', '.join(model.steps)}" if model.steps else ""
+
+
+def _why_cpu(model: ListedModel) -> str:
+    """In short; 'hone show' has all of it."""
+    return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
+
+
+def _remove(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        client.remove(arguments.model, chains=arguments.chains)
+    output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
+    return 0
+
+
+def _show(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import ModelParams
+    from honed.runtime.client import Client
+
+    if arguments.graph:
+        from honed.tool.view.graph import checked, show_graph
+
+        return show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+    if arguments.output is not None:
+        raise UsageError("-o names the file that --graph draws to; give both or none")
+    with Client(arguments.socket) as client:
+        model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
+    show = print_chain if model.steps else _print_model
+    output.emit(model, lambda console: show(console, model))
+    return 0
+
+
+def _print_model(console: Console, model: ModelShown) -> None:
+    from datetime import datetime
+
+    source = model.source
+    state = model.state.lower() + (f": {model.reason}" if model.reason else "")
+    console.print(fields([
+        ("model", f"{model.name} ({state})"),
+        ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
+        ("its sha256", source.sha256),
+        ("file sha256", model.sha256),
+        ("added", datetime.fromtimestamp(model.added).astimezone().isoformat(" ", "seconds")),
+        ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
+        ("computes in", source.precision),
+        *(("", why) for why in _chosen(source.choice)),
+        ("served by", placement_text(model.placement)),
+        *(_compiled(model) if model.compiler else [("compiled form", "none")]),
+        *in_parts(model.parts),
+        *_kept_state(model),
+        *_settings(model),
+        *(("note", note) for note in model.notes),
+    ]))  # fmt: skip
+    console.print()
+    tensors = [("in", t) for t in model.inputs] + [("out", t) for t in model.outputs]
+    console.print(
+        table(
+            ("", "tensor", "type"),
+            [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
+        )
+    )
+    if model.variants:
+        console.print()
+        console.print(variants_table(model.variants))
+    if not model.kernels:
+        return
+    console.print()
+    console.print(
+        table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model.kernels))
+    )
+
+
+def _compiled(model: ModelShown) -> list[tuple[str, str]]:
+    """What is known of the compiled form."""
+    device, kernels = model.device, sum(kernel.launches > 0 for kernel in model.kernels)
+    return [
+        ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
+        ("compiled by", ", ".join(f"{name} {version}" for name, version in model.compiler.items())),
+        ("size", f"file {bytes_text(model.bytes)}; on the device constants "
+                 f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
+        ("steps", f"{model.launches} launches of {kernels} kernels, "
+                  f"{model.copies} copies, {model.host_calls} host calls"),
+        *_prepared(model),
+        *_proof(model),
+    ]  # fmt: skip
+
+
+def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
+    """What the service keeps from one request of a sequence to the next."""
+    told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
+    return [("in sequences", f"state is kept: {told}")] if told else []
+
+
+def _settings(model: ModelShown) -> list[tuple[str, str]]:
+    """How it is served, where its user set that."""
+    return [("set", described(model.settings))] if model.settings != ModelSettings() else []
+
+
+def _prepared(model: ModelShown) -> list[tuple[str, str]]:
+    """What is computed out of constants when the model is loaded, where something is."""
+    if not model.prepared_bytes:
+        return []
+    launches = sum(kernel.prepared for kernel in model.kernels)
+    kept = bytes_text(model.prepared_bytes)
+    of = f"{launches} launches of {sum(kernel.prepared > 0 for kernel in model.kernels)} kernels"
+    return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
+
+
+def _chosen(choice: Any) -> list[str]:
+    """Why `auto` came to that, where it was to choose."""
+    return [clean(choice["why"])] if choice is not None else []
+
+
+def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    return "".join(f", {name} {list(shape)}" for name, shape in shapes.items())
+
+
+def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
+    grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
+    return (kernel.name, str(kernel.launches), grid, block, kernel.schedule)
+
+
+def _proof(model: ModelShown) -> list[tuple[str, str]]:
+    """What the compiled form was compared with, when compiled and when loaded here."""
+    proof, checked = model.proof, model.checked
+    rows = []
+    if proof is None:
+        rows.append(("proof", "none: the file carries no reference outputs"))
+    else:
+        where = f" on {proof.device}" if proof.device else ", not run when it was compiled"
+        rows.append(("proof", f"{proof.probes} inputs against {proof.reference}{where}"))
+        rows += [("", _compared(output)) for output in proof.outputs]
+    if checked is not None:
+        rows.append(("checked", f"again when it was loaded on {checked.device}"))
+        rows += [("", _compared(output)) for output in checked.outputs]
+    return rows
+
+
+def _compared(entry: ComparedOutput) -> str:
+    error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
+    return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}"

@@ -1,0 +1,236 @@
+"""Command tasks: what of a model can be tuned; and how tasks are shown wherever they are."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import MODEL_SHOW
+from honed.runtime.origin import Origin, Source
+from honed.tool.output import Output, clean, figure_text, line, table
+from honed.tool.parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from honed.jobs.events import Done, Estimate, TaskRow, TasksFound, TwoFormsRow
+    from honed.tool.compiler import CompilerChild
+    from honed.tool.inservice import Remote
+    from honed.tool.progress import Reporter
+
+_Column = tuple[str, Callable[["TaskRow"], str]]  # its heading, and a task's cell
+_NAME = 12  # characters of a task's name that are always shown
+_WIDE = 110  # columns from which everything is shown
+_NARROW = 70  # columns below which only what matters most is shown
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    tasks = add_command(
+        commands,
+        "tasks",
+        _tasks,
+        about="list the tuning tasks of a model",
+        details=(
+            "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
+            "that the device's measured peaks allow (Williams' roofline). 'from' says where the schedule "
+            "that is served now comes from: 'here' is measured on this machine, with how the search came "
+            "to it (moved from a kin task, from tables, by evolution or descent, or known from another "
+            "driver and measured again); a record was measured on such a device elsewhere; the prior, tables "
+            "and rules are taken without a trial. What is not tuned says why. Tasks of 0 runs are other "
+            "forms of the same work, one kernel or several, which are listed below with what both take."
+        ),
+        examples="hone tasks lightglue\nhone tasks lightglue --json",
+    )
+    tasks.add_argument("model", metavar="M", help="name of the model")
+
+
+def _tasks(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Tasks
+    from honed.protocol.params import ModelParams
+    from honed.protocol.strict import to_plain
+    from honed.runtime.client import Client
+    from honed.tool.inservice import started_in_service
+    from honed.tool.progress import Reporter
+
+    with ExitStack() as held:
+        client = held.enter_context(Client(arguments.socket))
+        shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
+        served = {kernel.task: kernel.schedule for kernel in shown.kernels}
+        child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
+        told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
+    rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
+    document = {"model": arguments.model, "tasks": rows, "estimate": told.model, "forms": told.forms}
+    output.emit(document, lambda console: _print(console, told, served))
+    return 0
+
+
+def _told(child: CompilerChild[Done] | Remote[Done], reporter: Reporter) -> TasksFound:
+    """The event with the tasks."""
+    from honed.jobs.events import TasksFound
+    from honed.tool.compiler import CompilerDied
+
+    told = None
+    for event in child.events():
+        reporter.show(event)
+        if isinstance(event, TasksFound):
+            told = event
+    child.result()
+    if told is None:
+        raise CompilerDied("the compiler ended without telling the tasks; compare versions")
+    return told
+
+
+def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:
+    """`served` is the schedule of each task in the version that is served."""
+    columns: list[_Column] = [
+        (">runs", lambda row: str(row.weight)),
+        (">MFLOP", lambda row: f"{row.flops / 1e6:,.1f}"),
+        (">MB", lambda row: f"{row.bytes / 1e6:,.2f}"),
+        (">floor us", lambda row: _time(row.roofline_us)),
+        (">best us", lambda row: _time(row.best_us)),
+        (">of peak", lambda row: _percent(row.roofline_share)),
+        ("from", lambda row: origin(served.get(row.task))),
+        ("state", state_text),
+    ]
+    if console.width < _WIDE:
+        columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
+    console.print(
+        _tasks_table(told.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
+    )
+    console.print()
+    print_reasons(console, told.tasks)
+    print_forms(console, told.forms)
+    line(console, f"{counted(told.tasks)}; {latency_text(told.model)}.")
+
+
+def origin(schedule: str | None) -> str:
+    """Where a schedule comes from, by its name in a compiled file; "-" where the model has none for it."""
+    if schedule is None:
+        return "-"
+    found = Origin.parse(schedule)
+    source = "here" if found.source is Source.MEASURED else str(found.source)
+    return f"{source}, {found.way}" if found.way else source
+
+
+def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
+    """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
+    wide, narrow = width >= _WIDE, width < _NARROW
+    columns: list[_Column] = [
+        (">best us", lambda row: _time(row.best_us)),
+        (">trials", lambda row: str(row.trials)),
+    ]
+    if not narrow:
+        columns.insert(0, (">runs", lambda row: str(row.weight)))
+        columns.insert(2, (">GFLOP/s", lambda row: _figure(row.gflops)))
+        columns.insert(3, (">of peak", lambda row: _percent(row.roofline_share)))
+        columns.append((">failed", lambda row: str(sum(row.failures.values()))))
+    if wide:
+        columns[-1] = ("failed", lambda row: failures_text(row.failures) or "-")
+    columns.append(("state", state_text))
+    return _tasks_table(rows, columns, _name_room(width, 95 if wide else 27 if narrow else 63))
+
+
+def _tasks_table(rows: Iterable[TaskRow], columns: Sequence[_Column], room: int) -> Table:
+    """A row for each task, its name in `room` characters."""
+    return table(
+        ("task", *(heading for heading, _ in columns)),
+        [(short(row.name, room), *(cell(row) for _, cell in columns)) for row in rows],
+    )
+
+
+def state_text(row: TaskRow) -> str:
+    """A task's state; "waits" for one that is to be tuned and was not yet."""
+    return "waits" if row.state == "tuning" and not row.trials else str(row.state)
+
+
+def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
+    """Why tasks were not tuned or ended early, tasks of the same reason together."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.reason:
+            # What follows a colon is about the one task; for the skipped ones it is not needed.
+            reason = row.reason.split(":")[0] if row.state == "skipped" else row.reason
+            grouped.setdefault((row.state, reason), []).append(row.name)
+    for (state, reason), names in grouped.items():
+        line(console, f"{state}, {reason}: {', '.join(short(name, 40) for name in names)}")
+    if grouped:
+        console.print()
+
+
+def print_forms(console: Console, forms: Iterable[TwoFormsRow]) -> None:
+    """What is one kernel or several, and what both take."""
+    forms = list(forms)
+    for form in forms:
+        joined, apart = "one kernel", f"{len(form.apart)} kernels"
+        taken = joined if form.taken == "joined" else apart
+        times = f"{joined} {_time(form.joined_us)} us, {apart} {_time(form.apart_us)} us"
+        line(console, f"{taken}: {short(form.name, 40)} ({times})")
+    if forms:
+        console.print()
+
+
+def counted(rows: Iterable[TaskRow]) -> str:
+    """`14 tasks: 9 tuned, 5 skipped`."""
+    states = Counter(state_text(row) for row in rows)
+    parts = ", ".join(f"{number} {'waiting' if s == 'waits' else s}" for s, number in states.most_common())
+    return f"{states.total()} tasks{f': {parts}' if parts else ''}"
+
+
+def latency_text(estimate: Estimate) -> str:
+    """The estimated time of one inference, then and now."""
+    before, now = estimate.before_us, estimate.now_us
+    if before == now:
+        return f"estimated {milliseconds(now)} an inference"
+    gain = f", {before / now:.2f} times as fast" if now else ""
+    return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
+
+
+def spent_text(spent: Mapping[str, float]) -> str:
+    """Where the seconds of a search went, as shares."""
+    doing = {"search": "searching", "build": "building", "check": "checking", "measure": "timing"}
+    whole = sum(spent.values())
+    if not whole:
+        return "nothing"
+    return ", ".join(f"{100 * spent[name] / whole:.0f} % {text}" for name, text in doing.items())
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """`build 3, wrong 1`, the most frequent first."""
+    return ", ".join(f"{clean(reason)} {number}" for reason, number in Counter(failures).most_common())
+
+
+def milliseconds(microseconds: float) -> str:
+    """Four digits that count, in ms."""
+    return f"{float(f'{microseconds / 1e3:.4g}'):,.10g} ms"
+
+
+def short(name: str, width: int) -> str:
+    """`name` in at most `width` characters: of a longer one the middle is left out."""
+    name = clean(name)
+    if len(name) <= width:
+        return name
+    kept = max(width - 1, 0)
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
+
+
+def _name_room(width: int, others: int) -> int:
+    return max(_NAME, width - others)
+
+
+def _time(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    return f"{microseconds:,.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
+
+
+def _figure(value: float | None) -> str:
+    return figure_text(value, 1) if value else "-"
+
+
+def _percent(share: float | None) -> str:
+    return f"{share:.0%}" if share else "-"

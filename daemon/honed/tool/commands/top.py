@@ -1,0 +1,263 @@
+"""Command top: the service at work, live in a terminal; one table elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import METRICS
+from honed.tool.output import Output, clean, console, fields, line, seconds_text, table
+from honed.tool.parser import add_command, seconds
+
+from .tasks import short
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from honed.protocol.service import Metrics, ModelFigures, Spans
+    from honed.protocol.tuning import TuningFigures
+    from honed.runtime.client import Client
+
+_AROUND = 14  # lines of the view besides the models
+_WIDE = 100  # columns from which everything is shown
+_NARROW = 64  # columns below which only what matters most is
+_COLUMN = 10  # columns that a figure takes
+_NAME = 8  # letters of a model's name that are always shown
+_END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    top = add_command(
+        commands,
+        "top",
+        _top,
+        about="watch what the service serves, and how fast",
+        details=(
+            "Rates and latencies are of the last minute, and of all time for models without a request in it. "
+            "Below a model are the shapes that have a compiled form of their own, with the requests that it "
+            "answered. "
+            "q or Ctrl-C ends. What is no terminal gets one table."
+        ),
+        examples="hone top\nhone top --interval 0.5\nhone top --json",
+    )
+    top.add_argument(
+        "--interval", metavar="S", type=seconds, default=1.0, help="seconds between two looks (default 1)"
+    )
+
+
+def _top(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        document = client.ask(METRICS)
+        if output.json or not sys.stdout.isatty():
+            output.emit(document, lambda console: _print(console, document))
+            return 0
+        _watch(client, document, arguments.interval)
+    return 0
+
+
+def _print(console: Console, document: Metrics) -> None:
+    console.print(_summary(document))
+    if document.models:
+        console.print()
+        console.print(models_table(document, console.width, len(_rows(document))))
+    else:
+        line(console, "There are no models yet; add one with 'hone add FILE'.")
+
+
+def _watch(client: Client, document: Metrics, interval: float) -> None:
+    """Show the service until the user has seen enough; one that stops is waited for."""
+    from rich.live import Live
+
+    from honed.protocol.errors import Unavailable
+
+    shown = console(sys.stdout, follow=True)
+    trouble = ""
+
+    def view() -> RenderableType:
+        return rendered(document, shown.size.width, shown.size.height, trouble)
+
+    # Whoever ends it keeps the last look on the screen.
+    with _keys() as pressed, Live(get_renderable=view, console=shown, auto_refresh=False) as live:
+        try:
+            while True:
+                live.refresh()
+                if pressed(interval) in _END:
+                    return
+                try:
+                    document, trouble = client.ask(METRICS), ""
+                except Unavailable as error:
+                    trouble = str(error)
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Gives a function that waits so many seconds for a key and gives it, or "". The terminal is restored."""
+    if not sys.stdin.isatty():
+        yield _no_keys
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield lambda wait: _key(descriptor, wait)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _key(descriptor: int, wait: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], wait)
+    return os.read(descriptor, 1).decode(errors="replace") if ready else ""
+
+
+def _no_keys(wait: float) -> str:
+    time.sleep(wait)
+    return ""
+
+
+def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
+    """The live view for a terminal of this size; `trouble` says why it is not up to date."""
+    from rich.console import Group
+    from rich.text import Text
+
+    room = max(1, height - _AROUND - max(0, len(document.devices) - 1))
+    parts: list[RenderableType] = [_summary(document), Text("")]
+    if document.models:
+        parts.append(models_table(document, width, room))
+    else:
+        parts.append(Text("no models yet"))
+    hidden = len(_rows(document)) - room
+    if hidden > 0:
+        parts.append(Text(f"and {hidden} more with fewer requests"))
+    parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
+    return Group(*parts)
+
+
+def models_table(document: Metrics, width: int, room: int) -> Table:
+    """The first `room` rows in `width` columns: with fewer it shows less."""
+    columns = [
+        (">req/s", _per_second),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
+    ]
+    if width >= _NARROW:
+        columns.insert(2, (">p95 ms", _latency(lambda spans: spans.p95)))
+        columns.append((">queue", lambda model: str(model.waiting)))
+    if width >= _WIDE:
+        columns += [
+            (">served", lambda model: str(model.served)),
+            (">failed", lambda model: str(sum(model.failures.values()))),
+            (">version", lambda model: str(model.version)),
+            ("state", lambda model: model.state.lower()),
+        ]
+    if width >= _NARROW:
+        columns.append(("engine", lambda model: model.engine))
+    name_room = max(_NAME, width - _COLUMN * len(columns))
+    rows = [
+        [short(name, name_room), *(cell(figures) for _, cell in columns)]
+        for name, figures in _rows(document)[:room]
+    ]
+    return table(["model", *(heading for heading, _ in columns)], rows)
+
+
+def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
+    """Models, and below each the shapes that have a compiled form of their own; the busiest first."""
+    rows: list[tuple[str, ModelFigures]] = []
+    for model in _busiest(document.models):
+        rows.append((model.name, model))
+        own = [each for each in document.variants if each.name.startswith(f"{model.name}@")]
+        rows += [(f"  @{each.name.partition('@')[2]}", each) for each in _busiest(own)]
+    return rows
+
+
+def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
+    return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
+
+
+def _per_second(model: ModelFigures) -> str:
+    return f"{model.recent.per_second:.1f}"
+
+
+def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
+    """A cell: of the last minute, or of all time where there was no request in it."""
+
+    def cell(model: ModelFigures) -> str:
+        recent = model.recent.latency
+        return _milliseconds(quantile(recent if recent.count else model.latency))
+
+    return cell
+
+
+def _summary(document: Metrics) -> Table:
+    device, worker, queue, whole = document.device, document.worker, document.queue, document.whole
+    restarts = max(0, worker.starts - 1)
+    reason = f" ({worker.reason})" if worker.reason else ""
+    latency = whole.recent.latency
+    pairs = [
+        (
+            "service",
+            f"{document.version}, up {seconds_text(document.uptime_seconds)}, "
+            f"{document.connections} connections",
+        ),
+        (
+            "device",
+            f"{device.name if device else 'none yet'}, worker {worker.state}{reason}"
+            + (f", restarted {restarts} times" if restarts else ""),
+        ),
+        (
+            "requests",
+            f"{whole.recent.per_second:.1f} a second, p99 {_milliseconds(latency.p99)} ms; "
+            f"{queue.waiting} waiting, at most {queue.longest}; {whole.served} served, "
+            f"{sum(whole.failures.values())} failed, {whole.retries} run again",
+        ),
+    ]
+    pairs += [
+        ("", f"{each.shown}, worker {each.worker.state}, {each.queue.waiting} waiting")
+        for each in document.devices[1:]
+    ]
+    if document.temperatures:
+        sensors = sorted(document.temperatures.items(), key=lambda each: -each[1])
+        pairs.append(("hottest", ", ".join(f"{name} {celsius:.0f} °C" for name, celsius in sensors[:3])))
+    lease = document.lease
+    held = "held by a tuner" if lease.held else "free"
+    pairs.append(("lease", f"{held}; {seconds_text(lease.seconds)} in {lease.grants} grants so far"))
+    pairs.append(("tuning", _tuning_text(document.tuning)))
+    faults = document.gpu_faults.counts
+    if sum(faults.values()):
+        others = faults["other"] + faults["unknown"]
+        pairs.append(("GPU faults", f"{faults['service']} of a worker, {others} of others: 'hone faults'"))
+    return fields(pairs)
+
+
+def _tuning_text(tuning: TuningFigures | None) -> str:
+    if tuning is None:
+        return "no tuner has reported yet"
+    if tuning.reason:
+        return str(tuning.reason)
+    best = [
+        f"{model} {gain.before_seconds / gain.now_seconds:.2f} times as fast"
+        for model, gain in tuning.gains.items()
+        if gain.now_seconds and gain.before_seconds > gain.now_seconds
+    ]
+    said = f"{sum(tuning.trials.values())} trials, {tuning.faults} candidates in quarantine"
+    return f"{said}; estimated {', '.join(best[:3])}" if best else said
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.2f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"

@@ -1,0 +1,235 @@
+"""Command tune: search faster schedules for a model, and serve the version that was found."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from honed.daemon.settings.places import records_in
+from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
+from honed.tool.output import Output, fields, line, seconds_text
+from honed.tool.parser import add_command, count, minutes
+
+from . import benchtuning
+from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.events import Tuned
+    from honed.protocol.versions import ModelPublished
+    from honed.runtime.client import Client
+    from honed.tool.compiler import CompilerChild
+    from honed.tool.inservice import Remote
+
+    from .tuneview import TuningRun
+
+Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    tune = add_command(
+        commands,
+        "tune",
+        _tune,
+        about="make a model faster on this machine",
+        details=(
+            "Searches schedules for the model's kernels, measures them on the service's device, and serves "
+            "the best, proven right, in place of the present ones. It stops when what is left is not worth "
+            "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
+            "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there. "
+            "With --bench no device and no service is used: kernels for a device that is not here are judged "
+            "by their machine code. Such times are bounds, and no answer is checked. With --farm the "
+            "machines of a farm measure, each on its own device, while this one searches and compiles."
+        ),
+        examples="""\
+            hone tune lightglue
+            hone tune lightglue --minutes 20
+            hone tune yolox --trials 500 --json
+            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed
+            hone tune lightglue.onnx --farm tls://pc:8786 -o lightglue.honed""",
+    )
+    tune.add_argument(
+        "model",
+        metavar="M",
+        help="name of the model; with --bench an ONNX file, with --farm either",
+    )
+    tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
+    tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
+    benchtuning.add_options(tune)
+
+
+def _tune(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import ModelParams
+    from honed.runtime.client import Client
+
+    from .tuneview import TuningRun, told
+
+    benchtuning.check(arguments)
+    if benchtuning.elsewhere(arguments):
+        return _elsewhere(
+            arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+        )
+    model = arguments.model
+    run = TuningRun(model=model, trials_wanted=arguments.trials)
+    with Client(arguments.socket) as client:
+        state_dir = client.ask(SERVER_STATUS).places.state_dir
+        tune = _in_service if arguments.farm is None else _by_farm
+        done, answer = tune(client, arguments, run)
+        serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
+    published = answer is not None and answer.published
+    if answer is not None:
+        done = replace(done, sentence=answer.sentence)
+        if published:
+            done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
+    document = {
+        **told(done, run),
+        "model": model,
+        "published": published,
+        "sha256": serves,
+        "records": str(
+            records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
+        ),
+    }
+    output.emit(document, lambda console: _print(console, document, run))
+    return 0
+
+
+def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
+    """Tune a file on a bench, or by a farm."""
+    from honed.daemon.settings.limits import Limits
+    from honed.tool.compiler import started
+
+    with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
+        document = benchtuning.document(arguments, _searched(child, run), run)
+
+    def show(console: Console) -> None:
+        _print_table(console, document, run)
+        benchtuning.print_result(console, document)
+
+    output.emit(document, show)
+    return 0
+
+
+def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+    """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
+    from honed.jobs.commands import Tune
+    from honed.tool.inservice import started_in_service
+
+    options = {"model": arguments.model, **_budget(arguments)}
+    with started_in_service(client.socket, Tune, **options) as child:
+        return _searched(child, run), child.answered.published
+
+
+def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+    """Have a farm tune a model of the service, which serves what is right and faster here, too."""
+    from honed.daemon.settings.limits import Limits
+    from honed.protocol.errors import ModelRefused
+    from honed.protocol.methods import MODEL_PUBLISH
+    from honed.tool.compiler import started
+
+    name = arguments.model
+    with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
+        if not given.sources:
+            raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
+        with started(
+            benchtuning.farm_job(arguments, given, Path(folder), **_budget(arguments)), Limits()
+        ) as child:
+            done = _searched(child, run)
+        if done.output is None:
+            return done, None
+        why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
+        told = client.publish(name, done.output, expected=given.sha256, why=why)
+        return done, MODEL_PUBLISH.result_of(told)
+
+
+def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds = None if arguments.minutes is None else float(arguments.minutes * 60)
+    return {"trials": arguments.trials, "seconds": seconds}
+
+
+def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
+    """The last word of the tuning child, shown while it works."""
+    from honed.tool.compiler import CompilerDied
+
+    from .tuneview import TuningView
+
+    with TuningView(run) as view, stopping(child, view.stop):
+        for event in child.events():
+            view.show(event)
+        try:
+            done = child.result()
+        except CompilerDied:
+            if run.stopping:  # it was told to before it was ready to be
+                raise KeyboardInterrupt from None
+            raise
+        run.take(done, time.monotonic())
+        return done
+
+
+@contextmanager
+def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) -> Iterator[None]:
+    """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
+    asked = False
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        child.interrupt()
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
+    _print_table(console, document, run)
+    line(console, result_text(document))
+
+
+def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
+    rows = list(run.rows.values())
+    console.print(progress_table(rows, console.width))
+    console.print()
+    print_reasons(console, rows)
+    print_forms(console, run.forms)
+    seconds = document["seconds"]
+    rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
+    pairs = [
+        ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
+        ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
+        ("spent", spent_text(document["spent"])),
+        ("failed", failures_text(document["failures"]) or "none"),
+        ("cost model", run.ranking_text),
+        ("records", document["records"]),
+        *(("note", note) for note in document["notes"]),
+    ]
+    console.print(fields(pairs))
+    console.print()
+
+
+def result_text(document: Mapping[str, Any]) -> str:
+    """What came of it, in a sentence."""
+    before, after = document["before_us"], document["after_us"]
+    if not document["published"] or not before or not after:
+        return f"{document['model']} is served as before: {document['sentence']}."
+    return (
+        f"{document['model']} is served tuned: {milliseconds(before)} an inference before, "
+        f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
+    )

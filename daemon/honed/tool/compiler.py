@@ -1,0 +1,95 @@
+"""Runs jobs of the compiler, `python -m honed.tuner`, in a child of the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic
+
+from honed.daemon import installed
+from honed.daemon.settings.limits import Limits
+from honed.jobs.commands import Job
+from honed.jobs.events import News, NoEvent, R
+from honed.jobs.listening import Died, Listener
+from honed.machine import children
+from honed.machine.children import Bounds, RunningChild
+from honed.protocol.errors import (
+    DeadlineExceeded,
+    HonedError,
+    NotFound,
+    ResourceExhausted,
+)
+
+from .progress import Reporter
+
+
+class CompilerDied(HonedError):
+    """The child ended without a last word, or said something that makes no sense."""
+
+
+class CompilerChild(Generic[R]):
+    """A running job."""
+
+    def __init__(self, job: Job[R], running: RunningChild) -> None:
+        self._listener = Listener(job)
+        self._running = running
+
+    def events(self) -> Iterator[News]:
+        """What it tells while it works, until it has said its last word."""
+        for line in self._running.lines():
+            try:
+                news = self._listener.hear(line)
+            except NoEvent as error:
+                raise CompilerDied(
+                    f"the compiler said something that is no event: {error}; compare versions"
+                ) from error
+            if news is not None:
+                yield news
+
+    def interrupt(self) -> None:
+        """Ask it to stop soon and to use what it has."""
+        self._running.interrupt()
+
+    def result(self) -> R:
+        """Its last word; to be called when `events` has ended. Raises what it reports, and CompilerDied."""
+        try:
+            return self._listener.result(self._running.death())
+        except Died as died:
+            raise _reason(died) from died
+
+
+def _reason(died: Died) -> HonedError:
+    death = died.death
+    if death.deadline is not None:
+        return DeadlineExceeded(
+            f"compiling took longer than {death.deadline:g} s; "
+            "compile on a faster machine, or raise --time-limit"
+        )
+    if death.killed:
+        return ResourceExhausted("the compiler was killed, probably because memory ran out; free some memory")
+    return CompilerDied(f"the compiler stopped without a result ({death})")
+
+
+@contextmanager
+def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
+    """Starts a job; it is killed at the end, and when `seconds` are over.
+
+    Raises NotFound without the compiler.
+    """
+    if not installed.compiler():
+        raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+    bounds = Bounds(memory_mib=limits.compile_memory_mib)
+    with children.started(job.program(), bounds, seconds=seconds) as running:
+        yield CompilerChild(job, running)
+
+
+def run(job: Job[R], title: str, limits: Limits) -> R:
+    """Do a job with progress on stderr.
+
+    The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
+    ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
+    """
+    with started(job, limits, seconds=limits.compile_seconds) as child, Reporter(title) as reporter:
+        for news in child.events():
+            reporter.show(news)
+        return child.result()

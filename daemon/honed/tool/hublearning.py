@@ -1,0 +1,145 @@
+"""`hone hub learn`: a prior out of records."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.daemon.settings.limits import Limits
+from honed.protocol.errors import NotFound, Unimplemented
+from honed.protocol.strict import to_plain
+
+from .output import Output, clean, fields, line, table
+from .parser import UsageError, add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.jobs.events import Learned
+
+
+def register(actions: Any) -> None:
+    """Add this action to those of `hone hub`."""
+    learn = add_command(
+        actions,
+        "learn",
+        _learn,
+        about="learn a family's prior from records, by which schedules are chosen before any was measured",
+        details=(
+            "FROM is a hub, by its URL or folder, or what 'hone records export' wrote, or a folder of such. "
+            "Of a hub only records signed by keys that are trusted are taken. A record names its task by a "
+            "hash, so the models are needed, too. The prior is judged by tasks that it did not learn from; "
+            "one that picks no better than what serves without it is not written, and the exit status is 1."
+        ),
+        examples="""\
+            hone hub learn records/ --models models/ -o cpu-1.ubj
+            hone hub learn https://hub.example/honed --models models/ -o mali-1.ubj --bench mali-g610
+            hone hub learn predicted.jsonl --models models/ --bench mali-g610 -o mali-1.ubj""",
+    )
+    learn.add_argument("source", metavar="FROM", help="a hub, a file of records, or a folder of such files")
+    learn.add_argument(
+        "--models", metavar="PATH", type=Path, required=True, help="the models' ONNX file, or their folder"
+    )
+    learn.add_argument("-o", "--output", metavar="F", type=Path, required=True, help="the file to write")
+    learn.add_argument(
+        "--owner", metavar="KEY", help="who signed the hub's list (default: of the service's configuration)"
+    )
+    family = learn.add_mutually_exclusive_group()
+    family.add_argument(
+        "--device", metavar="SPEC", help="OpenCL device whose family is learned of (default: the best here)"
+    )
+    family.add_argument("--profile", metavar="FILE", type=Path, help="profile of such a device")
+    family.add_argument("--bench", metavar="NAME", help="bench of such a device: mali-g610")
+
+
+def _learn(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Learn
+
+    from . import compiler
+    from .progress import Reporter
+
+    if arguments.output.is_dir():
+        raise UsageError(f"{arguments.output} is a folder; name the file to write")
+    with _records(arguments) as records:
+        job = Learn(
+            file=records,
+            models=arguments.models,
+            output=arguments.output,
+            device=arguments.device,
+            profile=arguments.profile,
+            bench=arguments.bench,
+        )
+        with compiler.started(job, Limits()) as child, Reporter("learn") as reporter:
+            for news in child.events():
+                reporter.show(news)
+            done = child.result()
+    output.emit(to_plain(done), lambda console: _print(console, done))
+    return 0 if done.output else 1
+
+
+@contextmanager
+def _records(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Where the files of records are; those of a hub are fetched and checked first."""
+    source: str = arguments.source
+    if "://" not in source and not any((Path(source) / part).exists() for part in ("hub.json", "boards")):
+        yield Path(source)
+        return
+    if importlib.util.find_spec("honed.hub") is None:
+        raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
+    from honed.hub import gathering, machine, remote
+    from honed.hub.minisign import PublicKey
+    from honed.hub.settings import HubSettings
+    from honed.protocol.methods import CONFIG_SHOW
+    from honed.runtime.client import Client
+
+    store = remote.store(source if "://" in source else str(Path(source).absolute()))
+    trusted: Mapping[str, PublicKey] = {}
+    if arguments.owner:
+        owner: PublicKey | None = PublicKey.parse(arguments.owner)
+    else:
+        with Client(arguments.socket) as client:
+            settings = HubSettings.of(client.ask(CONFIG_SHOW))
+        trusted, owner = settings.keys, settings.owner
+    memory = machine.place(os.environ, os.getuid()).remembered()
+    with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:
+        found = gathering.gather(store, trusted, owner, memory, Path(folder), time.time())
+        for problem in found.problems:
+            print(f"hone: {clean(problem)}", file=sys.stderr)
+        if not found.records:
+            raise NotFound(f"{store.url} has no records by keys that are trusted; see 'hone hub status'")
+        yield Path(folder)
+
+
+def _print(console: Console, done: Learned) -> None:
+    rows = [
+        (
+            one.task,
+            str(one.candidates),
+            f"{one.correlation:.2f}",
+            f"{one.prior:.2f}",
+            f"{one.without:.2f}",
+            "rule" if one.rule else "any",
+        )
+        for one in done.tasks
+    ]
+    columns = ("task held out", ">candidates", ">correlation", ">prior", ">without", "which is")
+    console.print(table(columns, rows))
+    summary = [
+        ("family", done.family),
+        ("candidates", str(done.candidates)),
+        ("correlation", f"{done.correlation:.2f} on average, 1 ranks all rightly"),
+        ("picks", f"{done.prior:.2f} of the best's speed, {done.without:.2f} without a prior"),
+    ]
+    console.print(fields(summary))
+    if done.output:
+        line(console, f"The prior is written to {done.output}.")
+    else:
+        line(console, "The prior picks no better than what serves without one, and was not written.")

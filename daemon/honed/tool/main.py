@@ -1,0 +1,174 @@
+"""`hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+
+Commands import what they need when they run, so that the quick ones stay quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from honed.protocol.errors import HonedError
+
+from .commands import (
+    adding,
+    bench,
+    chains,
+    compiling,
+    config,
+    doctor,
+    farm,
+    faults,
+    fit,
+    history,
+    hub,
+    infer,
+    metrics,
+    models,
+    profiling,
+    records,
+    setting,
+    tasks,
+    top,
+    tuning,
+    versions,
+)
+from .output import Output, clean, print_json
+from .parser import Parser, UsageError, VersionAction, add_global_options
+from .report import command as reporting
+
+DONE, FAILED, USED_WRONGLY = 0, 1, 2
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+_EXAMPLES = """\
+examples:
+  hone demo lightglue -o lightglue.onnx
+  hone add lightglue.onnx
+  hone infer lightglue --random --output-dir out
+  hone profile lightglue
+  hone tune lightglue --minutes 20
+  hone doctor
+
+environment:
+  HONED_SOCKET   the service's socket, as --socket
+  HONED_DEVICE   the OpenCL device that compile, doctor and farm worker use, as --device
+  HONED_FARM     the farm that scheduler and worker are of, as their URL
+  HONED_TRACEBACK=1   show where an error in hone itself happened
+
+'hone COMMAND --help' explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; prints, and raises nothing."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, and knows it
+        _give_up_stdout()
+        return BROKEN_PIPE
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    made = Parser(
+        prog="hone",
+        description="Models on this machine's OpenCL device, through the honed service.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_global_options(made)
+    made.add_argument("--version", action=VersionAction, help="print the version and exit")
+    commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
+    tuned = (tuning, tasks, history, versions, setting, records, hub, faults)
+    for group in (
+        models,
+        adding,
+        chains,
+        fit,
+        infer,
+        bench,
+        profiling,
+        *tuned,
+        compiling,
+        farm,
+        top,
+        reporting,
+        metrics,
+        config,
+        doctor,
+    ):
+        group.register(commands)
+    return made
+
+
+def _run(argv: Sequence[str]) -> int:
+    as_json = "--json" in argv
+    try:
+        status = _command(argv)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _fail(as_json, USED_WRONGLY, "INVALID_ARGUMENT", str(error))
+    except HonedError as error:
+        return _fail(as_json, FAILED, error.code, str(error), getattr(error, "reasons", ()))
+    except BrokenPipeError:
+        raise
+    except MemoryError:
+        return _fail(as_json, FAILED, "RESOURCE_EXHAUSTED", "memory ran out; close something and try again")
+    except OSError as error:
+        _flush_or_give_up()
+        what = f"{error.filename}: " if error.filename else ""
+        return _fail(as_json, FAILED, "INTERNAL", f"{what}{error.strerror or error}; mend that and try again")
+    except Exception as error:
+        if os.environ.get("HONED_TRACEBACK"):
+            raise
+        told = f"an error in hone itself ({type(error).__name__}: {error}); report it with the output of "
+        return _fail(as_json, FAILED, "INTERNAL", f"{told}the same command under HONED_TRACEBACK=1")
+    return status
+
+
+def _command(argv: Sequence[str]) -> int:
+    try:
+        arguments = parser().parse_args(argv)
+    except SystemExit as exit_:  # --help and --version have printed
+        return int(exit_.code or 0)
+    status: int = arguments.run(arguments, Output(json=arguments.json))
+    return status
+
+
+def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:
+    """Say what is wrong on stderr, and on stdout too where JSON is expected there."""
+    print(f"hone: {clean(message)}", file=sys.stderr)
+    for reason in (r for r in reasons if r not in message):
+        print(f"  - {clean(reason)}", file=sys.stderr)
+    if as_json:
+        with contextlib.suppress(OSError):  # it may be stdout that failed; stderr has the sentence
+            print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
+        _flush_or_give_up()
+    return status
+
+
+def _flush_or_give_up() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _give_up_stdout()
+
+
+def _give_up_stdout() -> None:
+    """Let nothing more be written there, lest Python complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Where the records of tuning are, and whether this user may use them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from honed.daemon.settings.places import places, records_in
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.methods import SERVER_STATUS
+
+if TYPE_CHECKING:
+    from honed.protocol.service import Status
+
+_SIDE_FILES = ("", ".lock")
+
+
+def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
+    """--state-dir, for commands on the records."""
+    parser.add_argument(
+        "--state-dir",
+        metavar="D",
+        type=Path,
+        help="folder of the service whose records to use (default: of the service that answers)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Records, and whether the service at `socket` works on them, as it is there and they are its own."""
+
+    path: Path
+    socket: str | None
+    by_service: bool
+
+
+def find_records(arguments: argparse.Namespace) -> Where:
+    """The records that a command means: of --state-dir, of the service that answers, of this user.
+
+    Raises PermissionDenied where the service may not be asked, or the records not be used.
+    """
+    given: Path | None = arguments.state_dir
+    status = _status(arguments.socket) if given is None else None
+    if given is not None:
+        path = records_in(given.absolute())
+    elif status is not None:
+        path = records_in(Path(status.places.state_dir))
+    else:
+        path = places(os.environ, os.geteuid()).records
+    by_service = status is not None
+    if not by_service:
+        check_access(path)
+    return Where(path=path, socket=arguments.socket, by_service=by_service)
+
+
+def check_access(path: Path) -> None:
+    """Raise PermissionDenied, saying who may, where this user may not use the records at `path`.
+
+    Reading needs the right to write, too: SQLite's log of writes is shared by all who read.
+    """
+    folder = path.parent
+    try:
+        owner = folder.stat().st_uid
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise _not_ours(path, "another user") from error
+    for each in (folder, path):
+        if each.exists() and not os.access(each, os.R_OK | os.W_OK | (os.X_OK if each is folder else 0)):
+            raise _not_ours(path, f"user {_name(owner)}")
+
+
+def prepare(path: Path) -> None:
+    """See to it that records made by root in the folder of a service belong to the service's user."""
+    owner = path.parent.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for suffix in _SIDE_FILES:
+        descriptor = os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(descriptor)
+
+
+def service_device(socket: str | None) -> str | None:
+    """How the device of the service that answers is selected; None where none does."""
+    status = _status(socket)
+    return status.device_spec or None if status else None
+
+
+def _status(socket: str | None) -> Status | None:
+    """The status of the service that answers; None where none does."""
+    from honed.runtime.client import Client
+
+    try:
+        with Client(socket) as client:
+            return client.ask(SERVER_STATUS)
+    except Unavailable:
+        return None
+
+
+def _not_ours(path: Path, owner: str) -> HonedError:
+    return PermissionDenied(
+        f"the records in {path.parent} belong to {owner}; run the same command as that user or with sudo"
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

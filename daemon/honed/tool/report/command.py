@@ -1,0 +1,62 @@
+"""Command report: the service on one page, to look at and to send."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from honed.tool.output import Output, bytes_text, line
+from honed.tool.parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    report = add_command(
+        commands,
+        "report",
+        _report,
+        about="draw the service on one page: models, latencies, what tuning won, faults, the machine",
+        details=(
+            "The file needs nothing beside it, nothing from a network, and runs no script. For members of "
+            "group honed; what tuning recorded is in it where you may change models."
+        ),
+        examples="hone report -o report.html\nhone report -o report.html --json",
+    )
+    report.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="the .html file to write"
+    )
+
+
+def _report(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.machine.files import replacing
+    from honed.runtime.client import Client
+    from honed.tool.progress import Reporter
+
+    from .gather import gather
+    from .page import page
+
+    with Client(arguments.socket) as client, Reporter("report") as reporter:
+        report = gather(client, told=lambda name, done: reporter.update(name, done, f"ask for {name}"))
+    text = page(report).encode()
+    with replacing(arguments.output) as file:
+        file.write(text)
+    models = len(report.models)
+    document = {
+        "file": str(arguments.output),
+        "bytes": len(text),
+        "models": models,
+        "notes": report.notes,
+    }
+
+    def show(console: Console) -> None:
+        many = f"{models} model{'' if models == 1 else 's'}"
+        line(console, f"{arguments.output} has the report: {many}, {bytes_text(len(text))}.")
+        for note in report.notes:
+            line(console, f"note: {note}")
+
+    output.emit(document, show)
+    return 0

@@ -1,0 +1,133 @@
+"""HTML as a tree: whatever a text or an attribute holds, it makes no element.
+
+Names come from model files, and records of faults from drivers: what has no place in a document, or would
+turn its reading direction, is shown as escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from honed.tool.output import clean
+
+Child = Element | str | None
+Cell = Element | str
+_KINDS = {">": "figure", "~": "prose"}  # by how headings of columns begin
+# Browsers load nothing and run nothing, whatever else should get in here.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_BREAKABLE = "_./-:,@"  # after which a long name may go on in the next line
+
+
+def element(tag: str, *children: Child, **attributes: str | float | None) -> Element:
+    """An element with texts and elements in it; None is nothing. `class_` is class, `stroke_width` a dash.
+
+    Lines of a text stay lines.
+    """
+    made = Element(tag)
+    for name, value in attributes.items():
+        if value is not None:
+            text = value if isinstance(value, str) else f"{value:.6g}"
+            made.set(name.rstrip("_").replace("_", "-"), clean(text))
+    add(made, *children)
+    return made
+
+
+def add(to: Element, *children: Child) -> Element:
+    """Put more behind what is in an element; gives it."""
+    for child in children:
+        if isinstance(child, Element):
+            to.append(child)
+        elif child:
+            text = "\n".join(clean(line) for line in child.split("\n"))
+            if len(to):
+                to[-1].tail = (to[-1].tail or "") + text
+            else:
+                to.text = (to.text or "") + text
+    return to
+
+
+def document(title: str, style: str, *body: Child) -> str:
+    """A whole page; `style` is ours and taken as it is."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("title", title),
+    )
+    SubElement(head, "style").text = style
+    page = element("html", head, element("body", *body), lang="en")
+    return f"<!DOCTYPE html>\n{tostring(page, encoding='unicode', method='html')}\n"
+
+
+def name_of(text: str) -> Element:
+    """A name that someone chose: kept apart from the text around it, and broken where it may be."""
+    made, part = element("span", class_="name"), ""
+    for letter in text:
+        part += letter
+        if letter in _BREAKABLE:
+            add(made, part, element("wbr"))
+            part = ""
+    return add(made, part)
+
+
+def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Element:
+    """A table that scrolls where it is too wide.
+
+    A column whose heading begins with ">" has figures, one with "~" sentences.
+    """
+    kinds = [_KINDS.get(heading[:1]) for heading in headings]
+    names = [heading.lstrip(">~") for heading in headings]
+    made = element(
+        "table",
+        element("caption", element("span", caption)),
+        element("thead", _row("th", names, kinds, "col")),
+        element("tbody", *(_row("td", row, kinds, "row") for row in rows)),
+    )
+    return element("div", made, class_="scroll", role="group", aria_label=caption, tabindex=0)
+
+
+def _row(tag: str, cells: Sequence[Cell], kinds: Sequence[str | None], scope: str) -> Element:
+    """One whose first cell, at least, is a heading."""
+    first, *others = zip(cells, kinds, strict=True)
+    return element(
+        "tr",
+        element("th", first[0], scope=scope, class_=first[1]),
+        *(element(tag, cell, scope=scope if tag == "th" else None, class_=kind) for cell, kind in others),
+    )
+
+
+def facts(pairs: Iterable[tuple[str, Cell | None]]) -> Element:
+    """Names and values; none that is None or empty. One without a name is another of the name before."""
+    made = element("dl", class_="facts")
+    for name, value in pairs:
+        if value is None or value == "":
+            continue
+        if name or not len(made):
+            add(made, element("div", element("dt", name)))
+        add(made[-1], element("dd", value))
+    return made
+
+
+def badge(text: str, kind: str = "") -> Element:
+    """A word that stands out; `kind` good, warn or bad."""
+    return element("span", text, class_=f"badge {kind}".strip())
+
+
+def more(summary: str, *children: Child) -> Element:
+    """What is shown when it is asked for, and in print."""
+    return element("details", element("summary", summary), *children)
+
+
+class Ids:
+    """Names for elements, each once in a page; made of nothing that someone else chose."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def new(self, what: str) -> str:
+        """Another one."""
+        return f"{what}-{next(self._numbers)}"

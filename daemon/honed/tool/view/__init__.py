@@ -1,0 +1,1 @@
+"""What commands show: tables, trees, graphs and curves."""

@@ -1,0 +1,268 @@
+"""A compiled model as boxes and edges: what is computed together, in what time, out of what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from honed.runtime.compiled.hostrules import integer
+from honed.runtime.compiled.model import (
+    CPU_PART,
+    Buffer,
+    CompiledModel,
+    CpuPart,
+    Form,
+    HostCall,
+    Launch,
+    Operator,
+    Part,
+    Step,
+    View,
+)
+from honed.runtime.compiled.plan import uses
+from honed.runtime.compiled.within import bytes_of, family_of, share_bytes
+
+Kind = Literal["input", "part", "copy", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLine:
+    """A step in a box; `us` is None where its time is not known, and `prepared` where it runs once."""
+
+    text: str
+    us: float | None
+    prepared: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What one part of a model computes, or one of its inputs or outputs."""
+
+    kind: Kind
+    title: str
+    group: str  # what is equal for parts of one layer of the model, by the names of their operators
+    steps: tuple[BoxLine, ...]
+    notes: tuple[str, ...]  # results, views, prepared constants
+    passes: tuple[str, ...]
+    detail: str
+
+    @property
+    def us(self) -> float:
+        """The time that its steps take in an inference, as far as it is known."""
+        return sum(step.us or 0.0 for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLayout:
+    """Boxes in an order in which they can be computed, and who reads what whom writes."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
+    """The boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
+    readers = _readers(model)
+    boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
+    writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
+    edges: list[tuple[int, int]] = []
+    for part in _parts(model):
+        number = len(boxes)
+        boxes.append(_box(model, part, times, readers))
+        for use in (use for step in _steps(model, part) for use in uses(model.kernels, step)):
+            if use.reads:
+                edges += ((box, number) for box in writers.of(use.buffer) if box != number)
+            if use.writes:
+                writers.add(use.buffer, number)
+    made = {t.name: writers.of(t.buffer) for t in model.outputs}
+    given = {t.name: [n] for n, t in enumerate(model.inputs)}
+    split = model.split
+    for n, one in [(n, split.parts[n]) for n in split.behind] if split is not None else ():
+        edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
+        made |= {t.name: [len(boxes)] for t in one.outputs}
+        boxes.append(_behind(model, n, one))
+    for output in model.gives:
+        edges += ((box, len(boxes)) for box in made[output.name])
+        typed = f"{output.dtype} {_shape(output.shape)}"
+        boxes.append(Box("output", output.name, "", (), (typed,), (), f"output {output.name}"))
+    return GraphLayout(tuple(boxes), tuple(dict.fromkeys(edges)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writers:
+    """Who wrote what last: boxes by the buffers they wrote, by the buffer in which those lie."""
+
+    buffers: Sequence[Buffer]
+    boxes: dict[int, dict[int, int]]
+
+    def add(self, buffer: int, box: int) -> None:
+        """A box wrote a buffer."""
+        self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
+
+    def of(self, buffer: int) -> list[int]:
+        """The boxes that wrote any of a buffer's bytes."""
+        written = self.boxes.get(family_of(self.buffers, buffer), {})
+        return [box for other, box in written.items() if share_bytes(self.buffers, other, buffer)]
+
+
+def _parts(model: CompiledModel) -> Iterator[Part]:
+    """Those of the model, and steps that belong to none each by itself, as they run."""
+    prepared = {n for part in model.parts for n in part.prepare}
+    numbered = {n for part in model.parts for n in part.steps}
+    found = [(min(part.steps, default=-1), part) for part in model.parts]
+    alone = [n for n in range(len(model.steps)) if n not in numbered]
+    found += [(n, Part(operators=(), prepare=(), steps=(n,))) for n in alone]
+    alone = [n for n in range(len(model.prepare)) if n not in prepared]
+    found += [(-1, Part(operators=(), prepare=(n,), steps=())) for n in alone]
+    # What is prepared alone comes first, in the order in which it is prepared.
+    yield from (part for _, part in sorted(found, key=lambda one: (one[0], one[1].prepare)))
+
+
+def _steps(model: CompiledModel, part: Part) -> list[Step]:
+    return [*(model.prepare[n] for n in part.prepare), *(model.steps[n] for n in part.steps)]
+
+
+def _box(
+    model: CompiledModel, part: Part, times: Mapping[str, float], readers: Mapping[int, set[int]]
+) -> Box:
+    lines = [_line(model, model.prepare[n], times, prepared=True) for n in part.prepare]
+    lines += [_line(model, model.steps[n], times, prepared=False) for n in part.steps]
+    copies = not part.operators and not any(isinstance(s, Launch | HostCall) for s in _steps(model, part))
+    passes = Counter(one for operator in part.operators for one in operator.passes)
+    title = "copy" if copies else _title(part.operators) or lines[0].text
+    return Box(
+        kind="copy" if copies else "part",
+        title=title,
+        group=part.operators[0].name.rpartition("/")[0].split("/")[0] if part.operators else "",
+        steps=tuple(lines),
+        notes=tuple(_notes(model, part, readers)),
+        passes=tuple(passes),
+        detail="\n".join(_described(operator) for operator in part.operators),
+    )
+
+
+def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
+    """A part that the CPU engine runs behind all steps, and forms of it that are compiled."""
+    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
+    for form in (form for form in model.forms if form.part == number):
+        launches = sum(isinstance(step, Launch) for step in form.model.steps)
+        detail = "\n".join(f"{kernel.name}, schedule {kernel.schedule}" for kernel in form.model.kernels)
+        lines.append(
+            BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail)
+        )
+    notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
+    assert model.split is not None
+    left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]
+    title = "dense part" if part.sized else "last part"
+    why = "\n".join(part.why)
+    return Box("part", title, "", tuple(lines), (*part.why, *left_out, *notes), (), why)
+
+
+def _faster(form: Form) -> str:
+    times = form.times
+    if times is None:
+        return ""
+    return f", {times.compiled_us:,.0f} us where the CPU engine took {times.cpu_us:,.0f}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return f"size {', '.join(map(str, sizes))}"
+
+
+def _title(operators: Sequence[Operator]) -> str:
+    """Operators in their order, repeated ones counted."""
+    runs = [(op, len(list(same))) for op, same in groupby(one.op for one in operators)]
+    return " + ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
+
+
+def _described(operator: Operator) -> str:
+    passes = f" ({', '.join(operator.passes)})" if operator.passes else ""
+    return f"{operator.op} {operator.name}{passes}"
+
+
+def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> BoxLine:
+    if isinstance(step, Launch):
+        kernel = model.kernels[step.kernel]
+        grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
+        detail = (
+            f"kernel {kernel.name}\ntask {kernel.task}, schedule {kernel.schedule}\n"
+            f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
+        )
+        return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
+    if isinstance(step, HostCall) and step.function == CPU_PART and model.split is not None:
+        part = model.split.parts[integer(step.attrs, "part")]
+        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
+    if isinstance(step, HostCall):
+        return BoxLine(f"{step.function} on the host", None, prepared, f"host function {step.function}")
+    size = model.buffers[step.source].nbytes
+    return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
+
+
+def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) -> Iterator[str]:
+    """What comes of a part, and out of which constants."""
+    touched = [use for step in _steps(model, part) for use in uses(model.kernels, step)]
+    written = list(dict.fromkeys(use.buffer for use in touched if use.writes))
+    for index in written:
+        buffer = model.buffers[index]
+        if buffer.place == "output" or not readers.get(index, set()) <= set(part.steps):
+            yield f"= {_typed(buffer)}"
+        yield from _views(model, index)
+        if buffer.place == "prepared":
+            yield f"prepared constant {_typed(buffer)}"
+    read = dict.fromkeys(use.buffer for use in touched if not use.writes)
+    constants = [index for index in read if model.buffers[index].place == "constant"]
+    yield from (f"constant {_typed(model.buffers[index])}" for index in constants)
+
+
+def _views(model: CompiledModel, index: int) -> Iterator[str]:
+    """What a buffer is, or has in it, that took no step; and the least that it is a part of."""
+    around: list[View] = []
+    mine = bytes_of(model.buffers, index)
+    for view in model.views:
+        if not share_bytes(model.buffers, view.buffer, index):
+            continue
+        if len(bytes_of(model.buffers, view.buffer)) <= len(mine):
+            yield f"seen as {_shape(view.shape)}: {view.operator.op}, a view"
+        else:
+            around.append(view)
+    if around:
+        least = min(around, key=lambda view: model.buffers[view.buffer].nbytes)
+        yield f"part of {_shape(least.shape)}: {least.operator.op}, a view"
+
+
+def _readers(model: CompiledModel) -> dict[int, set[int]]:
+    """The numbers of the steps of an inference that read any of each buffer."""
+    read: dict[int, set[int]] = {}
+    for n, step in enumerate(model.steps):
+        for use in uses(model.kernels, step):
+            if use.reads:
+                read.setdefault(use.buffer, set()).add(n)
+    beside: dict[int, list[int]] = {}
+    for index in read:
+        beside.setdefault(family_of(model.buffers, index), []).append(index)
+    return {
+        index: set().union(
+            *(
+                read[other]
+                for other in beside.get(family_of(model.buffers, index), ())
+                if share_bytes(model.buffers, other, index)
+            )
+        )
+        for index in range(len(model.buffers))
+    }
+
+
+def _port(kind: Kind, name: str, buffer: Buffer) -> Box:
+    return Box(kind, name, "", (), (_typed(buffer),), (), f"{kind} {name}")
+
+
+def _typed(buffer: Buffer) -> str:
+    return f"{buffer.dtype} {_shape(buffer.shape)}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,1 @@
+"""What each kernel driver writes, one module for each."""

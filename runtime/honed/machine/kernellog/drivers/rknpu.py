@@ -1,0 +1,41 @@
+"""Records of rknpu, Rockchip's own driver of its NPU. None names a process."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from honed.machine.kernellog.fault import Severity
+from honed.machine.kernellog.pattern import SourceTree
+
+_QUEUE, _RESET, _LOST = Severity.QUEUE, Severity.RESET, Severity.DEVICE_LOST
+
+_rows = SourceTree("drivers/rknpu/", "rknpu ").rows
+
+# fmt: off
+PATTERNS: Final = (
+    *_rows("job-timeout", _RESET, hang=True)(
+        ("job timeout, flags: %#x:", "rknpu_job.c rknpu_job_abort 0.9.8"),
+    ),
+    *_rows("job-timeout", _QUEUE, hang=True)(
+        ("failed to wait job, task counter: %d, flags: %#x, ret = %d", "rknpu_job.c rknpu_job_wait 0.9.8"),
+    ),
+    *_rows("job-error", _QUEUE)(
+        ("job commit failed", "rknpu_job.c rknpu_job_wait 0.9.8"),
+    ),
+    *_rows("job-error", _QUEUE, consequence=True)(
+        ("job abort, flags: %#x, ret: %d", "rknpu_job.c rknpu_job_abort 0.9.8"),
+    ),
+    *_rows("job-error", _QUEUE)(
+        ("invalid irq status: %#x, raw status: %#x, require mask: %#x",
+         "rknpu_job.c rknpu_irq_handler 0.9.8"),
+    ),
+    *_rows("reset", _RESET)(
+        ("soft reset", "rknpu_reset.c rknpu_soft_reset 0.9.8"),
+    ),
+    *_rows("reset-failed", _LOST)(
+        ("failed to soft reset for rknpu: %d", "rknpu_reset.c rknpu_soft_reset 0.9.8"),
+        ("failed to assert rknpu reset: %d", "rknpu_reset.c rknpu_reset_assert 0.9.8"),
+        ("failed to deassert rknpu reset: %d", "rknpu_reset.c rknpu_reset_deassert 0.9.8"),
+    ),
+)
+# fmt: on

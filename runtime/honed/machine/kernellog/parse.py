@@ -1,0 +1,111 @@
+"""Is this record of the kernel log a fault, and what does it say? Pure: text in, Fault out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from .drivers import xids
+from .fault import CONSEQUENCES, EXCEPTIONS, Driver, Fault
+from .origin import origin_of
+from .pattern import Pattern, starts
+
+# Lines inside a record, the same in all of Arm's drivers.
+_EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1,8})(?: \(([^)\n]*)\))?")
+_MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
+_ACCESS: Final = starts(r"^access type 0x[0-9A-Fa-f]{1,8}: (\w{1,40})")
+_THREAD: Final = starts(r"^pid: (\d{1,10})$")
+_RECORD_BYTES: Final = 8192  # longest text /dev/kmsg gives; what is beyond is not looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedRow:
+    """The row of a table that a record matches."""
+
+    pattern: Pattern
+    match: re.Match[str]
+    driver: Driver
+    device: str | None
+
+
+def parse(message: str, *, device: str | None = None) -> Fault | None:
+    """The fault that the record `message` (all its lines, unescaped) tells of; None for any other record.
+
+    `device` is the name in the record's own device field, "fb000000.gpu", where it has one: a message that
+    begins with another device's name only quotes it and is None. Never raises, whatever the text.
+    """
+    message = message[:_RECORD_BYTES]
+    found = find(message, device=device)
+    return None if found is None else _fault(message, found)
+
+
+def find(message: str, *, device: str | None = None) -> MatchedRow | None:
+    """The first row that matches `message`, with arguments as `parse` has them."""
+    origin = origin_of(message)
+    if origin is None or (None not in (device, origin.device) and device != origin.device):
+        return None
+    for pattern in origin.table.patterns:
+        match = pattern.start.match(message, origin.end)
+        if match is not None:
+            driver = pattern.driver or origin.table.driver
+            return MatchedRow(pattern=pattern, match=match, driver=driver, device=origin.device)
+    return None
+
+
+def _fault(message: str, found: MatchedRow) -> Fault:
+    pattern, driver, groups = found.pattern, found.driver, found.match.groupdict()
+    code, name, meaning = _exception(message, groups)
+    by_code = pattern.by_code or {}
+    access, thread = _ACCESS.search(message), _THREAD.search(message)
+    return Fault(
+        driver=driver,
+        device=groups.get("device") or found.device,
+        severity=pattern.severity if code is None else by_code.get(code, pattern.severity),
+        kind=pattern.kind,
+        code=code,
+        name=name,
+        meaning=meaning,
+        tgid=_decimal(groups.get("tgid")),
+        tid=_decimal(thread[1] if thread else groups.get("tid")),
+        comm=groups.get("comm"),
+        context=_decimal(groups.get("context")),
+        group=_decimal(groups.get("group")),
+        slot=_decimal(groups.get("slot")),
+        stream=_decimal(groups.get("stream")),
+        address_space=_decimal(groups.get("address_space")),
+        address=_hexadecimal(groups.get("address")),
+        access=access[1] if access else _upper(groups.get("access")),
+        hang=pattern.hang,
+        consequence=pattern.consequence or (code in CONSEQUENCES and driver is not Driver.NVIDIA),
+        announces=pattern.announces,
+        text=message.rstrip("\n"),
+    )
+
+
+def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None, str | None, str | None]:
+    """Code, the driver's name for it, and our meaning of it."""
+    if groups.get("xid") is not None:
+        number = _decimal(groups["xid"])
+        known = None if number is None else xids.XIDS.get(number)
+        return number, None, None if known is None else known.meaning
+    code, name = _hexadecimal(groups.get("code")), groups.get("name")
+    status = _hexadecimal(groups.get("status"))
+    if status is not None:
+        code = status & 0xFF  # the exception type of a GPU_FAULTSTATUS
+    line = _EXCEPTION.search(message) or _MEMORY_EXCEPTION.search(message)
+    if code is None and line is not None:
+        code, name = _hexadecimal(line[1]), line[2]
+    return code, name, None if code is None else EXCEPTIONS.get(code)
+
+
+def _upper(text: str | None) -> str | None:
+    return None if text is None else text.upper()
+
+
+def _decimal(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _hexadecimal(text: str | None) -> int | None:
+    return None if text is None else int(text.replace("_", ""), 16)

@@ -1,0 +1,100 @@
+"""Looks at a device in a process of its own: drivers keep the memory they once took, crash and hang.
+
+python -m honed.machine.surveying SPEC CACHE_DIR [again]
+
+It prints JSON maps on the stdout it was given, each on a line: the device without its peaks, then with them.
+What drivers print goes to its stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from honed.machine.children import python, run
+from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
+
+from . import peaks, profilefile
+from .devices import Device, select
+from .profile import DeviceProfile
+
+SECONDS = 120.0  # for finding the device and measuring its peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The device that was found. Its profile has no peaks where they cannot be had; `no_peaks` is why."""
+
+    spec: str
+    profile: DeviceProfile
+    no_peaks: str
+
+    def measured(self) -> DeviceProfile:
+        """The profile with its peaks; raises DeviceError without."""
+        if self.profile.peaks is None:
+            raise DeviceError(self.no_peaks)
+        return self.profile
+
+
+def survey(
+    spec: str | None,
+    cache_dir: str | os.PathLike[str],
+    *,
+    again: bool = False,
+    seconds: float | None = SECONDS,
+) -> Survey:
+    """The device that `spec` names (see `devices.select`), its peaks measured once and kept in `cache_dir`.
+
+    With `again` they are measured now, and the best of both is kept: a peak that was measured while the
+    machine was busy is too low. Where it takes more than `seconds`, if there is such a bound, a device that
+    was found by then has no peaks. Raises what `select` raises, and DeviceError where the driver ends the
+    process that asks it or shows no device in time.
+    """
+    program = python(__name__, spec or "", os.fspath(cache_dir), *(("again",) if again else ()))
+    said, death = run(program, seconds=seconds)
+    if death.late:
+        found, end, _ = said.partition(b"\n")
+        if not end:
+            raise DeviceError(f"the OpenCL driver did not answer within {seconds:g} s; see `hone doctor`")
+        late = f"the device's peaks were not measured within {seconds:g} s: it is too slow, or too busy"
+        return replace(_survey(found), no_peaks=late)
+    if death.status != 0 or not said:
+        raise DeviceError(f"the process that looked at the OpenCL device failed ({death}); see `hone doctor`")
+    return _survey(said.splitlines()[-1])
+
+
+def _survey(line: bytes) -> Survey:
+    """What a line of the process says; raises the error it tells."""
+    answer = json.loads(line)
+    if "error" in answer:
+        raise error_from_map(answer["error"])
+    return Survey(answer["spec"], profilefile.from_dict(answer["profile"]), answer["no_peaks"])
+
+
+def main(spec: str, cache_dir: str, *again: str) -> int:
+    """Answer on stdout."""
+    with os.fdopen(os.dup(1), "w") as answer_to:
+        os.dup2(2, 1)
+        try:
+            for answer in _answers(select(spec or None), cache_dir, again=bool(again)):
+                print(json.dumps(answer), file=answer_to, flush=True)
+        except HonedError as error:
+            print(json.dumps({"error": error_to_map(error)}), file=answer_to)
+    return 0
+
+
+def _answers(device: Device, cache_dir: str, *, again: bool) -> Iterator[dict[str, object]]:
+    profile, no_peaks = device.profile, ""
+    yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
+    try:
+        profile = (peaks.measured_again if again else peaks.measured)(device, cache_dir)
+    except DeviceError as error:
+        no_peaks = f"the device's peaks cannot be measured: {error}"
+    yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Calls to the service: connections, shared memory, and the steps of each operation."""

@@ -1,0 +1,232 @@
+"""What a client says and understands, without I/O: arrays to parameters, results to arrays.
+
+Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the specification.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from honed.protocol.errors import Internal, InvalidArgument
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol.strict import Map
+from honed.runtime import strings
+from honed.runtime.dtypes import STRING, dtype, from_datatype
+
+from .regions import Region
+
+Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """Parameters of a ModelInfer, and the arrays its outputs must end up in."""
+
+    params: InferParams
+    into: dict[str, NDArray[Any]]  # arrays the caller wants written
+    shared: frozenset[str]  # those of `into` that the service writes itself
+    lent: Region | None = None  # where outputs may be answered that have no place of the caller's
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A region for the inputs of one request, with `room` bytes behind them for its outputs."""
+
+    region: Region
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceAnswer:
+    """What came of a request: the outputs by name, and what the service tells of it.
+
+    `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
+    """
+
+    outputs: dict[str, NDArray[Any]]
+    engine: str
+    queue_us: int
+    compute_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class InSequence:
+    """The sequence that a request is of, by its `id`, and whether it is the first or the last of it.
+
+    The service keeps the model's state from one request of a sequence to the next (docs/protocol.md).
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+    """The arrays as they travel: dense, row-major, little-endian."""
+    return {name: _portable(value) for name, value in inputs.items()}
+
+
+def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
+    """Bytes of each array that lies in none of the regions."""
+    left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
+    return [0 if strings.is_text(a) else a.nbytes for a in left]
+
+
+def infer_call(
+    model: str,
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Outputs | None,
+    regions: Iterable[Region],
+    *,
+    timeout: float,
+    priority: int,
+    finite: bool,
+    sequence: InSequence | None = None,
+    lent: Lent | None = None,
+) -> InferCall:
+    """The ModelInfer for arrays as `portable` gives them; those in one of `regions` are not copied.
+
+    The others are copied to what is `lent`, or sent along. `timeout` is in seconds.
+
+    Raises InvalidArgument for element types honed does not carry.
+    """
+    known = list(regions)
+    described, contents = _inputs(inputs, known, lent)
+    into = dict(outputs) if isinstance(outputs, Mapping) else {}
+    places = {name: _place(array, known) for name, array in into.items()}
+    wanted = None
+    if outputs is not None:
+        wanted = tuple(OutputTensor(name=name, parameters=places.get(name)) for name in outputs)
+    params = InferParams(
+        model_name=model,
+        inputs=tuple(described),
+        outputs=wanted,
+        raw_input_contents=tuple(contents),
+        parameters=_options(timeout, priority, finite, sequence, lent),
+    )
+    shared = frozenset(name for name, place in places.items() if place)
+    return InferCall(params, into, shared, lent.region if lent is not None else None)
+
+
+def _inputs(
+    inputs: Mapping[str, NDArray[Any]], regions: Sequence[Region], lent: Lent | None
+) -> tuple[list[InputTensor], list[Data]]:
+    """Where each array is, or the bytes of it."""
+    described: list[InputTensor] = []
+    contents: list[Data] = []
+    for name, array in inputs.items():
+        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
+        place = _place(array, regions)
+        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
+            copy = lent.region.array(array.dtype.name, array.shape)
+            copy[...] = array
+            place = _place(copy, (lent.region,))
+        described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
+        if place is None:
+            contents.append(_content(array))
+    return described, contents
+
+
+def _options(
+    timeout: float, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
+) -> InferOptions:
+    room = lent if lent is not None and lent.room else None
+    return InferOptions(
+        timeout=max(1, round(timeout * 1e6)),
+        priority=priority,
+        finite=finite,
+        sequence_id=sequence.id if sequence is not None else None,
+        sequence_start=(sequence is not None and sequence.start) or None,
+        sequence_end=(sequence is not None and sequence.end) or None,
+        shared_memory_region=room.region.name if room is not None else None,
+        shared_memory_offset=room.region.room(room.room) if room is not None else None,
+        shared_memory_byte_size=room.room if room is not None else None,
+    )
+
+
+def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
+    """The output arrays of a ModelInfer's result.
+
+    Raises Internal where it makes no sense, InvalidArgument where an array that the caller gave for an
+    output is of another shape or type.
+    """
+    try:
+        contents = iter(result["raw_output_contents"])
+        arrays = {output["name"]: _output(call, output, contents) for output in result["outputs"]}
+    except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
+    return {name: _delivered(call, name, array) for name, array in arrays.items()}
+
+
+def answer(call: InferCall, result: Map) -> InferenceAnswer:
+    """The result of a ModelInfer with its times; raises as `infer_result`."""
+    outputs = infer_result(call, result)
+    try:
+        told = result["parameters"]
+        return InferenceAnswer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
+
+
+def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
+    """The output as it came; for one in the caller's shared memory a stand-in of its type and shape."""
+    kind = from_datatype(output["datatype"])
+    if output["name"] in call.shared:
+        return np.broadcast_to(np.empty((), kind.numpy), output["shape"])
+    place = output["parameters"]
+    if place and call.lent is not None:
+        return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
+    if kind is STRING:
+        return strings.decode(next(contents), output["shape"])
+    return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
+
+
+def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The output in the caller's array, or in one of its own."""
+    target = call.into.get(name)
+    if target is None:
+        return array.copy()  # frombuffer's own is read-only
+    if target.shape != array.shape or target.dtype != array.dtype:
+        raise InvalidArgument(
+            f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
+            f"{target.dtype} {target.shape}; make them equal"
+        )
+    if name not in call.shared:
+        target[...] = array
+    return target
+
+
+def _content(array: NDArray[Any]) -> Data:
+    if strings.is_text(array):
+        return strings.encode(array)
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _portable(value: ArrayLike) -> NDArray[Any]:
+    """Dense, row-major, little-endian."""
+    array = np.asarray(value, order="C")
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+@functools.cache  # NumPy makes a type's name anew each time
+@functools.cache
+def _datatype(kind: np.dtype[Any]) -> str:
+    return dtype(kind.name).datatype
+
+
+def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
+    for region in regions:
+        offset = region.offset_of(array)
+        if offset is not None:
+            return RegionPlace(
+                shared_memory_region=region.name,
+                shared_memory_offset=offset,
+                shared_memory_byte_size=array.nbytes,
+            )
+    return None

@@ -1,0 +1,310 @@
+"""What a compiled model says: the header of a `.honed` file as frozen dataclasses.
+
+The compiler fills these in, `modelfile` writes and reads them, the executor binds them. Nothing here
+does I/O and nothing is checked here; `validate` holds every rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from honed.machine.profile import DeviceProfile
+
+FORMAT_VERSION = 2
+CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
+Place = Literal["input", "output", "constant", "prepared", "scratch"]
+Attr = int | float | str | bool | tuple[int, ...]
+CPU_PART = "cpu_part"  # the host call that runs a part of the model in the CPU engine
+COMPILED_PART = "compiled_part"  # what profiles call a part that is compiled for the sizes that it met
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Whether `--precision auto` took fp16, and why, as part of a sentence.
+
+    The compiler names operators by the values they make: of those in fp16 `single` are in float32, and `wide`
+    are products that are added up in float32.
+    """
+
+    half: bool
+    why: str
+    single: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the model came from."""
+
+    sha256: str  # of the ONNX file as it was given
+    filename: str
+    producer: str
+    opset: int
+    precision: str  # of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
+    notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
+    choice: Choice | None = None  # of the precision; None where the user chose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A tensor in device memory: dense, row-major.
+
+    `offset` (bytes) counts from the start of the constant section for place "constant", of the prepared
+    section for "prepared" and of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are
+    allocations of their own so that the host can map them. Where a buffer lies `within` another (an index),
+    it is part of that one's memory, and `offset` counts from there.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: Place
+    offset: int
+    nbytes: int
+    within: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A named input or output. Where `dtype` differs from its buffer's, the executor casts at the border."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: int  # index into CompiledModel.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArg:
+    """One `__global` pointer argument of a kernel."""
+
+    dtype: str
+    nbytes: int  # the least the buffer bound to it must hold
+    access: Literal["read", "write", "readwrite"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One entry of an OpenCL C source with its launch geometry.
+
+    `grid` is in work-groups and `block` in work-items per work-group, each (x, y, z).
+    `flops` and `bytes` are what one launch must at least compute (operations) and move (bytes).
+    """
+
+    name: str  # unique in the model, what profiles show
+    source: int  # index into CompiledModel.sources
+    entry: str
+    args: tuple[KernelArg, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int
+    bytes: int
+    task: str  # the tuning task it came from
+    schedule: str  # what scheduled it: a default rule's name, or a record's id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Enqueue kernel number `kernel` on `buffers`, in the order of its arguments."""
+
+    kernel: int
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Copy the bytes of one buffer to another of the same size."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """Run a NumPy function of `hostcalls` on the host between two launches."""
+
+    function: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: dict[str, Attr]
+
+
+Preparation = Launch | Copy
+Step = Preparation | HostCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Inputs with the outputs an independent reference gave for them.
+
+    The tuples hold indices of constant buffers, in the order of the model's inputs and outputs and in
+    the types the user sees. `tolerance[i]` is the largest allowed |difference| over the largest
+    |reference value| of output i (0: equal). `behind` are those of the part that runs behind all steps, of
+    the shapes that they have for these inputs.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    tolerance: tuple[float, ...]
+    behind: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the compiled form was compared with."""
+
+    reference: str  # name and version of the evaluator
+    probes: tuple[Probe, ...]
+    device: str | None  # the device the comparison ran on when compiling; None: not run there
+    error: tuple[float, ...]  # per output, the largest over the probes; empty where not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """An operator of the model as it was compiled, by the value it makes.
+
+    `passes` over the graph made or changed it.
+    """
+
+    name: str
+    op: str  # as ONNX calls it
+    passes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Operators that were fused, and the numbers of the steps that compute them: prepared ones, others."""
+
+    operators: tuple[Operator, ...]
+    prepare: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """An operator that takes no step: its result is a buffer seen with a shape of its own."""
+
+    operator: Operator
+    shape: tuple[int, ...]
+    buffer: int  # index into CompiledModel.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTensor:
+    """What a part takes or gives, by its name in the model; a size of -1 depends on the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPart:
+    """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
+
+    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
+    Where that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled
+    forms for sizes that it meets. Where these are the first of each shape and what it makes of one row does
+    not hang on others, it is `by_rows`: a form may be run on more rows than there are.
+    """
+
+    onnx: int  # index into CompiledModel.buffers
+    inputs: tuple[PartTensor, ...]
+    outputs: tuple[PartTensor, ...]
+    nodes: int
+    flops: int
+    why: tuple[str, ...]
+    sized: bool = False
+    by_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesLeftOut:
+    """Sizes of a part, as in `MetSizes`, for which it has no compiled form, and why."""
+
+    part: int
+    sizes: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
+
+    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after
+    the other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
+    `outputs` are the model's, made by either.
+    """
+
+    parts: tuple[CpuPart, ...]
+    behind: tuple[int, ...]
+    outputs: tuple[PartTensor, ...]
+    nodes: int
+    flops: int
+    left_out: tuple[SizesLeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormTimes:
+    """Microseconds of a part, in turns: compiled, with handing over and back, and in the CPU engine."""
+
+    compiled_us: float
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A part behind all steps, compiled for sizes that it was met in.
+
+    `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
+    part does, and its constants are in the file's one section. `times` are None where it was not run.
+    It runs for these sizes, and where `least` is not 0 for so many rows and more, up to its own.
+    """
+
+    part: int
+    sizes: tuple[int, ...]
+    model: CompiledModel
+    times: FormTimes | None
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledModel:
+    """A whole compiled model, without the bytes of its constants.
+
+    `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
+    run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
+    `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
+    """
+
+    source: Source
+    compiler: dict[str, str]  # name -> version of what made it
+    device: DeviceProfile
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    buffers: tuple[Buffer, ...]
+    arena_bytes: int
+    constant_bytes: int
+    sources: tuple[str, ...]  # OpenCL C
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    proof: Proof | None
+    prepare: tuple[Preparation, ...] = ()
+    prepared_bytes: int = 0
+    parts: tuple[Part, ...] = ()
+    views: tuple[View, ...] = ()
+    split: Split | None = None
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def made_behind(self) -> tuple[PartTensor, ...]:
+        """Those of the model's outputs that parts make behind all steps."""
+        by_steps = {tensor.name for tensor in self.outputs}
+        return tuple(tensor for tensor in self.gives if tensor.name not in by_steps)
+
+    @property
+    def gives(self) -> tuple[PartTensor, ...]:
+        """The model's outputs as its user sees them."""
+        if self.split is not None:
+            return self.split.outputs
+        return tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)

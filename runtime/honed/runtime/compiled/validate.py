@@ -1,0 +1,281 @@
+"""Every rule a compiled model must keep, checked before anything of it reaches a device.
+
+`check` raises ModelFileError with the first broken rule. The order of steps, and what they may read and
+write, is in `plan`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+from honed.machine import profilefile
+from honed.protocol.errors import ModelFileError, ProfileError
+from honed.runtime.dtypes import DTYPES, dtype
+
+from . import parts, plan, within
+from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
+
+MAX_RANK = 32  # NumPy 1's
+MAX_GRID = 2**31 - 1  # work-groups along one axis
+CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
+PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
+MAX_KERNEL_WORDS = 100_000  # in the sources: far more than any model has kernels
+_DECLARATION = 800  # characters from __kernel to the end of its name: attributes and the type
+_KERNEL = re.compile(r"\b(?:__kernel|kernel)\b")
+_HEAD = re.compile(rf"[^;{{}}]{{0,{_DECLARATION}}}")
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(", re.ASCII)
+_DTYPE_NAMES = frozenset(d.name for d in DTYPES)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def check(model: CompiledModel) -> None:
+    """Raise ModelFileError unless `model` keeps every rule of docs/format.md."""
+    _check_identity(model)
+    _check_buffers(model)
+    _check_tensors(model)
+    _check_kernels(model)
+    parts.check(model)
+    plan.check(model)
+    _check_parts(model)
+    _check_proof(model)
+    for form in model.forms:
+        check(form.model)  # which has none: `parts` saw to that
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ModelFileError(f"{problem}; compile the model again")
+
+
+def _check_identity(model: CompiledModel) -> None:
+    _require(
+        bool(_SHA256.fullmatch(model.source.sha256)), "source.sha256 is not 64 lower-case hexadecimal digits"
+    )
+    _require(model.source.precision in PRECISIONS, f"precision {model.source.precision!r} is unknown")
+    _require(model.source.opset >= 0, f"opset {model.source.opset} is negative")
+    try:
+        profilefile.check(model.device)
+    except ProfileError as error:
+        raise ModelFileError(f"the device profile in the model is impossible: {error}") from error
+
+
+def _check_buffers(model: CompiledModel) -> None:
+    limits = model.device.limits
+    for nbytes, section in (
+        (model.arena_bytes, "the scratch arena"),
+        (model.prepared_bytes, "the prepared section"),
+    ):
+        _require(
+            0 <= nbytes <= limits.global_mem_bytes,
+            f"{section} of {nbytes} bytes exceeds the device's memory, {limits.global_mem_bytes}",
+        )
+    _require(model.constant_bytes >= 0, "the constant section has a negative size")
+    within.check_declared(model.buffers, limits.base_align_bytes)
+    for i, buffer in enumerate(model.buffers):
+        _check_buffer(f"buffer {i}", buffer)
+        _require(
+            buffer.nbytes <= limits.max_alloc_bytes,
+            f"buffer {i} of {buffer.nbytes} bytes exceeds what the device can allocate at once, "
+            f"{limits.max_alloc_bytes}",
+        )
+    constants, prepared, scratch = (
+        [(i, b) for i, b in enumerate(model.buffers) if b.place == place and b.within is None]
+        for place in ("constant", "prepared", "scratch")
+    )
+    _check_places(scratch, limits.base_align_bytes, model.arena_bytes, "the scratch arena")
+    _check_places(prepared, limits.base_align_bytes, model.prepared_bytes, "the prepared section")
+    _check_allocations(model, "scratch")
+    _check_allocations(model, "prepared")
+    _check_places(constants, CONSTANT_OFFSET_ALIGN, model.constant_bytes, "the constant section")
+    _check_disjoint(constants, "constants")
+    _check_disjoint(prepared, "prepared values")
+
+
+def _check_allocations(model: CompiledModel, place: Place) -> None:
+    most = model.device.limits.max_alloc_bytes
+    largest = max(map(len, plan.allocations(model.buffers, place)), default=0)
+    _require(
+        largest <= most,
+        f"{largest} bytes of {place} buffers lie together, more than the {most} that the device can allocate "
+        "at once",
+    )
+
+
+def _check_buffer(where: str, buffer: Buffer) -> None:
+    _require(buffer.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {buffer.dtype!r}")
+    _require(
+        len(buffer.shape) <= MAX_RANK, f"{where} has {len(buffer.shape)} dimensions, more than {MAX_RANK}"
+    )
+    _require(all(d >= 0 for d in buffer.shape), f"{where} has a negative dimension")
+    size = math.prod(buffer.shape) * dtype(buffer.dtype).itemsize
+    _require(
+        buffer.nbytes == size,
+        f"{where} says {buffer.nbytes} bytes and {buffer.dtype}{list(buffer.shape)} takes {size}",
+    )
+    if buffer.place in ("input", "output") and buffer.within is None:
+        _require(
+            buffer.offset == 0,
+            f"{where} is an {buffer.place} and has the offset {buffer.offset} instead of 0",
+        )
+
+
+def _check_places(buffers: Iterable[tuple[int, Buffer]], align: int, end: int, section: str) -> None:
+    for i, buffer in buffers:
+        _require(buffer.offset >= 0, f"buffer {i} has a negative offset")
+        _require(
+            buffer.offset % align == 0, f"buffer {i} is at offset {buffer.offset}, no multiple of {align}"
+        )
+        _require(
+            buffer.offset + buffer.nbytes <= end,
+            f"buffer {i} ends at {buffer.offset + buffer.nbytes}, outside {section} of {end} bytes",
+        )
+
+
+def _check_disjoint(buffers: list[tuple[int, Buffer]], what: str) -> None:
+    filled = sorted((b.offset, b.offset + b.nbytes, i) for i, b in buffers if b.nbytes)
+    for (_, end, i), (start, _, j) in pairwise(filled):
+        _require(end <= start, f"the {what} in buffers {i} and {j} overlap")
+
+
+def _check_tensors(model: CompiledModel) -> None:
+    for place, tensors in (("input", model.inputs), ("output", model.outputs)):
+        names = [t.name for t in tensors]
+        _require(all(names), f"an {place} has an empty name")
+        _require(len(set(names)) == len(names), f"two {place}s have the same name")
+        for tensor in tensors:
+            _check_tensor(model, f"{place} {tensor.name!r}", place, tensor)
+        bound = [t.buffer for t in tensors]
+        owned = {i for i, b in enumerate(model.buffers) if b.place == place and b.within is None}
+        _require(owned <= set(bound), f"an {place} buffer belongs to no {place}")
+        if place == "input":
+            _require(len(set(bound)) == len(bound), "two inputs share a buffer")
+
+
+def _check_tensor(model: CompiledModel, where: str, place: str, tensor: Tensor) -> None:
+    _require(
+        0 <= tensor.buffer < len(model.buffers), f"{where} names buffer {tensor.buffer}, which does not exist"
+    )
+    buffer = model.buffers[tensor.buffer]
+    _require(buffer.place == place, f"{where} is in buffer {tensor.buffer}, which is of place {buffer.place}")
+    _require(buffer.within is None, f"{where} is in buffer {tensor.buffer}, which lies within another")
+    _require(tensor.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {tensor.dtype!r}")
+    _require(
+        tensor.shape == buffer.shape,
+        f"{where} has shape {list(tensor.shape)} and its buffer {list(buffer.shape)}",
+    )
+    kinds = {dtype(name).floating for name in (tensor.dtype, buffer.dtype)}
+    _require(
+        len(kinds) == 1, f"{where} is {tensor.dtype} and its buffer {buffer.dtype}, which cannot be cast"
+    )
+
+
+def _check_kernels(model: CompiledModel) -> None:
+    _require(all("\0" not in source for source in model.sources), "an OpenCL source holds a zero character")
+    names = [kernel.name for kernel in model.kernels]
+    _require(all(names) and len(set(names)) == len(names), "kernel names are empty or not unique")
+    words = sum(len(_KERNEL.findall(source)) for source in model.sources)
+    _require(words <= MAX_KERNEL_WORDS, f"the OpenCL sources say __kernel {words} times")
+    declared = [_declared(source) for source in model.sources]
+    for kernel in model.kernels:
+        _check_kernel(model, f"kernel {kernel.name!r}", kernel, declared)
+
+
+def _declared(source: str) -> frozenset[str]:
+    """Every name that can be that of a kernel in an OpenCL source."""
+    return frozenset(
+        name
+        for start in _KERNEL.finditer(source)
+        for name in _CALLED.findall(_HEAD.match(source, start.end())[0])  # type: ignore[index]
+    )
+
+
+def _check_kernel(model: CompiledModel, where: str, kernel: Kernel, declared: list[frozenset[str]]) -> None:
+    limits = model.device.limits
+    _require(
+        0 <= kernel.source < len(model.sources), f"{where} names source {kernel.source}, which does not exist"
+    )
+    _require(
+        bool(_IDENTIFIER.fullmatch(kernel.entry)), f"{where} has the entry {kernel.entry!r}, no C identifier"
+    )
+    _require(
+        kernel.entry in declared[kernel.source], f"{where}: its source declares no __kernel {kernel.entry}"
+    )
+    _require(
+        all(1 <= size <= limit for size, limit in zip(kernel.block, limits.max_work_item_sizes, strict=True))
+        and math.prod(kernel.block) <= limits.max_work_group_size,
+        f"{where} has work-groups of {list(kernel.block)} and the device allows {limits.max_work_group_size} "
+        f"in all and {list(limits.max_work_item_sizes)} along each axis",
+    )
+    _require(
+        all(1 <= groups <= MAX_GRID for groups in kernel.grid),
+        f"{where} has a grid of {list(kernel.grid)}; each must be from 1 to {MAX_GRID}",
+    )
+    _require(kernel.flops >= 0 and kernel.bytes >= 0, f"{where} has negative work")
+    for i, arg in enumerate(kernel.args):
+        _require(
+            arg.dtype in _DTYPE_NAMES, f"{where}: argument {i} has the unknown element type {arg.dtype!r}"
+        )
+        _require(arg.nbytes >= 0, f"{where}: argument {i} has a negative size")
+
+
+def _check_parts(model: CompiledModel) -> None:
+    for i, part in enumerate(model.parts):
+        for called, numbers, steps in (
+            ("preparation step", part.prepare, model.prepare),
+            ("step", part.steps, model.steps),
+        ):
+            for number in numbers:
+                _require(0 <= number < len(steps), f"part {i} names {called} {number}, which does not exist")
+    for i, view in enumerate(model.views):
+        _require(
+            0 <= view.buffer < len(model.buffers),
+            f"view {i} names buffer {view.buffer}, which does not exist",
+        )
+        buffer = model.buffers[view.buffer]
+        _require(
+            math.prod(view.shape) == math.prod(buffer.shape) and all(extent >= 0 for extent in view.shape),
+            f"view {i} has shape {list(view.shape)} and its buffer {list(buffer.shape)}",
+        )
+
+
+def _check_proof(model: CompiledModel) -> None:
+    proof = model.proof
+    if proof is None:
+        return
+    _require(
+        len(proof.error) in (0, len(model.outputs)),
+        f"the proof has {len(proof.error)} errors for its outputs",
+    )
+    _require(all(_is_share(e) for e in proof.error), "the proof has an error that is negative or not finite")
+    for i, probe in enumerate(proof.probes):
+        _check_probe(model, f"probe {i}", probe)
+
+
+def _check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
+    _require(len(probe.tolerance) == len(model.outputs), f"{where} has not one tolerance for each output")
+    _require(
+        all(_is_share(t) for t in probe.tolerance), f"{where} has a tolerance that is negative or not finite"
+    )
+    for what, indices, tensors in (
+        ("input", probe.inputs, model.inputs),
+        ("output", probe.outputs, model.outputs),
+    ):
+        _require(
+            len(indices) == len(tensors), f"{where} has {len(indices)} {what}s and the model {len(tensors)}"
+        )
+        for index, tensor in zip(indices, tensors, strict=True):
+            _require(0 <= index < len(model.buffers), f"{where} names buffer {index}, which does not exist")
+            buffer = model.buffers[index]
+            _require(
+                (buffer.place, buffer.dtype, buffer.shape) == ("constant", tensor.dtype, tensor.shape),
+                f"{where}: buffer {index} is not a constant of the type and shape of {what} {tensor.name!r}",
+            )
+    parts.check_probe(model, where, probe)
+
+
+def _is_share(value: float) -> bool:
+    return math.isfinite(value) and value >= 0

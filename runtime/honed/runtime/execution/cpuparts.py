@@ -1,0 +1,347 @@
+"""Parts of models that the CPU engine runs, in a process of their own: the end that asks.
+
+The process is `honed.cpu.parts`, of the package honed-cpu. It starts with the first model that has parts and
+ends with the last one. What an untrusted part does to it is told as a DeviceError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.machine.bundle import has_cpu_engine
+from honed.machine.children import Bounds, Death, kill_group, python, start
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.params import Data
+from honed.protocol.peer import Peer, ResponseReceived
+from honed.protocol.wire import PeerFault
+from honed.runtime.calling import transport
+from honed.runtime.calling.regions import Region
+from honed.runtime.compiled.model import CpuPart, PartTensor
+from honed.runtime.compiled.modelfile import ModelFile
+from honed.runtime.compiled.parts import open_count
+from honed.runtime.dtypes import dtype
+
+from .partcalls import (
+    FRAMES,
+    LOAD,
+    RUN,
+    SHARE,
+    UNLOAD,
+    LoadPart,
+    PartsRan,
+    RunParts,
+    ShareMemory,
+    SizesToStopAt,
+    UnloadPart,
+    laid_out,
+)
+from .partlimits import UNLIMITED, PartLimits
+
+Array = NDArray[Any]
+_MODULE = "honed.cpu.parts"
+_SHARED_BYTES = 1 << 16  # in and out of a part; less goes over the socket
+_GRACE_SECONDS = 1.0  # for a process whose socket is closed to have ended
+
+
+class CpuParts:
+    """The process, which holds the parts of any number of models. Calls from several threads take turns.
+
+    The process ends with the thread that opened the first model.
+    """
+
+    def __init__(self, limits: PartLimits = UNLIMITED) -> None:
+        """Nothing runs yet."""
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._peer = _peer()
+        self._next = 0
+        self._open = 0
+        self._region: Region | None = None  # for tensors, known to the present process
+        self._most_made = 0  # bytes of what one call gave
+
+    def open(self, file: ModelFile) -> OpenParts:
+        """Load the parts of a model that has some.
+
+        Raises DeviceError where the CPU engine is not there or the process ends, and what it says of a part.
+        """
+        split = file.model.split
+        assert split is not None
+        if not has_cpu_engine():
+            raise DeviceError(
+                "parts of this model run in the CPU engine, which is not installed; install honed-cpu"
+            )
+        loaded: list[int] = []  # grows, so that what was loaded is let go of where the next is refused
+        with self._lock:
+            self._open += 1
+        opened = OpenParts(self, split.parts, loaded)
+        try:
+            for part in split.parts:
+                loaded += [self._load(file.constant(part.onnx), part)]
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def run(
+        self,
+        numbers: Sequence[int],
+        inputs: Sequence[tuple[PartTensor, Array]],
+        outputs: Sequence[PartTensor],
+        wanted: Sequence[str],
+        stops: Sequence[SizesToStopAt],
+    ) -> tuple[PartsRan, dict[str, Array]]:
+        """Run loaded parts, which make some of `outputs`; what was asked for of these, by name.
+
+        Raises as `OpenParts.run`.
+        """
+        given = tuple(PartTensor(name=t.name, dtype=t.dtype, shape=a.shape) for t, a in inputs)
+        arrays = [array for _, array in inputs]
+        declared = {tensor.name: tensor for tensor in outputs}
+        with self._lock:
+            places, room = self._placed(arrays, outputs)
+            call = RunParts(
+                parts=tuple(numbers),
+                inputs=given,
+                wanted=tuple(wanted),
+                stops=tuple(stops),
+                raw=() if places else tuple(map(_bytes, arrays)),
+                places=places,
+                room=room,
+            )
+            ran = strict.from_plain(PartsRan, self._call(RUN, call), where=RUN)
+            data: Sequence[Data] = ran.raw
+            if ran.places:
+                assert self._region is not None
+                whole = self._region.array("uint8", (self._region.nbytes,), 0)
+                each = zip(ran.outputs, ran.places, strict=True)
+                data = [whole[at : at + _nbytes(tensor)].data for tensor, at in each]
+            self._most_made = max(self._most_made, sum(map(len, data)))
+            found = zip(ran.outputs, data, strict=True)
+            # The next run takes the same memory.
+            made = {t.name: np.array(_checked(_named(declared, t), t, held)) for t, held in found}
+        return ran, made
+
+    def unload(self, numbers: Sequence[int]) -> None:
+        """Let go of a model's parts; with the last model the process ends."""
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._end()
+            if self._child is None:
+                return
+            with contextlib.suppress(DeviceError):  # a process that is gone has forgotten them
+                for number in numbers:
+                    self._call(UNLOAD, UnloadPart(part=number))
+
+    def _placed(self, inputs: Sequence[Array], outputs: Sequence[PartTensor]) -> tuple[tuple[int, ...], int]:
+        """Put much data into shared memory: where each input is, and where outputs may begin."""
+        places, room = laid_out([array.nbytes for array in inputs], 0)
+        _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
+        end = max(end, room + self._most_made)
+        if end < _SHARED_BYTES or not inputs:
+            return (), 0
+        if self._region is None or self._region.nbytes < end:
+            self._forget_region()
+            region = Region("parts", end)
+            try:
+                self._call(SHARE, ShareMemory(nbytes=end), [region.descriptor])
+            except BaseException:
+                region.close()
+                raise
+            self._region = region
+        for place, array in zip(places, inputs, strict=True):
+            self._region.array(array.dtype.name, array.shape, place)[...] = array
+        return places, room
+
+    def _load(self, data: Array, part: CpuPart) -> int:
+        descriptor = os.memfd_create("honed-part", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(data.data)
+            with self._lock:
+                self._next += 1
+                number = self._next
+                self._call(LOAD, LoadPart(part=number, inputs=part.inputs), [descriptor])
+        finally:
+            os.close(descriptor)
+        return number
+
+    def _call(self, method: str, call: object, descriptors: Sequence[int] = ()) -> Any:
+        """The answer; whoever calls this holds the lock."""
+        connected = self._connected()
+        try:
+            self._peer.call(method, strict.to_plain(call), descriptors)
+            transport.send(connected, self._peer)
+            return self._answer(connected)
+        except (OSError, PeerFault) as error:
+            raise self._lost() from error
+
+    def _answer(self, connected: socket.socket) -> Any:
+        while transport.receive(connected, self._peer):
+            while (event := self._peer.next_event()) is not None:
+                if isinstance(event, ResponseReceived):
+                    if event.error is not None:
+                        raise event.error
+                    return event.result
+        raise self._lost()
+
+    def _connected(self) -> socket.socket:
+        """The way to the process, which is started where there is none."""
+        if self._socket is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs:
+                command = python(_MODULE, str(theirs.fileno()), str(self._limits.threads))
+                bounds = Bounds(memory_mib=self._limits.memory_mib)
+                try:
+                    self._child = start(command, bounds, pass_fds=[theirs.fileno()])
+                except OSError as error:
+                    ours.close()
+                    raise DeviceError(f"the CPU engine cannot be started: {error}") from error
+            self._socket, self._peer = ours, _peer()
+        return self._socket
+
+    def _lost(self) -> DeviceError:
+        """The process has ended, or says what it should not, and is ended."""
+        child = self._child
+        assert child is not None
+        try:
+            child.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_group(child.pid)
+        death = Death(status=child.wait())
+        self._end()
+        return DeviceError(f"the CPU engine's process for parts of the model is gone: {death}")
+
+    def _forget_region(self) -> None:
+        region, self._region = self._region, None
+        if region is not None:
+            region.close()
+
+    def _end(self) -> None:
+        self._forget_region()
+        child, connected, self._child, self._socket = self._child, self._socket, None, None
+        self._peer.close()
+        if connected is not None:
+            connected.close()
+        if child is not None:
+            kill_group(child.pid)
+            child.wait()
+
+
+class OpenParts:
+    """The parts of one model."""
+
+    def __init__(self, process: CpuParts, parts: Sequence[CpuPart], numbers: Sequence[int]) -> None:
+        self._process = process
+        self._parts = parts
+        self._numbers = numbers
+        self._closed = False
+
+    def run(self, index: int, inputs: Sequence[Array]) -> list[Array]:
+        """Run a part on inputs of its shapes, and of types that can be cast to its own.
+
+        Raises InvalidArgument where it cannot be run on these inputs, DeviceError where its process ended.
+        """
+        part = self._parts[index]
+        given = dict(zip([tensor.name for tensor in part.inputs], inputs, strict=True))
+        wanted = [tensor.name for tensor in part.outputs]
+        _, made = self.run_chain([index], given, wanted)
+        return [made[name] for name in wanted]
+
+    def run_chain(
+        self,
+        indices: Sequence[int],
+        values: Mapping[str, Array],
+        wanted: Sequence[str],
+        stops: Sequence[SizesToStopAt] = (),
+    ) -> tuple[PartsRan, dict[str, Array]]:
+        """Run parts one after the other on values by name, up to one that meets sizes of `stops`.
+
+        Gives how far that went, and of what was made what is wanted or the rest of them reads. Raises as
+        `run`.
+        """
+        parts = [self._parts[index] for index in indices]
+        own = {tensor.name for part in parts for tensor in part.outputs}
+        taken = {t.name: t for part in parts for t in part.inputs if t.name not in own}
+        inputs = [
+            (tensor, np.asarray(values[name], dtype(tensor.dtype).numpy, order="C"))
+            for name, tensor in taken.items()
+        ]
+        ran, made = self._process.run(
+            [self._numbers[index] for index in indices],
+            inputs,
+            [tensor for part in parts for tensor in part.outputs],
+            wanted,
+            [replace(stop, part=self._numbers[stop.part]) for stop in stops],
+        )
+        _check_answer(parts, ran)
+        return ran, made
+
+    def close(self) -> None:
+        """Let go of them."""
+        if not self._closed:
+            self._closed = True
+            self._process.unload(self._numbers)
+
+    def __enter__(self) -> OpenParts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _peer() -> Peer:
+    return Peer(serves=False, receiving=FRAMES, sending=FRAMES)
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _nbytes(tensor: PartTensor) -> int:
+    return math.prod(tensor.shape) * dtype(tensor.dtype).itemsize
+
+
+def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
+    """Raise DeviceError for an answer that cannot be one to these parts."""
+    whole = 0 <= ran.done <= len(parts) and ran.done <= len(ran.sizes) <= ran.done + 1
+    met = zip(parts, ran.sizes, strict=False)
+    if not whole or any(len(sizes) != open_count(part.inputs) for part, sizes in met):
+        raise DeviceError("the CPU engine's process for parts of the model says what it should not")
+
+
+def _named(declared: Mapping[str, PartTensor], given: PartTensor) -> PartTensor:
+    """What the header says of an output; raises DeviceError where it knows none of that name."""
+    if given.name not in declared:
+        raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
+    return declared[given.name]
+
+
+def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
+    """An output as the part's header has it; raises InvalidArgument for one of another type or shape."""
+    fits = len(wanted.shape) == len(given.shape) and all(
+        size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
+    )
+    if wanted.dtype != given.dtype or not fits:
+        raise InvalidArgument(
+            f"a part of the model gave {given.name!r} as {given.dtype}{list(given.shape)} instead of "
+            f"{wanted.dtype}{list(wanted.shape)}; add the model with engine cpu"
+        )
+    return np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)

@@ -1,0 +1,289 @@
+"""Runs a compiled model on an OpenCL device.
+
+What depends on constants only is computed once, when the model is loaded; buffers and kernel arguments are
+bound once. An inference writes the inputs, enqueues every step without waiting, and waits once, when it reads
+the outputs; each host call in the plan costs one wait more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from honed.machine.devices import Device, select
+from honed.machine.opencl import cl, context, driver_call
+from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.sizes import MetSizes
+from honed.runtime.compiled.model import COMPILED_PART, CPU_PART, CompiledModel, HostCall, Launch, Preparation
+from honed.runtime.compiled.modelfile import ModelFile, read
+
+from . import binding, border, enqueue, fit, programs
+from .behind import PartsBehind
+from .cpuparts import CpuParts
+from .halves import converted
+from .memory import DeviceMemory
+from .timing import Called, InferenceProfile, Timeline, summarise
+
+Array = NDArray[Any]
+Progress = Callable[[int, int], None]
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Device | str | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    builder: ThreadPoolExecutor | None = None,
+    progress: Progress = lambda _, __: None,
+    parts: CpuParts | None = None,
+) -> Executor:
+    """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
+
+    `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in
+    this thread; `progress` hears after each kernel how many are built, of how many. `parts` is the process
+    for parts that the CPU engine runs, else a model that has some gets one of its own. Raises NotFound,
+    ModelFileError, DeviceError, or ModelRefused where the CPU engine does not take a part.
+    """
+    chosen = device if isinstance(device, Device) else select(device)
+    return Executor(
+        read(path),
+        chosen,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        builder=builder,
+        progress=progress,
+        parts=parts,
+    )
+
+
+class Executor:
+    """One model on one device. Calls from several threads take turns.
+
+    After a DeviceError of `run` or `profile` the device's state is unknown, and every later call raises
+    DeviceError: start a new process, as a faulted context can spoil its whole process.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        device: Device,
+        *,
+        cache_dir: Path | None = None,
+        builder: ThreadPoolExecutor | None = None,
+        progress: Progress = lambda _, __: None,
+        parts: CpuParts | None = None,
+    ) -> None:
+        """Build, allocate, upload, prepare and bind; raises as `load`."""
+        self.file = file
+        self.device = device
+        self._lock = threading.Lock()
+        self._unusable = ""  # why, once it is
+        fit.check(file.model, device)
+        kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
+        with driver_call("make a command queue"):
+            self._queue = cl.CommandQueue(context(device.cl))
+        self._profiling_queue: Any = None
+        self._memory = DeviceMemory(file, device, self._queue)
+        with driver_call("convert halves"):
+            given, made = border.ports(file.model, "input"), border.ports(file.model, "output")
+            self._inputs = converted(given, True, self._memory, device, cache_dir)
+            self._outputs = converted(made, False, self._memory, device, cache_dir)
+        cap = device.profile.rules.max_queued_launches
+        for step in file.model.prepare:
+            if not binding.empty(file.model, step):
+                self._prepare(step, kernels)
+        self.forms = [  # of its parts, in the order of the file
+            Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
+            for n in range(len(file.model.forms))
+        ]
+        process = parts or CpuParts()
+        self._parts = process.open(file) if file.model.split is not None else None
+        self._behind = PartsBehind(file.model, self._parts)
+        self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
+        self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
+
+    @property
+    def model(self) -> CompiledModel:
+        """What is being run."""
+        return self.file.model
+
+    @property
+    def launches(self) -> int:
+        """Kernels enqueued for one inference."""
+        return sum(isinstance(step, Launch) for step in self.model.steps)
+
+    @property
+    def synchronisations(self) -> int:
+        """Times the host waits for the device in one inference: once, and once for each host call."""
+        return 1 + sum(isinstance(step, HostCall) for step in self.model.steps)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for `inputs`, both by name; outputs are the caller's own arrays.
+
+        Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
+        """
+        given = border.checked(self._inputs.ports, inputs)
+        with self._lock:
+            return self._completed(inputs, self._infer(given, None))
+
+    def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """What the steps give, which the last part, where there is one, would be run on; raises as `run`."""
+        given = border.checked(self._inputs.ports, inputs)
+        with self._lock:
+            return self._infer(given, None)
+
+    def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
+        """What the parts behind all steps make of values by name, nothing where there are none.
+
+        Without `forms` the CPU engine runs all of them. Raises as `run`.
+        """
+        found, self.met = self._behind.run(_together(given), self._run_form if forms else None)
+        return found
+
+    def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:
+        return self.forms[number].run(given)
+
+    def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
+        """The same, with when parts ran, and when forms of them."""
+        began = time.perf_counter()
+
+        def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            nonlocal began
+            timeline.host.append(Called(CPU_PART, began, start := time.perf_counter()))
+            made = self._run_form(number, inputs)
+            began = time.perf_counter()
+            timeline.host.append(Called(COMPILED_PART, start, began))
+            return made
+
+        self._behind.run(_together(given), run_form)
+        timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
+
+    def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
+        """The model's outputs out of its inputs and what the steps gave."""
+        if self.model.split is None:
+            return made
+        found = made | self.run_behind(made, given)
+        return {tensor.name: found[tensor.name] for tensor in self.model.split.outputs}
+
+    def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
+        """Time each launch of one inference with the device's own clock; raises as `run` does."""
+        given = border.checked(self._inputs.ports, inputs)
+        with self._lock:
+            if self._profiling_queue is None:
+                properties = cl.command_queue_properties.PROFILING_ENABLE
+                with driver_call("make a profiling queue"):
+                    self._profiling_queue = cl.CommandQueue(context(self.device.cl), properties=properties)
+            self._infer(given, Timeline(self._profiling_queue))  # some drivers compile at the first launch
+            timeline = Timeline(self._profiling_queue)
+            start = time.perf_counter()
+            made = self._infer(given, timeline)
+            if self.model.made_behind:
+                self._time_behind(timeline, made, inputs)
+            whole = time.perf_counter() - start
+            with driver_call("time its kernels"):
+                return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
+
+    def close(self) -> None:
+        """Free the device's memory and let go of the file; later calls raise InvalidArgument."""
+        with self._lock:
+            self._unusable = "closed"
+            self._segments.clear()
+            self._memory.close()
+            if self._parts is not None:
+                self._parts.close()
+            for form in self.forms:
+                form.close()
+            self.file.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare(self, step: Preparation, built: list[Any]) -> None:
+        """Run a step of the preparation and wait, so that constants only it reads can go again."""
+        with driver_call("prepare the model"), self._memory.lent(self._queue, step):
+            command = binding.command(self.model, built, self._memory, step)
+            event = command.enqueue(enqueue.handle(self._queue))
+            self._queue.finish()
+            _check_complete([event])
+
+    def _infer(self, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
+        if self._unusable == "closed":
+            raise InvalidArgument("this model was closed; load it again")
+        if self._unusable:
+            raise DeviceError(f"the device failed before ({self._unusable}); load the model in a new process")
+        queue = self._queue if timeline is None else timeline.queue
+        try:
+            with driver_call("run the model"):
+                for port, value in zip(self._inputs.ports, given, strict=True):
+                    with self._memory.written(queue, port.buffer) as target:
+                        border.store(port, value, target)
+                self._inputs.enqueue(queue)
+                events = [
+                    event
+                    for segment in self._segments
+                    for event in (segment.run() if timeline is None else segment.run_timed(timeline))
+                ]
+                self._outputs.enqueue(queue)
+                wanted = tuple(port.buffer for port in self._outputs.ports)
+                with self._memory.read(queue, wanted) as held:
+                    _check_complete(events)
+                    return {
+                        port.name: border.result(port, array)
+                        for port, array in zip(self._outputs.ports, held, strict=True)
+                    }
+        except DeviceError as failed:
+            self._unusable = str(failed)
+            raise
+
+
+def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """All values by name; of one name the first."""
+    return {name: value for each in reversed(given) for name, value in each.items()}
+
+
+def _check_complete(events: list[Any]) -> None:
+    """A driver may end a command abnormally and still call the queue finished."""
+    for event in events:
+        status = event.command_execution_status
+        if status != cl.command_execution_status.COMPLETE:
+            raise DeviceError(
+                f"a command ended with status {status} instead of completing; load the model in a new process"
+            )
+
+
+def _built_kernels(
+    model: CompiledModel,
+    device: Device,
+    cache_dir: Path | None,
+    builder: ThreadPoolExecutor | None,
+    progress: Progress,
+) -> list[Any]:
+    """For each kernel of the model, the pyopencl Program that has its entry."""
+
+    def build(source: str) -> Any:
+        if builder is None:
+            return programs.build(device, source, cache_dir)
+        return builder.submit(programs.build, device, source, cache_dir).result()
+
+    built: dict[int, Any] = {}
+    found = []
+    for kernel in model.kernels:
+        if kernel.source not in built:
+            built[kernel.source] = build(model.sources[kernel.source])
+        with driver_call(f"find kernel {kernel.entry!r}"):
+            fit.check_built(cl.Kernel(built[kernel.source], kernel.entry), kernel, device)
+        found.append(built[kernel.source])
+        progress(len(found), len(model.kernels))
+    return found

@@ -1,0 +1,204 @@
+"""A model's device memory: its buffers, and the host's way into them.
+
+Inputs and outputs are allocations of their own, and constants, which are uploaded once. Scratch and prepared
+buffers, and what lies within another, that begin where an allocation does are that allocation, whatever its
+size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer
+(docs/measurements.md).
+Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array, in
+memory that the driver can read itself, that lives as long as the model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.machine.devices import Device
+from honed.machine.opencl import cl, context, driver_call
+from honed.runtime.compiled.model import Buffer, Place, Preparation
+from honed.runtime.compiled.modelfile import ModelFile
+from honed.runtime.compiled.plan import allocations, constants_of
+from honed.runtime.compiled.within import bytes_of, family_of
+from honed.runtime.dtypes import dtype
+
+Array = NDArray[Any]
+_LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Memory from `start` (bytes) on in a pyopencl buffer that is an allocation."""
+
+    allocation: Any
+    start: int
+
+    def cut(self, offset: int, nbytes: int) -> Any:
+        """The pyopencl buffer of the bytes from `offset` on."""
+        start = self.start + offset
+        return self.allocation.get_sub_region(start, nbytes) if start else self.allocation
+
+
+class DeviceMemory:
+    """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
+
+    Constants that no inference reads (those of probes, and those that only preparation reads) stay in the
+    file and have None.
+    """
+
+    def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:
+        model = file.model
+        self._described = list(model.buffers)
+        self._shared = device.profile.limits.host_unified
+        self._staging: dict[int, Array] = {}
+        self._pending: list[Any] = []  # events of copies; pyopencl waits for one that is let go early
+        self._context = context(device.cl)
+        self._file = file
+        self._resident = constants_of(model, model.steps)
+        with driver_call("allocate the model's memory"):
+            self.buffers = self._allocate()
+        with driver_call("upload the model's constants"):
+            for index in self._resident:
+                self._upload(queue, index)
+
+    def close(self) -> None:
+        """Let go of all device memory."""
+        self.buffers = []
+        self._pending = []
+        self._staging = {}
+
+    def added(self, described: Buffer) -> int:
+        """The index of one buffer more, an allocation of its own; raises pyopencl's errors."""
+        flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
+        self._described.append(described)
+        self.buffers.append(self._allocated(described.nbytes, flags))
+        return len(self.buffers) - 1
+
+    @contextmanager
+    def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
+        """The constants that `step` of the preparation reads are there for the length of the block."""
+        lent = constants_of(self._file.model, (step,)) - self._resident
+        try:
+            for index in lent:
+                self.buffers[index] = self._allocated(self._described[index].nbytes)
+                self._upload(queue, index)
+            yield
+        finally:
+            for index in lent:
+                self.buffers[index] = None
+
+    @contextmanager
+    def written(self, queue: Any, index: int) -> Iterator[Array]:
+        """An array, its contents unspecified, that becomes the contents of buffer `index` after the block."""
+        described = self._described[index]
+        if described.nbytes == 0 or not self._shared:
+            array = self._staged(queue, index)
+            yield array
+            if described.nbytes:
+                self._pending.append(cl.enqueue_copy(queue, self.buffers[index], array, is_blocking=False))
+            return
+        array = self._map(queue, index, cl.map_flags.WRITE_INVALIDATE_REGION, blocking=True)
+        try:
+            yield array
+        finally:
+            _unmap(queue, array)
+
+    @contextmanager
+    def read(self, queue: Any, indices: tuple[int, ...]) -> Iterator[list[Array]]:
+        """The contents of buffers for the length of the block, after one wait for all of `queue`."""
+        arrays: list[Array] = []
+        mapped: list[Array] = []
+        try:
+            for index in indices:
+                if self._described[index].nbytes and self._shared:
+                    mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
+                    arrays.append(mapped[-1])
+                    continue
+                arrays.append(self._staged(queue, index))
+                if arrays[-1].size:
+                    copied = cl.enqueue_copy(queue, arrays[-1], self.buffers[index], is_blocking=False)
+                    self._pending.append(copied)
+            queue.finish()
+            self._pending.clear()
+            yield arrays
+        finally:
+            for array in mapped:
+                _unmap(queue, array)
+
+    def _map(self, queue: Any, index: int, flags: int, *, blocking: bool) -> Array:
+        described = self._described[index]
+        array: Array
+        array, _ = cl.enqueue_map_buffer(
+            queue,
+            self.buffers[index],
+            flags,
+            0,
+            described.shape,
+            dtype(described.dtype).numpy,
+            is_blocking=blocking,
+        )
+        return array
+
+    def _staged(self, queue: Any, index: int) -> Array:
+        array = self._staging.get(index)
+        if array is None:
+            described = self._described[index]
+            numpy = dtype(described.dtype).numpy
+            if not described.nbytes:
+                array = np.empty(described.shape, numpy)
+            else:
+                host = self._allocated(described.nbytes, cl.mem_flags.ALLOC_HOST_PTR)
+                both = cl.map_flags.READ | cl.map_flags.WRITE
+                array, _ = cl.enqueue_map_buffer(queue, host, both, 0, described.shape, numpy)
+            self._staging[index] = array
+        return array
+
+    def _allocate(self) -> list[Any]:
+        flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
+        held = self._section("scratch") | self._section("prepared")
+        for index, described in enumerate(self._described):
+            resident = described.place != "constant" or index in self._resident
+            if index not in held and described.within is None and resident:
+                held[index] = _Stretch(self._allocated(described.nbytes, flags), 0)
+        cut: dict[tuple[int, int, int], Any] = {}
+        buffers: list[Any] = []
+        for index in range(len(self._described)):
+            stretch = held.get(family_of(self._described, index))
+            if stretch is None:
+                buffers.append(None)
+                continue
+            span = bytes_of(self._described, index)
+            lies = id(stretch.allocation), stretch.start + span.start, len(span)
+            if lies not in cut:
+                cut[lies] = stretch.cut(span.start, len(span))
+            buffers.append(cut[lies])
+        return buffers
+
+    def _section(self, place: Place) -> dict[int, _Stretch]:
+        """Where buffers of the section lie that are not empty; those that overlap are in one allocation."""
+        ranges = allocations(self._described, place)
+        wholes = [self._allocated(len(lies)) for lies in ranges]
+        starts = [lies.start for lies in ranges]
+        found: dict[int, _Stretch] = {}
+        for index, b in enumerate(self._described):
+            if b.place == place and b.within is None and b.nbytes:
+                at = bisect_right(starts, b.offset) - 1
+                found[index] = _Stretch(wholes[at], b.offset - starts[at])
+        return found
+
+    def _allocated(self, nbytes: int, flags: int = 0) -> Any:
+        return cl.Buffer(self._context, cl.mem_flags.READ_WRITE | flags, max(nbytes, _LEAST_BYTES))
+
+    def _upload(self, queue: Any, index: int) -> None:
+        if self._described[index].nbytes:
+            cl.enqueue_copy(queue, self.buffers[index], self._file.constant(index))
+
+
+def _unmap(queue: Any, array: Array) -> None:
+    region: Any = array.base
+    region.release(queue)

@@ -1,0 +1,89 @@
+"""What the process that runs parts of models is asked for, and what it answers: the contract of both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from honed.protocol.params import Data
+from honed.protocol.wire import FrameLimits
+from honed.runtime.compiled.model import PartTensor
+
+LOAD, RUN, UNLOAD, SHARE = "LoadPart", "RunParts", "UnloadPart", "ShareMemory"
+ALIGN = 64  # bytes; where tensors in shared memory start
+FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPart:
+    """Hold the ONNX file that comes along, as `part`, which takes `inputs`; the answer is empty."""
+
+    part: int
+    inputs: tuple[PartTensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadPart:
+    """Let go of it; the answer is empty."""
+
+    part: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMemory:
+    """Map the memory that comes along, in place of any before; the answer is empty."""
+
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class SizesToStopAt:
+    """Sizes of a part for which something else is to run it, as in `honed.runtime.compiled.model.Form`."""
+
+    part: int
+    sizes: tuple[int, ...]
+    least: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunParts:
+    """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
+
+    The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
+    placed there, too, from `room` on, where there is enough. Before a part that meets sizes of `stops` they
+    are left.
+    """
+
+    parts: tuple[int, ...]
+    inputs: tuple[PartTensor, ...]
+    wanted: tuple[str, ...]
+    stops: tuple[SizesToStopAt, ...] = ()
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+    room: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PartsRan:
+    """How many of the parts ran, in how many nanoseconds, and for each the sizes it met, that left out, too.
+
+    `outputs` are of those that were made what is wanted, or read by the parts that did not run; their data as
+    in `RunParts`.
+    """
+
+    done: int
+    ns: int
+    sizes: tuple[tuple[int, ...], ...]
+    outputs: tuple[PartTensor, ...]
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+
+
+def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
+    """Places for so many bytes each, one after the other from `start` on, and where the last ends."""
+    places = []
+    for size in sizes:
+        start = -(-start // ALIGN) * ALIGN
+        places.append(start)
+        start += size
+    return tuple(places), start

@@ -1,0 +1,169 @@
+"""Whether outputs are right: comparison with a reference, and the probes a `.honed` file carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol.errors import InvalidArgument
+from honed.runtime.compiled.model import Probe
+
+from .executor import Executor
+
+Array = NDArray[Any]
+# Of what the CPU engine computes on the reference's own values, by the same library, in another order.
+BEHIND_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far an output is from its reference.
+
+    `error` is the largest |difference| over the largest finite |reference value| (over 1 where that is 0);
+    infinite where NaN or an infinity stands on one side only. `index` is the worst element, `expected` and
+    `found` its values; they are (), 0 and 0 where the output has no elements.
+    """
+
+    output: str
+    error: float
+    tolerance: float
+    index: tuple[int, ...]
+    expected: float
+    found: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"output {self.output!r} differs by {self.error:.3g} of its range where {self.tolerance:.3g} is "
+            f"allowed, most at {list(self.index)}: {self.found:.9g} instead of {self.expected:.9g}"
+        )
+
+
+def compare(reference: Array, actual: Array, tolerance: float, output: str = "") -> Difference:
+    """The difference between two arrays of the same dtype and shape; raises InvalidArgument for others.
+
+    NaN must stand where the reference has NaN, and each infinity where it has that infinity. A `tolerance`
+    of 0 asks for equality. `output` is the name that messages show.
+    """
+    if reference.dtype != actual.dtype or reference.shape != actual.shape:
+        raise InvalidArgument(
+            f"{actual.dtype}{list(actual.shape)} cannot be compared with a reference of "
+            f"{reference.dtype}{list(reference.shape)}"
+        )
+    if reference.size == 0:
+        return Difference(output=output, error=0.0, tolerance=tolerance, index=(), expected=0.0, found=0.0)
+    errors = _errors(reference, actual)
+    worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    return Difference(
+        output=output,
+        error=float(errors[worst]),
+        tolerance=tolerance,
+        index=tuple(int(i) for i in worst),
+        expected=float(reference[worst]),
+        found=float(actual[worst]),
+    )
+
+
+def check_probes(executor: Executor) -> tuple[Difference, ...]:
+    """Run every probe of the executor's file: one Difference for each probe and output, in that order.
+
+    Raises as `Executor.run` does. A file without probes gives ().
+    """
+    proof = executor.model.proof
+    return tuple(found for probe in (proof.probes if proof else ()) for found in check_probe(executor, probe))
+
+
+def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
+    """Run one probe of the executor's file: one Difference for each output of its steps.
+
+    Raises as `Executor.run` does.
+    """
+    outputs, known = executor.run_compiled(_inputs(executor, probe)), _known(executor, probe)
+    return tuple(
+        compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
+        for tensor, tolerance in zip(executor.model.outputs, probe.tolerance, strict=True)
+    )
+
+
+def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
+    """Run the parts behind all steps on what the reference gives for these: their Differences.
+
+    What they choose may hang on a rounding, so the CPU engine runs them all, which rounds as the reference
+    does; forms have probes of their own. They must run on what the steps give here, too. Raises as
+    `Executor.run` does.
+    """
+    behind = executor.model.made_behind
+    if not behind:
+        return ()
+    inputs = _inputs(executor, probe)
+    executor.run(inputs)
+    if not probe.behind:
+        return ()
+    made = executor.run_behind(_known(executor, probe), inputs, forms=False)
+    return tuple(
+        _like(executor.file.constant(index), made[tensor.name], tensor.name)
+        for tensor, index in zip(behind, probe.behind, strict=True)
+    )
+
+
+def probe_count(executor: Executor) -> int:
+    """How many probes its file has, those of forms of its parts among them."""
+    return len(_probes(executor))
+
+
+def check_numbered(executor: Executor, number: int) -> tuple[Difference, ...]:
+    """Run one of these: the Differences of what its steps give, and of what follows behind."""
+    of, probe = _probes(executor)[number]
+    return *check_probe(of, probe), *check_behind(of, probe)
+
+
+def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
+    """All probes, and what each is of."""
+    proof = executor.model.proof
+    own = [(executor, probe) for probe in (proof.probes if proof is not None else ())]
+    return [*own, *(found for form in executor.forms for found in _probes(form))]
+
+
+def _inputs(executor: Executor, probe: Probe) -> dict[str, Array]:
+    tensors = zip(executor.model.inputs, probe.inputs, strict=True)
+    return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
+
+
+def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
+    """What the reference gives for the outputs of the steps."""
+    tensors = zip(executor.model.outputs, probe.outputs, strict=True)
+    return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
+
+
+def _like(reference: Array, made: Array, output: str) -> Difference:
+    """The difference of an output whose shape may be another, which is infinitely far off."""
+    tolerance = BEHIND_TOLERANCE if reference.dtype.kind == "f" else 0.0
+    if reference.shape == made.shape:
+        return compare(reference, made, tolerance, output)
+    return Difference(
+        output=output,
+        error=float("inf"),
+        tolerance=tolerance,
+        index=(),
+        expected=reference.size,
+        found=made.size,
+    )
+
+
+def _errors(reference: Array, actual: Array) -> Array:
+    """For each element its |difference| over the reference's scale, as float64."""
+    expected, found = reference.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(expected) & np.isfinite(found)
+    scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))) or 1.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.where(finite, np.abs(found - expected) / scale, np.inf)
+    same = (reference == actual) | (np.isnan(expected) & np.isnan(found))
+    # 64-bit integers that differ can be one float64; whatever is not equal must not pass as equal.
+    return np.where(same, 0.0, np.maximum(errors, np.nextafter(0.0, 1.0)))

@@ -1,0 +1,164 @@
+"""Where the time of an inference goes, kernel by kernel, and how near each is to what the device can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from honed.machine import bounds
+from honed.machine.opencl import event_seconds
+from honed.machine.profile import DevicePeaks
+from honed.protocol.results import ProfiledRow
+from honed.runtime.compiled.model import CompiledModel, Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A command of a timed inference and when the host enqueued it, in seconds; `kernel` None: a copy."""
+
+    kernel: int | None
+    event: Any
+    began: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A host call of a timed inference, and when it ran, in seconds."""
+
+    function: str
+    began: float
+    done: float
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What a timed inference notes as it goes; the host's times are those of time.perf_counter."""
+
+    queue: Any  # that it runs in: one that profiles
+    device: list[Enqueued] = field(default_factory=list)
+    host: list[Called] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A command or a host call in time, in microseconds since the inference began.
+
+    `name` is that of its row in the profile. The host took from `host_us` to `host_end_us`, for a command to
+    enqueue it; the device computed it from `device_us` to `device_end_us` (None for a host call). The
+    device's clock is set to the host's by when the first command was enqueued.
+    """
+
+    name: str
+    host_us: float
+    host_end_us: float
+    device_us: float | None
+    device_end_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceProfile:
+    """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host.
+
+    What `whole_us` has above `sum_us` are gaps between launches and the host's work at both ends.
+    """
+
+    kernels: tuple[ProfiledRow, ...]
+    launches: int
+    sum_us: float
+    whole_us: float
+    spans: tuple[Span, ...]  # as they were enqueued and called
+
+
+@dataclass(slots=True)
+class _Row:
+    kernel: Kernel | None
+    kind: Literal["kernel", "copy", "host"]
+    count: int = 0
+    seconds: float = 0.0
+
+
+def summarise(
+    timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, began: float, whole_s: float
+) -> InferenceProfile:
+    """The profile of a finished inference, begun at `began` (s), whose events are all complete."""
+    rows: dict[str, _Row] = {}
+    for command in timeline.device:
+        kernel = None if command.kernel is None else model.kernels[command.kernel]
+        row = rows.setdefault(_name(command, model), _Row(kernel, "kernel" if kernel else "copy"))
+        row.count += 1
+        row.seconds += event_seconds(command.event)
+    for call in timeline.host:
+        row = rows.setdefault(f"({call.function})", _Row(None, "host"))
+        row.count += 1
+        row.seconds += call.done - call.began
+    total = sum(row.seconds for row in rows.values())
+    timings = [_timing(name, row, total, peaks) for name, row in rows.items()]
+    return InferenceProfile(
+        kernels=tuple(sorted(timings, key=lambda timing: -timing.us)),
+        launches=sum(command.kernel is not None for command in timeline.device),
+        sum_us=total * 1e6,
+        whole_us=whole_s * 1e6,
+        spans=tuple(_spans(timeline, model, began)),
+    )
+
+
+def _name(command: Enqueued, model: CompiledModel) -> str:
+    """The name of a command's row."""
+    return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
+
+
+def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]:
+    """What was enqueued and called, in that order."""
+
+    def since(seconds: float) -> float:
+        return (seconds - began) * 1e6
+
+    found = [
+        Span(
+            name=f"({call.function})",
+            host_us=since(call.began),
+            host_end_us=since(call.done),
+            device_us=None,
+            device_end_us=None,
+        )
+        for call in timeline.host
+    ]
+    if timeline.device:
+        first = timeline.device[0]
+        offset = since(first.began) - first.event.profile.queued * 1e-3
+        found += [
+            Span(
+                name=_name(command, model),
+                host_us=since(command.began),
+                host_end_us=since(command.done),
+                device_us=command.event.profile.start * 1e-3 + offset,
+                device_end_us=command.event.profile.end * 1e-3 + offset,
+            )
+            for command in timeline.device
+        ]
+    return sorted(found, key=lambda span: span.host_us)
+
+
+def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
+    """The least time one launch can take by the device's peaks; 0 where its work is not known."""
+    half = any(arg.dtype == "float16" for arg in kernel.args)
+    return bounds.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
+
+
+def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> ProfiledRow:
+    kernel, taken = row.kernel, row.seconds
+    known = kernel is not None and taken > 0
+    least = roofline_seconds(kernel, peaks) * row.count if kernel and peaks and known else 0.0
+    return ProfiledRow(
+        name=name,
+        kind=row.kind,
+        task=kernel.task if kernel else "",
+        schedule=kernel.schedule if kernel else "",
+        count=row.count,
+        us=taken * 1e6,
+        share=taken / total if total else 0.0,
+        gflops=kernel.flops * row.count / taken * 1e-9 if kernel and known else None,
+        gbs=kernel.bytes * row.count / taken * 1e-9 if kernel and known else None,
+        peak_share=least / taken if least else None,
+    )

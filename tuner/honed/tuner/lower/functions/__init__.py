@@ -1,0 +1,1 @@
+"""Operators to fused functions of TIR."""

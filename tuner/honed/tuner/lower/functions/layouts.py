@@ -1,0 +1,397 @@
+"""Regions of the graph around convolutions are computed on blocked tensors; see `blocked`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import ir, relax, topi
+from tvm.ir import IRModule
+
+from honed.machine.profile import DeviceProfile
+
+from .blocked import Convolution, block, blocked_shape, blocking, concatenated, unblocking
+from .strided import extents, is_fixed
+from .views import INJECTIVE, PRODUCT
+
+_DTYPE = "float32"
+_BYTES = 4
+_LAYOUT = "NCHW"
+_LAUNCH = 1 << 17  # bytes that move in the time of a launch
+# Of zeros they make no infinities, so what fills up the last block stays finite.
+_UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"})
+_BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
+_DIVIDE = "relax.divide"
+_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
+_REDUCTIONS = frozenset({"relax.mean", "relax.sum", "relax.max", "relax.min"})
+_POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
+
+
+def block_lanes(profile: DeviceProfile) -> int:
+    """How many channels a block has on a device; 0 where blocks do not pay.
+
+    They do on processors, whose vectors are long (docs/graph.md).
+    """
+    return profile.rules.max_vector_bytes // _BYTES if profile.family.blocks_of_channels else 0
+
+
+def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
+    """A Relax module in which convolutions, and what surrounds them, are computed in blocks of channels.
+
+    Besides, by each variable of the new module, the one whose operator it holds the result of.
+    """
+    main = module["main"]
+    if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
+        return module, {}
+    bindings = [binding for one in main.body.blocks for binding in one.bindings]
+    chosen = _chosen(bindings, main.body.body, lanes)
+    if not chosen:
+        return module, {}
+    others = {name: func for name, func in module.functions.items() if name.name_hint != "main"}
+    writer = _Writer(relax.BlockBuilder(IRModule(others)), lanes, chosen)
+    return writer.written(main, bindings), writer.origin
+
+
+def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
+    """The variables whose values are to be blocked: regions of those that can be, where that pays."""
+    found: set[relax.Var] = set()
+    regions = _Regions()
+    for binding in bindings:
+        call = binding.value
+        convolution = able = None
+        if isinstance(call, relax.Call) and _is_image(binding.var):
+            convolution = _convolution(call, found, lanes)
+            able = convolution is not None or _follows(call, found, lanes)
+        given = list(_variables(call))
+        if able:
+            found.add(binding.var)
+            regions.join(binding.var, [one for one in given if one in found])
+        if convolution is not None:
+            regions.gain(binding.var, _saved(call, convolution))
+            if convolution.depthwise and call.args[0] not in found:
+                regions.border(binding.var, call.args[0])
+        for one in given:
+            if not able and one in found:
+                regions.border(one, one)
+    for one in _variables(result):
+        if one in found:
+            regions.border(one, one)
+    return regions.paying(lanes)
+
+
+def _saved(call: relax.Call, what: Convolution) -> int:
+    """Bytes that a convolution moves less when its channels lie in blocks.
+
+    No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
+    """
+    image = _nbytes(call.args[0]) if what.depthwise or (what.blocked and any(what.padding)) else 0
+    return _nbytes(call) + (2 * image + _LAUNCH if image else 0)
+
+
+def _lies_alike(var: relax.Var, lanes: int) -> bool:
+    """Whether a value lies in memory as it does in blocks."""
+    _, channels, *rest = extents(var)
+    return math.prod(rest) == 1 and channels % lanes == 0
+
+
+def _nbytes(expr: relax.Expr) -> int:
+    return math.prod(extents(expr)) * _BYTES
+
+
+def _variables(expr: relax.Expr) -> Iterator[relax.Var]:
+    """What an expression that is bound reads."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.Call):
+        for argument in expr.args:
+            yield from _variables(argument)
+    elif isinstance(expr, relax.Tuple):
+        for one in expr.fields:
+            yield from _variables(one)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from _variables(expr.tuple_value)
+
+
+@dataclass
+class _Regions:
+    """Blocked values by which read each other, with what each region gains and what its borders move."""
+
+    parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
+    gained: Counter[relax.Var] = field(default_factory=Counter)
+    borders: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by what is moved, where
+
+    def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
+        """A value is of the region of those it is made of, which become one."""
+        self.parents[var] = var
+        for other in others:
+            root = self._root(other)
+            if root is not self._root(var):
+                self.parents[root] = self._root(var)
+
+    def gain(self, var: relax.Var, nbytes: int) -> None:
+        """So many bytes are moved less in the region of a value."""
+        self.gained[var] += nbytes
+
+    def border(self, var: relax.Var, moved: relax.Var) -> None:
+        """A value is moved into the region of `var`, or out of it."""
+        self.borders[moved] = var
+
+    def paying(self, lanes: int) -> set[relax.Var]:
+        """The values of regions that gain more than their borders take."""
+        left = Counter[relax.Var]()
+        for one, nbytes in self.gained.items():
+            left[self._root(one)] += nbytes
+        for moved, at in self.borders.items():
+            if not _lies_alike(moved, lanes):
+                left[self._root(at)] -= 2 * _nbytes(moved) + _LAUNCH
+        return {var for var in self.parents if left[self._root(var)] > 0}
+
+    def _root(self, var: relax.Var) -> relax.Var:
+        while self.parents[var] is not var:
+            var = self.parents[var]
+        return var
+
+
+def _is_image(expr: relax.Expr) -> bool:
+    """Whether a value has images and channels, of a type that is computed in lanes."""
+    return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) == _DTYPE
+
+
+def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Convolution | None:
+    """The convolution that a call is, where it can be computed so."""
+    if str(getattr(call.op, "name", "")) != "relax.nn.conv2d":
+        return None
+    image, weights = call.args
+    attrs = call.attrs
+    known = is_fixed(image) and isinstance(weights, ir.GenericConst)
+    if not known or any(str(one.ty.dtype) != _DTYPE for one in (image, weights, call)):
+        return None
+    if attrs.data_layout != _LAYOUT or attrs.out_layout != _LAYOUT or attrs.kernel_layout != "OIHW":
+        return None
+    outputs, inputs, *window = extents(weights)
+    depthwise = inputs == 1 and int(attrs.groups) == outputs == extents(image)[1]
+    if not depthwise and int(attrs.groups) != 1:
+        return None
+    above, left, below, right = (int(n) for n in attrs.padding)
+    return Convolution(
+        channels=outputs,
+        depthwise=depthwise,
+        blocked=depthwise or image in blocked,
+        window=(window[0], window[1]),
+        strides=(int(attrs.strides[0]), int(attrs.strides[1])),
+        dilation=(int(attrs.dilation[0]), int(attrs.dilation[1])),
+        padding=(above, left, below, right),
+        lanes=lanes,
+    )
+
+
+def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
+    """Whether a call can be computed of blocked tensors, and is given such."""
+    name = str(getattr(call.op, "name", ""))
+    if name in _BINARY or name == _DIVIDE:
+        return _is_elementwise(call, blocked, divides=name == _DIVIDE)
+    given = call.args[0] if call.args else None
+    if name == "relax.concat" and isinstance(given, relax.Tuple):
+        return _joins(call, given, blocked, lanes)
+    if given is None or given not in blocked:
+        return False
+    before, after = extents(given), extents(call)
+    if name in _UNARY:
+        return True
+    if name in _POOLS:
+        return bool(call.attrs.layout == call.attrs.out_layout == _LAYOUT)
+    if name in _REDUCTIONS:
+        axes = call.attrs.axis
+        return axes is not None and all(int(n) % len(before) >= 2 for n in axes)
+    if name in ("relax.reshape", "relax.broadcast_to"):
+        return before[:2] == after[:2] and (name == "relax.reshape" or len(before) == len(after))
+    if name == "relax.nn.pad":
+        return not any(int(n) for n in call.attrs.pad_width[:4]) and math.isfinite(call.attrs.pad_value)
+    return False
+
+
+def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool) -> bool:
+    """Whether all operands are blocked, or constants; divisors are always constants."""
+    shape = extents(call)
+    values = [one for one in call.args if not isinstance(one, ir.GenericConst)]
+    if not values or (divides and isinstance(call.args[0], ir.GenericConst)) or (divides and len(values) > 1):
+        return False
+    alike = (len(extents(one)) == len(shape) and extents(one)[:2] == shape[:2] for one in values)
+    if not all(one in blocked for one in values) or not all(alike):
+        return False
+    bounds = str(call.op.name) in _BOUNDS
+    constants = [one.value.numpy() for one in call.args if isinstance(one, ir.GenericConst)]
+    return all(
+        one.ndim <= len(shape) and (bounds or np.isfinite(one).all()) and not (divides and (one == 0).any())
+        for one in constants
+    )
+
+
+def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
+    axis = int(call.attrs.axis) % len(extents(call))
+    if axis == 0 or any(field not in blocked for field in given.fields):
+        return False
+    return axis > 1 or concatenated([extents(field)[1] for field in given.fields], lanes)
+
+
+@dataclass
+class _Writer:
+    """Writes `main` anew. `plain` and `blocked` have the new forms of the old values, as far as needed."""
+
+    builder: relax.BlockBuilder
+    lanes: int
+    chosen: set[relax.Var]
+    plain: dict[relax.Expr, relax.Expr] = field(default_factory=dict)
+    blocked: dict[relax.Expr, relax.Expr] = field(default_factory=dict)
+    origin: dict[relax.Var, relax.Var] = field(default_factory=dict)
+
+    def written(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
+        """The module with `main`, which the builder's has not."""
+        params = list(main.params)
+        self.plain.update(zip(params, params, strict=True))
+        with self.builder.function("main", params, attrs=dict(main.attrs or {})):
+            with self.builder.dataflow():
+                for binding in bindings:
+                    self._bind(binding.var, binding.value)
+                result = self.builder.emit_output(self.as_plain(main.body.body))
+            self.builder.emit_func_output(result)
+        return relax.transform.DeadCodeElimination()(self.builder.get())
+
+    def as_plain(self, expr: relax.Expr) -> relax.Expr:
+        """What an old expression that computes nothing is, unblocked."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self.as_plain(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self.as_plain(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Var) and expr not in self.plain:
+            self.plain[expr] = self._unblocked(expr)
+        return self.plain.get(expr, expr)
+
+    def as_blocked(self, expr: relax.Expr) -> relax.Expr:
+        """What an old variable is, blocked."""
+        if expr not in self.blocked:
+            lanes = self.lanes
+            made = self.builder.call_te(
+                lambda plain: blocking(plain, lanes),
+                self.as_plain(expr),
+                primfunc_name_hint="block",
+                primfunc_attrs=dict(INJECTIVE),
+            )
+            self.blocked[expr] = self.builder.emit(made)
+        return self.blocked[expr]
+
+    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
+        if not isinstance(value, relax.Call):
+            self.plain[var] = self.as_plain(value)
+            return
+        if var in self.chosen:
+            made = self.builder.emit(self._computed(value))
+            self.blocked[var] = made
+        else:
+            arguments = [self.as_plain(argument) for argument in value.args]
+            made = self.builder.emit(relax.Call(value.op, arguments, value.attrs, value.ty_args))
+            self.plain[var] = made
+        self.origin[made] = var
+
+    def _computed(self, call: relax.Call) -> relax.Expr:
+        """A call of blocked tensors."""
+        name, lanes = str(call.op.name), self.lanes
+        convolution = _convolution(call, self.chosen, lanes)
+        if convolution is not None:
+            return self._convolved(call, convolution)
+        if name in _BINARY or name == _DIVIDE:
+            fill = 1.0 if name == _DIVIDE else 0.0
+            rank = len(extents(call))
+            operands = [
+                _constant(one, rank, lanes, fill)
+                if isinstance(one, ir.GenericConst)
+                else self.as_blocked(one)
+                for one in call.args
+            ]
+            return relax.Call(call.op, operands, call.attrs)
+        if name == "relax.concat":
+            axis = int(call.attrs.axis) % len(extents(call))
+            return relax.op.concat([self.as_blocked(one) for one in call.args[0].fields], axis=axis)
+        given = self.as_blocked(call.args[0])
+        if name in _UNARY:
+            return relax.Call(call.op, [given], call.attrs)
+        if name in _POOLS:
+            return self._pooled(call, given)
+        if name in _REDUCTIONS:
+            rank = len(extents(call.args[0]))
+            axes = [int(axis) % rank for axis in call.attrs.axis]
+            return _REDUCE[name](given, axes, bool(call.attrs.keepdims))
+        shape = blocked_shape(extents(call), lanes)
+        if name == "relax.reshape":
+            return relax.op.reshape(given, shape)
+        if name == "relax.broadcast_to":
+            return relax.op.broadcast_to(given, shape)
+        widths = [*(int(n) for n in call.attrs.pad_width), 0, 0]
+        return relax.op.nn.pad(given, widths, call.attrs.pad_mode, float(call.attrs.pad_value))
+
+    def _convolved(self, call: relax.Call, what: Convolution) -> relax.Expr:
+        image, weights = call.args
+        given = self.as_blocked(image) if what.blocked else self.as_plain(image)
+        constant = relax.const(what.weights(weights.value.numpy()))
+        return self.builder.call_te(
+            what.compute,
+            given,
+            constant,
+            primfunc_name_hint="conv2d",
+            primfunc_attrs=dict(PRODUCT),
+        )
+
+    def _pooled(self, call: relax.Call, given: relax.Expr) -> relax.Expr:
+        attrs = call.attrs
+        layout = f"{_LAYOUT}{self.lanes}c"
+        return self.builder.call_te(
+            topi.nn.pool2d,
+            given,
+            kernel=[int(n) for n in attrs.pool_size],
+            stride=[int(n) for n in attrs.strides],
+            dilation=[int(n) for n in attrs.dilation],
+            padding=[int(n) for n in attrs.padding],
+            pool_type="max" if call.op.name == "relax.nn.max_pool2d" else "avg",
+            ceil_mode=bool(attrs.ceil_mode),
+            layout=layout,
+            count_include_pad=bool(attrs.count_include_pad),
+            primfunc_name_hint="pool",
+        )
+
+    def _unblocked(self, var: relax.Var) -> relax.Expr:
+        shape = extents(var)
+        given = self.blocked[var]
+        if _lies_alike(var, self.lanes):
+            made = self.builder.lookup_binding(given)
+            if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
+                given = made.args[0]  # one reshape is a view, two are a kernel
+            return self.builder.emit(relax.op.reshape(given, shape))
+        made = self.builder.call_te(
+            lambda blocked: unblocking(blocked, shape[1]),
+            given,
+            primfunc_name_hint="unblock",
+            primfunc_attrs=dict(INJECTIVE),
+        )
+        return self.builder.emit(made)
+
+
+_REDUCE: Mapping[str, Callable[..., relax.Expr]] = {
+    "relax.mean": relax.op.mean,
+    "relax.sum": relax.op.sum,
+    "relax.max": relax.op.max,
+    "relax.min": relax.op.min,
+}
+
+
+def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:
+    """A constant operand of something elementwise of `rank` axes, in blocks where it differs by channel."""
+    array = constant.value.numpy()
+    if array.size == 1:
+        return relax.const(array.reshape(()))
+    aligned = array.reshape((1,) * (rank - array.ndim) + array.shape)
+    if aligned.shape[1] == 1:
+        return relax.const(np.ascontiguousarray(aligned[..., np.newaxis]))
+    return relax.const(block(aligned, lanes, fill))

@@ -1,0 +1,140 @@
+"""Relax operators to fused PrimFuncs."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, te, tirx, topi
+from tvm.ir import IRModule
+
+from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.target import alignment_of, target_for
+
+from .apart import set_moves_apart
+from .convolutions import legalisations
+from .dots import multiply_bytes
+from .joining import Joins, join_functions, never
+from .layouts import block_channels, block_lanes
+from .reductions import assign_single_elements
+from .tracing import Traced, trace
+from .views import annotate_views, read_by_strides
+
+# Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
+HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
+# Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
+# that are joined, and sliced and joined again, takes minutes to compile.
+MOST_FUSED = 64
+_SATURATED = 3.55
+# Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
+_NUMERATOR = (
+    -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+    -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
+)  # fmt: skip
+_DENOMINATOR = (
+    -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)  # fmt: skip
+
+
+def legalize(
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
+    in_place: bool = True,
+) -> IRModule:
+    """`main` as calls of fused functions; see `legalize_traced`."""
+    return legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)[0]
+
+
+def legalize_traced(
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
+    in_place: bool = True,
+) -> tuple[IRModule, Traced]:
+    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
+
+    Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
+    `blocked` channels lie as in the model; without `in_place`, or where parts of buffers cost a device more
+    than launches, nothing is kept from being fused so that it can be in place. Constants are not folded here:
+    TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
+    The variables of what each call computes are those of the module given.
+    """
+    with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
+        simple = multiply_bytes(_simplified()(module), profile)
+        strided, written = read_by_strides(simple) if views else (simple, {})
+        laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
+        plain = annotate_views(_legalised(profile)(laid_out))
+        if in_place and profile.family.parts_of_buffers:
+            plain = set_moves_apart(plain, laid_out, alignment_of(profile))
+        grouped = relax.transform.FuseOps()(plain)
+        fused = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(grouped))
+        joined, parts = join_functions(assign_single_elements(fused), joins)
+    traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
+    for var, made in trace(plain["main"], grouped).items():
+        moved = ((written.get(o), o) for o in (origin.get(m, m) for m in made))
+        traced[var] = tuple(one for pair in moved for one in pair if one is not None)
+    return joined, traced | {
+        var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
+    }
+
+
+def _simplified() -> tvm.transform.Pass:
+    steps = relax.transform
+    return tvm.transform.Sequential(
+        [
+            steps.DecomposeOpsForInference(),
+            steps.CanonicalizeBindings(),
+            steps.EliminateCommonSubexpr(),
+        ]
+    )
+
+
+def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
+    rules = {"relax.erf": _erf, **legalisations(profile)}
+    steps = relax.transform
+    return tvm.transform.Sequential(
+        [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]
+    )
+
+
+def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Erf as a rational function of basic operations, but for doubles.
+
+    Drivers' own erf is slow and TVM does not vectorise calls of it.
+    """
+    argument = call.args[0]
+    wide = str(argument.ty.dtype) == "float64"
+    return builder.call_te(topi.erf if wide else _rational_erf, argument, primfunc_name_hint="erf")
+
+
+def _rational_erf(x: te.Tensor) -> te.Tensor:
+    """Erf of halves or singles, computed in singles: halves cannot hold the coefficients.
+
+    Absolute error at most 5.2e-7 (measured over [-6, 6]); exactly -1 or 1 beyond _SATURATED, where the
+    quotient would soon round to numbers outside [-1, 1]; NaN for NaN.
+    """
+
+    def value(*indices: tirx.Var) -> tirx.PrimExpr:
+        given = x(*indices).astype("float32")
+        square = given * given
+        quotient = given * _polynomial(square, _NUMERATOR) / _polynomial(square, _DENOMINATOR)
+        one = tirx.const(1.0, "float32")
+        # Comparisons with NaN are false, so it takes the quotient, which is NaN too.
+        above = tirx.Select(given >= _SATURATED, one, quotient)
+        return tirx.Select(given <= -_SATURATED, -one, above).astype(x.dtype)
+
+    return te.compute(x.shape, value, name="erf", tag=topi.tag.ELEMWISE)
+
+
+def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:
+    """Horner's rule, the highest power first."""
+    found = tirx.const(coefficients[0], "float32")
+    for coefficient in coefficients[1:]:
+        found = found * x + tirx.const(coefficient, "float32")
+    return found

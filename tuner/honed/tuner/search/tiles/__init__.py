@@ -1,0 +1,1 @@
+"""Tables of good numbers, one module for the sketches of a kind."""
