@@ -29,9 +29,9 @@ WAYS: Final = {
     "From a draw to a new version": "a candidate",
 }
 _SHORT: Final = {  # folders as the page has them, by their first part
-    **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile"), "runtime/honed/"),
-    **dict.fromkeys(("bridge", "frigate", "http"), "bridges/honed/"),
-    **dict.fromkeys(("daemon", "cpu"), "daemon/honed/"),
+    **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
+    **dict.fromkeys(("bridge", "frigate", "http", "hub"), "bridges/honed/"),
+    **dict.fromkeys(("daemon", "cpu", "tool"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }
 _NAMED: Final = "files that the page names on the way of"
@@ -203,6 +203,33 @@ def cycles(house: House, *, deferred: bool = False) -> list[str]:
         - {module.name}
         for module in house.modules
     }
+    return _circles(imports)
+
+
+def package_cycles(house: House) -> list[str]:
+    """Groups of packages that import each other, by any import. What lies beside packages stands for itself."""
+    known = {module.name for module in house.modules}
+    imports: dict[str, set[str]] = defaultdict(set)
+    for module in house.modules:
+        for node in _imports(module, deferred=True):
+            for found in _imported(module, node, known):
+                one, other = _apart(module.name.split("."), found.split("."))
+                if not f"{one}.".startswith(f"{other}.") and not f"{other}.".startswith(f"{one}."):
+                    imports[one].add(other)
+                    imports.setdefault(other, set())
+    return _circles(imports)
+
+
+def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """Where two modules part: the packages or modules below the innermost package that holds both."""
+    shared = 0
+    while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+        shared += 1
+    return ".".join(one[: shared + 1]), ".".join(other[: shared + 1])
+
+
+def _circles(imports: Mapping[str, set[str]]) -> list[str]:
+    """Groups of names that reach each other."""
     reached = {name: _reached(name, imports) for name in imports}
     groups = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -271,6 +298,7 @@ def figures(house: House) -> Iterator[tuple[str, int | list[str]]]:
         "callbacks (`on_...` attributes)": callbacks,
         "import cycles": cycles,
         "import cycles, with imports in functions and for types": lambda house: cycles(house, deferred=True),
+        "import cycles of packages": package_cycles,
         f"functions over {LONG_FUNCTION} lines": long_functions,
         f"files over {LONG_FILE} lines": long_files,
         f"folders over {FULL_FOLDER} files": full_folders,

@@ -82,6 +82,23 @@ def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
     assert house.cycles(SMALL, deferred=True) == ["honed.daemon.one, honed.daemon.three, honed.daemon.two"]
 
 
+def test_packages_that_import_each_other_are_found() -> None:
+    def package(**texts: str) -> House:
+        files = (f"tuner/honed/{name.replace('__', '/')}.py" for name in texts)
+        return House(tuple(map(Module, files, texts.values())), "")
+
+    apart = {"a__one": "from honed.b.two import x\n", "b__two": "", "b__three": "from honed.b import two\n"}
+    assert house.package_cycles(package(**apart)) == []
+    back = {**apart, "b__three": "def f():\n    from honed.a import four\n", "a__four": ""}
+    assert house.package_cycles(package(**back)) == ["honed.a, honed.b"]
+
+
+def test_no_packages_of_this_house_import_each_other_and_no_folder_is_full() -> None:
+    here = house.from_checkout(ROOT)
+    assert house.package_cycles(here) == []
+    assert house.full_folders(here) == []
+
+
 def test_a_function_is_long_from_41_lines_on() -> None:
     def function(lines: int) -> House:
         return House((Module("tuner/honed/f.py", "def f():\n" + "    1\n" * (lines - 1)),), "")

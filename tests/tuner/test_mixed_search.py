@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.tuner.mixed.halves import Keep
+from honed.tuner.halves import Keep
 from honed.tuner.mixed.search import Error, KeptOperators, PrecisionTrials, search
 
 BOUND = 1.0

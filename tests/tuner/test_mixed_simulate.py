@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
+from honed.tuner.halves import Keep
 from honed.tuner.mixed import products
 from honed.tuner.mixed.child import BOUND, PrecisionAnswer, decided
-from honed.tuner.mixed.halves import Keep
 from honed.tuner.mixed.simulate import Simulation
 
 RNG = np.random.default_rng(0)

@@ -23,11 +23,11 @@ from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unav
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import own_version
+from honed.tuner.gate import Gate
+from honed.tuner.leasegate import LeaseGate
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.service.gate import LeaseGate
-from honed.tuner.tune.gate import Gate
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.judge import Compiler
 from honed.tuner.valhall.measurer import BenchMeasurer

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.mixed.halves import Keep
+from honed.tuner.halves import Keep
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder

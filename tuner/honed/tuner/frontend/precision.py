@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
-from honed.tuner.mixed.halves import Keep, put_casts, saturated, usually
+from honed.tuner.halves import Keep, put_casts, saturated, usually
 
 from .signature import TensorSpec
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.tuner.halves import Keep, usually
 from honed.tuner.prove import confined
 
-from .halves import Keep, usually
 from .search import PrecisionTrials, search
 from .simulate import Deviation, Simulation
 

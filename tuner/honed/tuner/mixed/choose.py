@@ -22,11 +22,11 @@ from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.frontend.partnodes import PART_OP
 from honed.tuner.frontend.precision import all_single
+from honed.tuner.halves import Keep, operators
 from honed.tuner.prove import confined, inputs
 
 from . import sets
 from .child import BOUND, PrecisionAnswer
-from .halves import Keep, operators
 from .speed import why_not_half
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from .halves import Array
+from honed.tuner.halves import Array
 
 Run = Callable[[Sequence[Array]], Array]  # of the inputs that are there, in order
 _HALF, _SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from .halves import Array
+from honed.tuner.halves import Array
 
 SAMPLE = 251  # elements of one product; a prime, so that errors taken in turn fall on no row alike
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .halves import Keep
+from honed.tuner.halves import Keep
 
 Error = Callable[[Keep], float]
 # A group of operators that alone errs by less of the bound than this is not looked at more closely.

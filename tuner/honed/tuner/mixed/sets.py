@@ -14,8 +14,7 @@ from numpy.lib import format as npy
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.calling.calibration import files_in
 from honed.tuner.frontend.signature import TensorSpec
-
-from .halves import Array
+from honed.tuner.halves import Array
 
 # What zipfile and NumPy raise for files that are none, damaged, encrypted or packed in other ways.
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)

@@ -16,9 +16,9 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from honed.runtime.execution.proof import compare
+from honed.tuner.halves import PRODUCTS, Array, Keep, operators, saturated, typed
 
 from . import products
-from .halves import PRODUCTS, Array, Keep, operators, saturated, typed
 from .operators import Operators, Run
 
 # What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a

@@ -15,6 +15,7 @@ from honed.runtime.calling.exported import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin
+from honed.tuner.leasegate import LeaseGate
 from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import compile_apart
 from honed.tuner.tune.opening import OpenedSession
@@ -23,7 +24,6 @@ from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms
 
 from .choice import Known, PassPlan, passed
-from .gate import LeaseGate
 
 # A candidate under the lease is bounded more tightly than one of `hone tune`: a request may be waiting.
 LIMITS = Limits(build_seconds=5.0, run_seconds=0.7)

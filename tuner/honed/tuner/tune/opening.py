@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from honed.jobs import events
 from honed.machine.kernellog import Reader, open_reader
 from honed.protocol.errors import HonedError
+from honed.tuner.gate import Gate
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
 
-from .gate import Gate
 from .instruments import BenchChoice, Instrument, on_bench, on_device, on_farm
 from .proposals import Proposals
 from .search_child import SearchChild

@@ -14,11 +14,11 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import like
 from honed.tuner import records as kept
 from honed.tuner.contest import Contest
+from honed.tuner.gate import Gate
 from honed.tuner.records import Records
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import rivals
-from .gate import Gate
 from .proposals import Proposals
 from .rooflines import Rooflines
 from .search_child import Entry, Found, LoadedTask, NoSchedule, Proposed, SearchBroke

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from honed.protocol.errors import HonedError
 from honed.runtime.calling.leaseclient import LeaseHolder
-from honed.tuner.tune.gate import Gate
+from honed.tuner.gate import Gate
 
 _LOOK_SECONDS = 0.05  # between two looks at the lease while the device is not used
 _SLICE_SECONDS = 0.2  # of waiting for it
