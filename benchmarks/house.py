@@ -207,7 +207,7 @@ def cycles(house: House, *, deferred: bool = False) -> list[str]:
 
 
 def package_cycles(house: House) -> list[str]:
-    """Groups of packages that import each other, by any import. What lies beside packages stands for itself."""
+    """Groups of packages that import each other, by any import. What lies beside packages is one, too."""
     known = {module.name for module in house.modules}
     imports: dict[str, set[str]] = defaultdict(set)
     for module in house.modules:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from honed.daemon.core.states import ServedModel
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest
 from honed.daemon.store.versions import NO_HISTORY
 from honed.protocol.results import ModelAdded, ModelSettings
 
-from .build import Notify, Staged
+from .build import Notify
+from .staging import Staged
 
 
 class Adding:
@@ -61,16 +59,6 @@ class Adding:
             engine="cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine,
             engine_why=manifest.why if manifest is not None else "",
         )
-
-
-def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
-    """The sources once more, to be moved to the store; blocking."""
-    copies = []
-    for number, (file, path) in enumerate(staged.sources):
-        copy = staged.folder / f"source-{number}"
-        os.link(path, copy)
-        copies.append((file, copy))
-    return copies
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
@@ -26,10 +26,10 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.protocol.service import JobStatus
-from honed.protocol.sizes import MetSizes
 from honed.protocol.strict import Map
 
 from . import compiler
+from .staging import Staged
 
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
@@ -59,30 +59,6 @@ class AddJob:
     def status(self) -> JobStatus:
         """As ServerStatus shows it, and a Progress notification but for the request's number."""
         return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
-
-    `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
-    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
-    """
-
-    folder: Path
-    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
-    given: Path  # the model file
-    shapes: dict[str, tuple[int, ...]]
-    precision: str
-    device: str | None
-    calibration: Path | None = None
-    like: Path | None = None
-    hurried: bool = True
-    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
-    owner: int | None = None  # as in the manifest
-    sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
-    slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
-    seconds: float | None = None  # that compiling may take, where that is less than for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

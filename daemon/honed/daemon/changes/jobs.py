@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.events import Added, Explained, Proof, Removed
+from honed.daemon.core.events import Added, Explained, Proof
 from honed.daemon.core.registry import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving import statepairs
@@ -24,12 +23,11 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.inspection import Inspector
-from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import (
     AlreadyExists,
     HonedError,
-    InvalidArgument,
     MissingFiles,
     ModelRefused,
     NotFound,
@@ -38,12 +36,13 @@ from honed.protocol.errors import (
 )
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
-from honed.runtime.compiled import modelfile
 
-from .adding import Adding, as_given, copies
-from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged, load
+from .adding import Adding, as_given
+from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, load
+from .dropping import Dropping
 from .loadchecks import check
 from .manifests import made_manifest, same_source
+from .staging import Staged, copies, stage, stage_again
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class Jobs:
         self._registry = registry
         self._pool = pool
         self._commits = commits
-        self._latencies = latencies
+        self.dropping = Dropping(store, registry, pool, commits, latencies)
         self.builder = ModelBuilder(limits, pool, inspector, records)
         self._resuming: asyncio.Future[None] | None = None
         self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
@@ -133,7 +132,8 @@ class Jobs:
         with meanwhile, self.job(params.model_name, bool(options.replace), job.report_to) as shown:
             async with cleared_in_thread(self._store.staging()) as folder:
                 shown.report("receive", 0.0)
-                staged = await self._receive(params, descriptors, options, folder)
+                most = self.limits.max_model_bytes
+                staged = await stage(params, descriptors, options, folder, most)
                 shown.report("receive", RECEIVED)
                 given = await self.serve_as_given(shown, staged, options.engine or "")
                 if given is None:
@@ -305,32 +305,10 @@ class Jobs:
         try:
             await self.stop_compiling(name)
             self._check_idle(name)
-            await to_its_end(self._remove(name))
+            await to_its_end(self.dropping.remove(name))
         finally:
             self.leaving.discard(name)
         _log.info("removed model %s", name)
-
-    async def _remove(self, name: str) -> None:
-        """With its variants, from the store first: where that fails the model is served as before."""
-        async with self._commits.turn:
-            self._registry.get(name)
-            await self._drop([*(each.name for each in self._registry.variants(name)), name])
-
-    async def drop(self, variants: Sequence[str]) -> None:
-        """Delete variants, of those that there are."""
-        await to_its_end(self._drop_in_turn(variants))
-
-    async def _drop_in_turn(self, variants: Sequence[str]) -> None:
-        async with self._commits.turn:
-            await self._drop([name for name in variants if self._registry.variant(name) is not None])
-
-    async def _drop(self, names: Sequence[str]) -> None:
-        """The caller has the turn."""
-        for name in names:
-            remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
-            await in_thread(self._store.remove, name, remaining)
-            self._pool.handle(Removed(name))
-            self._latencies.forget(name)
 
     @contextmanager
     def job(self, name: str, replace: bool, notify: Notify, owner: int | None = None) -> Iterator[AddJob]:
@@ -367,65 +345,9 @@ class Jobs:
         if name in self.active:
             raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
 
-    async def _receive(
-        self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
-    ) -> Staged:
-        left = self.limits.max_model_bytes
-        given, calibration = folder / "given", folder / "calibration"
-        sources = len(params.files) - (options.calibration or 0)
-        files = []
-        for number, (name, descriptor) in enumerate(zip(params.files, descriptors, strict=True)):
-            place = given if number < sources else calibration
-            file, path = await in_thread(receive, descriptor, name, place, left)
-            left -= file.nbytes
-            files.append((file, path))
-        compiled = await in_thread(is_compiled, files[0][1])
-        if compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
-            raise InvalidArgument(
-                f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
-                "data cannot be given"
-            )
-        return Staged(
-            folder=folder,
-            sources=() if compiled else tuple(files[:sources]),
-            given=files[0][1],
-            shapes=dict(options.shapes or {}),
-            precision=options.precision or "auto",
-            device=options.device or None,
-            calibration=calibration if options.calibration else None,
-            state=dict(options.state or {}),
-        )
-
     def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
-        """The stored sources of a model, copied to `folder` under their names; blocking.
-
-        Raises ModelRefused where they are damaged, or there are none.
-        """
-        files = []
-        for file in manifest.sources:
-            try:
-                descriptor = self._store.open_file(file)
-            except Unavailable as error:
-                raise ModelRefused(str(error)) from error
-            try:
-                copied, path = receive(descriptor, file.name, folder / "given", self.limits.max_model_bytes)
-            finally:
-                os.close(descriptor)
-            if copied.sha256 != file.sha256:
-                raise ModelRefused(f"the stored {file.name} is damaged too; add the model again")
-            files.append((copied, path))
-        if not files:
-            raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
-        return Staged(
-            folder=folder,
-            sources=tuple(files),
-            given=files[0][1],
-            shapes=manifest.shapes,
-            precision=manifest.precision,
-            device=None,
-            state=manifest.state,
-            owner=manifest.owner,
-        )
+        """The stored sources of a model; as `staging.stage_again`."""
+        return stage_again(self._store, manifest, folder, self.limits.max_model_bytes)
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
         """Where a model may go: where the user wants it, else where it was, else where it belongs."""
@@ -494,15 +416,10 @@ class Jobs:
             cpu = cpu_serves(manifest, self._policy)
             self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
             others = self._registry.variants(manifest.name)
-            await self._drop([each.name for each in others if not same_source(each.manifest, manifest)])
+            gone = [each.name for each in others if not same_source(each.manifest, manifest)]
+            await self.dropping.drop(gone)
             if replaced is not None:
                 await self._commits.sweep()
-
-
-def is_compiled(path: Path) -> bool:
-    """Whether it is a compiled file, by how it begins."""
-    with path.open("rb") as file:
-        return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 
 
 def failure(error: HonedError) -> str:

@@ -12,7 +12,8 @@ from honed.daemon.store.store import Manifest, begin, new_version
 from honed.daemon.store.versions import VersionHistory, succeed
 from honed.protocol.results import ModelSettings
 
-from .build import Built, Staged
+from .build import Built
+from .staging import Staged
 
 
 def made_manifest(

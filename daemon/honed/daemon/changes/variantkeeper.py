@@ -150,7 +150,7 @@ class VariantKeeper:
             return
         names = ", ".join(sorted(going))
         try:
-            await self.maker.jobs.drop(sorted(going))
+            await self.maker.jobs.dropping.variants(sorted(going))
         except HonedError as error:
             _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
             return

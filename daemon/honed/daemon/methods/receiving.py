@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.changes.build import Staged
-from honed.daemon.changes.jobs import is_compiled
+from honed.daemon.changes.staging import Staged, is_compiled
 from honed.daemon.store.received import StoredFile, receive
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument, PermissionDenied, ResourceExhausted
 from honed.protocol.params import BringOptions, BringParams
