@@ -1,11 +1,10 @@
-"""The daemon: `honed`. Puts the parts together, runs until told to stop, and leaves nothing behind."""
+"""The daemon: `honed`. Runs until told to stop, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -13,56 +12,18 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from honed.protocol.errors import HonedError
-from honed.protocol.service import ServicePlaces
 from honed.runtime.version import own_version
 
-from . import lock, server
-from .apps.sharesfile import SharesFile
-from .blocking import in_thread
-from .chains.between import BetweenMemory
-from .chains.served import Chains
-from .chains.stored import ChainStore
-from .changes.enginepins import EnginePins
-from .changes.jobs import Jobs, failure
-from .changes.publishing import Publisher
-from .changes.sizekeeper import SizeKeeper
-from .changes.variantkeeper import VariantKeeper
-from .changes.variantmaking import VariantMaker
+from . import assembly, lock, restoring, server
 from .config import Config, load
-from .core.events import Added, Damaged, NotRestored
-from .core.registry import Registry
-from .idle.leasing import Leasing
-from .methods import api
-from .methods.batcher import Batcher
-from .methods.bringer import Bringer
-from .methods.inferring import Inferring
-from .methods.metrics import MetricsCollector
-from .methods.modelsettings import SettingsKeeper
-from .methods.receiving import Receiver
-from .methods.removing import Remover
 from .notify import Systemd
-from .observe.kernelwatch import KernelWatch
-from .observe.latencies import Keeper
-from .observe.ledger import Ledger
 from .reload import Reloader
-from .serving.commits import Commits
-from .serving.engines import cpu_serves, unfinished
-from .serving.pool import Pool
-from .serving.sequencing import Sequencer
-from .settings.places import records_in
-from .store.compiled import Compiled
-from .store.inspection import SECONDS, Inspector, inspect_all
 from .store.store import Manifest, Store
-from .store.variantnames import is_variant
-from .transport.peers import current_policy
-from .tuning.child import TunerChild
-from .tuning.runs import TunerRuns
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:
@@ -163,271 +124,44 @@ async def _run(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    started = time.monotonic()
-    places, limits, policy = config.service, config.limits, config.serve.engine
-    registry = Registry()
-    curves = await in_thread(Keeper, places.state_dir / "latencies.json")
-    commits, inspector = Commits(store, registry), Inspector()
-    pool = Pool(
-        limits,
-        places,
-        registry,
-        store,
-        commits,
-        inspector,
-        curves.latencies,
-        config.cpu,
-        policy,
-        config.apps.memory_mib,
-    )
-    broken = await _fill(pool, store, models, systemd, policy)
+    base = await assembly.founded(config, store, listening)
+    broken = await restoring.fill(base.pool, store, models, systemd, config.serve.engine)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
-    records = records_in(places.state_dir)
-    jobs = Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records, policy)
-    clients = server.Server(listening, limits, pool)
-    ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
-    ledger.keep_only(models)
-    apps = await in_thread(SharesFile, places.state_dir / "apps.json")
-    apps.shares.keep_only(models, time.time())
-
-    sequencer = Sequencer(config.sequences)
-    leasing = Leasing(config.idle, lambda: pool.default.state)
-    watch = KernelWatch(pool.workers)
-
-    def changed(new: Config) -> None:
-        ledger.change(new.usage)
-        sequencer.change(new.sequences)
-        leasing.change(new.idle)
-        pool.limits_changed()
-        clients.limits_changed()
-
-    tuner = TunerChild(config.tuner, places.socket)
-    reloader = Reloader(config, read, systemd, changed)
+    base.keep_only(models)
+    reloader = Reloader(config, read, systemd, base.changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
-    chains = Chains(
-        registry=registry,
-        jobs=jobs,
-        limits=limits,
-        store=ChainStore(places.state_dir),
-        memory=BetweenMemory(pool.release),
-    )
-    damaged += await chains.restore()
-    metrics = MetricsCollector(
-        version=own_version(),
-        started=started,
-        registry=registry,
-        chains=chains,
-        pool=pool,
-        ledger=ledger,
-        tuner=tuner,
-        connections=lambda: clients.connections,
-        lease=leasing.metrics,
-        gpu_faults=watch.figures,
-    )
-    variants = VariantKeeper(
-        maker=VariantMaker(
-            limits=limits,
-            store=store,
-            registry=registry,
-            pool=pool,
-            jobs=jobs,
-            commits=commits,
-            policy=policy,
-        ),
-        registry=registry,
-        ledger=ledger,
-        leasing=leasing,
-        settings=lambda: reloader.config.variants,
-    )
-    remover = Remover(
-        registry=registry,
-        chains=chains,
-        jobs=jobs,
-        variants=variants,
-        ledger=ledger,
-        sequencer=sequencer,
-        leasing=leasing,
-        shares=apps.shares,
-        cache_dir=places.cache_dir,
-    )
-    bringer = Bringer(
-        settings=lambda: reloader.config.apps,
-        registry=registry,
-        store=store,
-        jobs=jobs,
-        remover=remover,
-        receiver=Receiver(limits.load_seconds),
-        shares=apps.shares,
-        policy=policy,
-    )
-    pins = EnginePins(limits, store, pool, jobs, commits, policy)
-    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies, pins)
-    sizes = SizeKeeper(
-        store=store,
-        registry=registry,
-        pool=pool,
-        jobs=jobs,
-        publisher=publisher,
-        ledger=ledger,
-        leasing=leasing,
-        policy=policy,
-        settings=lambda: reloader.config.variants,
-    )
-    inferring = Inferring(
-        limits=limits,
-        registry=registry,
-        pool=pool,
-        bringer=bringer,
-        chains=chains,
-        sequencer=sequencer,
-        batcher=Batcher(pool, variants, ledger),
-        variants=variants,
-        sizes=sizes,
-        leasing=leasing,
-        ledger=ledger,
-    )
-    clients.api = api.Api(
-        limits=limits,
-        policy=current_policy(os.getuid()),
-        places=ServicePlaces(
-            socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
-        ),
-        registry=registry,
-        fleet=pool,
-        jobs=jobs,
-        bringer=bringer,
-        chains=chains,
-        remover=remover,
-        publisher=publisher,
-        ledger=ledger,
-        variants=variants,
-        inferring=inferring,
-        settings=SettingsKeeper(limits, store, pool, jobs, commits),
-        sequencer=sequencer,
-        metrics=metrics,
-        leasing=leasing,
-        tuner=tuner,
-        tuner_runs=TunerRuns(
-            limits=limits,
-            store=store,
-            registry=registry,
-            fleet=pool,
-            jobs=jobs,
-            publisher=publisher,
-            tuner=tuner,
-            records=records,
-            cache_dir=places.cache_dir,
-            tuner_mib=config.tuner.memory_mib,
-            hints=lambda: reloader.config.hub.trials,
-        ),
-        reloader=reloader,
-        connections=lambda: clients.connections,
-        damaged=damaged,
-    )
+    parts = assembly.assembled(base, reloader)
+    damaged += await parts.chains.restore()
+    base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
-        running.push_async_callback(ledger.save)
-        running.push_async_callback(curves.save)
-        running.push_async_callback(apps.save)
-        for work in (
-            pool.run(),
-            _keep_watchdog(systemd),
-            ledger.keep(),
-            curves.keep(),
-            apps.keep(),
-            leasing.run(),
-            watch.run(),
-            tuner.run(),
-            variants.run(),
-            sizes.run(),
-            bringer.run(),
-        ):
+        for save in base.saves():
+            running.push_async_callback(save)
+        for work in (_keep_watchdog(systemd), *parts.works()):
             task = asyncio.ensure_future(work)
             task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
-        running.push_async_callback(jobs.close)
-        running.push_async_callback(bringer.close)
-        for manifest in models.values():
-            if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
-                running.push_async_callback(_end, asyncio.ensure_future(jobs.resume(manifest)))
-        for manifest, _ in broken:
-            running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, pool, manifest)))
+        running.push_async_callback(base.jobs.close)
+        running.push_async_callback(parts.bringer.close)
+        for change in restoring.unfinished_work(base.jobs, base.pool, models, broken, config.serve.engine):
+            running.push_async_callback(_end, asyncio.ensure_future(change))
         _settle_memory()
-        clients.start_accepting()
-        _log.info("listening at %s with %d models", places.socket, len(models))
+        base.clients.start_accepting()
+        _log.info("listening at %s with %d models", config.service.socket, len(models))
         systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
         await stop.wait()
-        _log.info("stopping")
-        systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
-        clients.api.inferring.stopping = True
-        clients.stop_accepting()
-        await pool.drain(limits.stop_seconds)
-        await clients.close()
+        await _finish(base, parts, systemd)
 
 
-async def _fill(
-    pool: Pool, store: Store, models: dict[str, Manifest], systemd: Systemd, policy: str
-) -> list[tuple[Manifest, str]]:
-    """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
-    paths = {
-        manifest.name: store.object(manifest.compiled)
-        for manifest in models.values()
-        if manifest.compiled is not None
-    }
-    found: dict[Path, Compiled | HonedError] = {}
-    async for inspected, said in inspect_all(sorted(set(paths.values()))):
-        found[inspected] = said
-        systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
-    broken: list[tuple[Manifest, str]] = []
-    for manifest in models.values():
-        path = paths.get(manifest.name)
-        answer = found[path] if path is not None else None
-        home = pool.home(manifest.name, manifest.device, manifest.placed).name
-        if is_variant(manifest.name) and not isinstance(answer, Compiled):
-            # It is compiled again when it is asked for often enough.
-            told = answer or "it has no compiled file"
-            _log.error("variant %s is damaged and dropped: %s", manifest.name, told)
-            remaining = [each for each in models.values() if each.name != manifest.name]
-            await in_thread(store.remove, manifest.name, remaining)
-            continue
-        if not isinstance(answer, HonedError):
-            cpu, rests = cpu_serves(manifest, policy), is_variant(manifest.name)
-            pool.handle(
-                Added(manifest=manifest, compiled=answer, home=home, proof=None, cpu=cpu, rests=rests)
-            )
-            continue
-        await in_thread(store.set_aside, manifest)
-        reason = f"its compiled file is damaged ({answer})"
-        if manifest.owner is not None and manifest.interface is not None and pool.cpu is not None:
-            # It is compiled again when it is its user's turn.
-            _log.error("damaged: %s: %s", manifest.name, reason)
-            bare = dataclasses.replace(manifest, compiled=None, why="", chosen="", times=None)
-            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
-            continue
-        if manifest.interface is not None and pool.cpu is not None:
-            bare = dataclasses.replace(manifest, compiled=None, why=reason)
-            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
-        else:
-            pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
-        broken.append((manifest, str(answer)))
-    return broken
-
-
-async def _restore(jobs: Jobs, pool: Pool, manifest: Manifest) -> None:
-    """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
-    try:
-        await jobs.restore(manifest)
-    except HonedError as error:
-        told = failure(error)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one model must not end the service
-        _log.error("restoring model %s failed", manifest.name, exc_info=error)
-        told = f"the service failed in it ({error!r:.200})"
-    else:
-        _log.info("model %s was compiled again from its source", manifest.name)
-        return
-    _log.error("model %s could not be restored: %s", manifest.name, told)
-    pool.handle(NotRestored(manifest.name, told))
+async def _finish(base: assembly.Base, parts: assembly.Parts, systemd: Systemd) -> None:
+    """Answer what is queued, and nothing new."""
+    _log.info("stopping")
+    systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
+    parts.inferring.stopping = True
+    base.clients.stop_accepting()
+    await base.pool.drain(base.config.limits.stop_seconds)
+    await base.clients.close()
 
 
 def _settle_memory() -> None:

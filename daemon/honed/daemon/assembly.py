@@ -1,0 +1,342 @@
+"""The parts of a service, put together; nothing runs before `service.py` says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from honed.protocol.service import ServicePlaces
+from honed.runtime.version import own_version
+
+from .apps.sharesfile import SharesFile
+from .blocking import in_thread
+from .chains.between import BetweenMemory
+from .chains.served import Chains
+from .chains.stored import ChainStore
+from .changes.enginepins import EnginePins
+from .changes.jobs import Jobs
+from .changes.publishing import Publisher
+from .changes.sizekeeper import SizeKeeper
+from .changes.variantkeeper import VariantKeeper
+from .changes.variantmaking import VariantMaker
+from .config import Config
+from .core.registry import Registry
+from .idle.leasing import Leasing
+from .methods.api import Api
+from .methods.batcher import Batcher
+from .methods.bringer import Bringer
+from .methods.inferring import Inferring
+from .methods.metrics import MetricsCollector
+from .methods.modelsettings import SettingsKeeper
+from .methods.receiving import Receiver
+from .methods.removing import Remover
+from .observe.kernelwatch import KernelWatch
+from .observe.latencies import Keeper
+from .observe.ledger import Ledger
+from .reload import Reloader
+from .server import Server
+from .serving.commits import Commits
+from .serving.pool import Pool
+from .serving.sequencing import Sequencer
+from .settings.places import records_in
+from .store.inspection import Inspector
+from .store.store import Store
+from .transport.peers import current_policy
+from .tuning.child import TunerChild
+from .tuning.runs import TunerRuns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What the other parts stand on: models, what serves and changes them, and what is known of their use."""
+
+    config: Config
+    started: float  # by time.monotonic
+    store: Store
+    registry: Registry
+    commits: Commits
+    inspector: Inspector
+    curves: Keeper
+    pool: Pool
+    jobs: Jobs
+    clients: Server
+    ledger: Ledger
+    apps: SharesFile
+    sequencer: Sequencer
+    leasing: Leasing
+
+    def keep_only(self, models: Collection[str]) -> None:
+        """Forget the use of models that are not there any more."""
+        self.ledger.keep_only(models)
+        self.apps.shares.keep_only(models, time.time())
+
+    def changed(self, new: Config) -> None:
+        """The configuration was read again."""
+        self.ledger.change(new.usage)
+        self.sequencer.change(new.sequences)
+        self.leasing.change(new.idle)
+        self.pool.limits_changed()
+        self.clients.limits_changed()
+
+    def saves(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """What is to be saved in the end."""
+        return self.ledger.save, self.curves.save, self.apps.save
+
+
+async def founded(config: Config, store: Store, listening: socket.socket) -> Base:
+    """Of a store without its models, which are entered next."""
+    places, limits, policy = config.service, config.limits, config.serve.engine
+    registry = Registry()
+    commits, inspector = Commits(store, registry), Inspector()
+    curves = await in_thread(Keeper, places.state_dir / "latencies.json")
+    pool = Pool(
+        limits,
+        places,
+        registry,
+        store,
+        commits,
+        inspector,
+        curves.latencies,
+        config.cpu,
+        policy,
+        config.apps.memory_mib,
+    )
+    records = records_in(places.state_dir)
+    return Base(
+        config=config,
+        started=time.monotonic(),
+        store=store,
+        registry=registry,
+        commits=commits,
+        inspector=inspector,
+        curves=curves,
+        pool=pool,
+        jobs=Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records, policy),
+        clients=Server(listening, limits, pool),
+        ledger=Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
+        apps=await in_thread(SharesFile, places.state_dir / "apps.json"),
+        sequencer=Sequencer(config.sequences),
+        leasing=Leasing(config.idle, lambda: pool.default.state),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What clients and idle time are served by."""
+
+    base: Base
+    chains: Chains
+    publisher: Publisher
+    inferring: Inferring
+    remover: Remover
+    bringer: Bringer
+    variants: VariantKeeper
+    sizes: SizeKeeper
+    tuner: TunerChild
+    watch: KernelWatch
+
+    def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs as long as the service does."""
+        base = self.base
+        return (
+            base.pool.run(),
+            base.ledger.keep(),
+            base.curves.keep(),
+            base.apps.keep(),
+            base.leasing.run(),
+            self.watch.run(),
+            self.tuner.run(),
+            self.variants.run(),
+            self.sizes.run(),
+            self.bringer.run(),
+        )
+
+
+def assembled(base: Base, reloader: Reloader) -> Parts:
+    """What stands on the base."""
+    chains = Chains(
+        registry=base.registry,
+        jobs=base.jobs,
+        limits=base.config.limits,
+        store=ChainStore(base.config.service.state_dir),
+        memory=BetweenMemory(base.pool.release),
+    )
+    publisher = _publisher(base)
+    variants = _variants(base, reloader)
+    sizes = _sizes(base, reloader, publisher)
+    remover = _remover(base, chains, variants)
+    bringer = _bringer(base, reloader, remover)
+    return Parts(
+        base=base,
+        chains=chains,
+        publisher=publisher,
+        inferring=_inferring(base, chains, variants, sizes, bringer),
+        remover=remover,
+        bringer=bringer,
+        variants=variants,
+        sizes=sizes,
+        tuner=TunerChild(base.config.tuner, base.config.service.socket),
+        watch=KernelWatch(base.pool.workers),
+    )
+
+
+def methods(parts: Parts, reloader: Reloader, damaged: Sequence[str]) -> Api:
+    """What the methods of the socket do. `damaged` are sentences on what could not be read."""
+    base, places = parts.base, parts.base.config.service
+    limits = base.config.limits
+    return Api(
+        limits=limits,
+        policy=current_policy(os.getuid()),
+        places=ServicePlaces(
+            socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
+        ),
+        registry=base.registry,
+        fleet=base.pool,
+        jobs=base.jobs,
+        bringer=parts.bringer,
+        chains=parts.chains,
+        remover=parts.remover,
+        publisher=parts.publisher,
+        ledger=base.ledger,
+        variants=parts.variants,
+        inferring=parts.inferring,
+        settings=SettingsKeeper(limits, base.store, base.pool, base.jobs, base.commits),
+        sequencer=base.sequencer,
+        metrics=_metrics(parts),
+        leasing=base.leasing,
+        tuner=parts.tuner,
+        tuner_runs=_tuner_runs(parts, reloader),
+        reloader=reloader,
+        connections=lambda: base.clients.connections,
+        damaged=list(damaged),
+    )
+
+
+def _publisher(base: Base) -> Publisher:
+    limits, policy = base.config.limits, base.config.serve.engine
+    pins = EnginePins(limits, base.store, base.pool, base.jobs, base.commits, policy)
+    return Publisher(
+        limits,
+        base.store,
+        base.registry,
+        base.pool,
+        base.jobs,
+        base.commits,
+        base.inspector,
+        base.curves.latencies,
+        pins,
+    )
+
+
+def _inferring(
+    base: Base, chains: Chains, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer
+) -> Inferring:
+    return Inferring(
+        limits=base.config.limits,
+        registry=base.registry,
+        pool=base.pool,
+        bringer=bringer,
+        chains=chains,
+        sequencer=base.sequencer,
+        batcher=Batcher(base.pool, variants, base.ledger),
+        variants=variants,
+        sizes=sizes,
+        leasing=base.leasing,
+        ledger=base.ledger,
+    )
+
+
+def _metrics(parts: Parts) -> MetricsCollector:
+    base = parts.base
+    return MetricsCollector(
+        version=own_version(),
+        started=base.started,
+        registry=base.registry,
+        chains=parts.chains,
+        pool=base.pool,
+        ledger=base.ledger,
+        tuner=parts.tuner,
+        connections=lambda: base.clients.connections,
+        lease=base.leasing.metrics,
+        gpu_faults=parts.watch.figures,
+    )
+
+
+def _variants(base: Base, reloader: Reloader) -> VariantKeeper:
+    return VariantKeeper(
+        maker=VariantMaker(
+            limits=base.config.limits,
+            store=base.store,
+            registry=base.registry,
+            pool=base.pool,
+            jobs=base.jobs,
+            commits=base.commits,
+            policy=base.config.serve.engine,
+        ),
+        registry=base.registry,
+        ledger=base.ledger,
+        leasing=base.leasing,
+        settings=lambda: reloader.config.variants,
+    )
+
+
+def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeKeeper:
+    return SizeKeeper(
+        store=base.store,
+        registry=base.registry,
+        pool=base.pool,
+        jobs=base.jobs,
+        publisher=publisher,
+        ledger=base.ledger,
+        leasing=base.leasing,
+        policy=base.config.serve.engine,
+        settings=lambda: reloader.config.variants,
+    )
+
+
+def _remover(base: Base, chains: Chains, variants: VariantKeeper) -> Remover:
+    return Remover(
+        registry=base.registry,
+        chains=chains,
+        jobs=base.jobs,
+        variants=variants,
+        ledger=base.ledger,
+        sequencer=base.sequencer,
+        leasing=base.leasing,
+        shares=base.apps.shares,
+        cache_dir=base.config.service.cache_dir,
+    )
+
+
+def _bringer(base: Base, reloader: Reloader, remover: Remover) -> Bringer:
+    return Bringer(
+        settings=lambda: reloader.config.apps,
+        registry=base.registry,
+        store=base.store,
+        jobs=base.jobs,
+        remover=remover,
+        receiver=Receiver(base.config.limits.load_seconds),
+        shares=base.apps.shares,
+        policy=base.config.serve.engine,
+    )
+
+
+def _tuner_runs(parts: Parts, reloader: Reloader) -> TunerRuns:
+    base = parts.base
+    return TunerRuns(
+        limits=base.config.limits,
+        store=base.store,
+        registry=base.registry,
+        fleet=base.pool,
+        jobs=base.jobs,
+        publisher=parts.publisher,
+        tuner=parts.tuner,
+        records=records_in(base.config.service.state_dir),
+        cache_dir=base.config.service.cache_dir,
+        tuner_mib=base.config.tuner.memory_mib,
+        hints=lambda: reloader.config.hub.trials,
+    )

@@ -1,0 +1,120 @@
+"""The models that the store had when the service began, entered, and what is left to do for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from honed.protocol.errors import HonedError
+
+from .blocking import in_thread
+from .changes.jobs import Jobs, failure
+from .core.events import Added, Damaged, NotRestored
+from .notify import Systemd
+from .serving.engines import cpu_serves, unfinished
+from .serving.pool import Pool
+from .store.compiled import Compiled
+from .store.inspection import SECONDS, inspect_all
+from .store.store import Manifest, Store
+from .store.variantnames import is_variant
+
+_log = logging.getLogger(__name__)
+
+
+async def fill(
+    pool: Pool, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
+) -> list[tuple[Manifest, str]]:
+    """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
+    found = await _inspected(store, models, systemd)
+    broken: list[tuple[Manifest, str]] = []
+    for manifest in models.values():
+        compiled = found.get(store.object(manifest.compiled)) if manifest.compiled is not None else None
+        if is_variant(manifest.name) and not isinstance(compiled, Compiled):
+            await _drop_variant(store, manifest, models, compiled)
+        elif isinstance(compiled, HonedError):
+            await in_thread(store.set_aside, manifest)
+            if not _entered_damaged(pool, manifest, compiled):
+                broken.append((manifest, str(compiled)))
+        else:
+            cpu, rests = cpu_serves(manifest, policy), is_variant(manifest.name)
+            home = _home(pool, manifest)
+            pool.handle(
+                Added(manifest=manifest, compiled=compiled, home=home, proof=None, cpu=cpu, rests=rests)
+            )
+    return broken
+
+
+async def _inspected(
+    store: Store, models: Mapping[str, Manifest], systemd: Systemd
+) -> dict[Path, Compiled | HonedError]:
+    """What compiled files hold, or what is wrong with them."""
+    paths = {store.object(each.compiled) for each in models.values() if each.compiled is not None}
+    found: dict[Path, Compiled | HonedError] = {}
+    async for inspected, said in inspect_all(sorted(paths)):
+        found[inspected] = said
+        systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
+    return found
+
+
+async def _drop_variant(
+    store: Store, variant: Manifest, models: Mapping[str, Manifest], error: HonedError | None
+) -> None:
+    """It is compiled again when it is asked for often enough."""
+    _log.error("variant %s is damaged and dropped: %s", variant.name, error or "it has no compiled file")
+    remaining = [each for each in models.values() if each.name != variant.name]
+    await in_thread(store.remove, variant.name, remaining)
+
+
+def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
+    """Serve a model without its compiled file where the CPU engine can.
+
+    Gives whether nothing is left to be done: a user's own is compiled again when it is the user's turn.
+    """
+    reason, home = f"its compiled file is damaged ({error})", _home(pool, manifest)
+    if manifest.interface is None or pool.cpu is None:
+        pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
+        return False
+    bare = dataclasses.replace(manifest, compiled=None, why=reason)
+    if manifest.owner is not None:
+        _log.error("damaged: %s: %s", manifest.name, reason)
+        bare = dataclasses.replace(bare, why="", chosen="", times=None)
+    pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+    return manifest.owner is not None
+
+
+def _home(pool: Pool, manifest: Manifest) -> str:
+    return pool.home(manifest.name, manifest.device, manifest.placed).name
+
+
+def unfinished_work(
+    jobs: Jobs,
+    pool: Pool,
+    models: Mapping[str, Manifest],
+    broken: Sequence[tuple[Manifest, str]],
+    policy: str,
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """To compile what was being compiled when the service ended, and what is damaged."""
+    for manifest in models.values():
+        if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
+            yield jobs.resume(manifest)
+    for manifest, _ in broken:
+        yield _restore(jobs, pool, manifest)
+
+
+async def _restore(jobs: Jobs, pool: Pool, manifest: Manifest) -> None:
+    """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
+    try:
+        await jobs.restore(manifest)
+    except HonedError as error:
+        told = failure(error)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one model must not end the service
+        _log.error("restoring model %s failed", manifest.name, exc_info=error)
+        told = f"the service failed in it ({error!r:.200})"
+    else:
+        _log.info("model %s was compiled again from its source", manifest.name)
+        return
+    _log.error("model %s could not be restored: %s", manifest.name, told)
+    pool.handle(NotRestored(manifest.name, told))
