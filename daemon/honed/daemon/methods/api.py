@@ -29,7 +29,7 @@ from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, 
 from honed.daemon.store.variantnames import model_of
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.outcomes import WithDescriptors
-from honed.daemon.transport.peers import Policy, user_name
+from honed.daemon.transport.peers import Policy
 from honed.daemon.tuning.child import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict, versions
@@ -65,7 +65,7 @@ from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
-from . import models
+from . import models, placed
 from .bringer import Bringer
 from .inferring import Inferring, interfaces
 from .metrics import MetricsCollector
@@ -211,9 +211,9 @@ class Api:
             device_spec=default.supervisor.spec,
             peaks=default.peaks,
             worker=default.worker(),
-            devices=self.fleet.devices(viewer),
+            devices=placed.devices(self.fleet, self.registry, viewer),
             models={state.value: self.registry.count(state, viewer) for state in State},
-            queue=self.fleet.queue(viewer),
+            queue=placed.queue(self.fleet, viewer),
             connections=self.connections(),
             jobs=tuple(jobs),
             damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
@@ -299,7 +299,7 @@ class Api:
             return showing.shown(chain, self.registry)
         entry = self.registry.entry(name)
         variants = self.variants.shown(entry.name)
-        return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry), variants)
+        return models.show(entry, self.fleet.of(entry).identity, placed.placed(self.fleet, entry), variants)
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -396,17 +396,7 @@ class Api:
         chains = (showing.indexed(chain, self.registry) for chain in self.chains.all())
         return results.ModelIndex(
             models=tuple(
-                results.IndexedModel(
-                    name=entry.name,
-                    version=VERSION,
-                    state=entry.state.value,
-                    reason=entry.remark,
-                    engine=entry.kind,
-                    engine_why=entry.manifest.why,
-                    variants=len(self.registry.variants(entry.name)),
-                    pinned_engine=entry.manifest.pinned_engine,
-                    owner=user_name(entry.manifest.owner) if entry.manifest.owner is not None else "",
-                )
+                models.indexed(entry, len(self.registry.variants(entry.name)))
                 for entry in self.registry.models(self._viewer(call))
             )
             + tuple(chains)

@@ -37,6 +37,8 @@ from honed.protocol.service import (
 )
 from honed.protocol.tuning import TuningFigures
 
+from . import placed
+
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.
 DEVICE_TIME = "wall time of inferences in the worker"
@@ -76,7 +78,10 @@ class MetricsCollector:
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
         usage, waiting = self.ledger.usage(), self.pool.waiting()
-        servers, whole = self.pool.seen(viewer), self.registry.whole if viewer.all else self.registry.common
+        servers, whole = (
+            placed.seen(self.pool, viewer),
+            self.registry.whole if viewer.all else self.registry.common,
+        )
         models = self.registry.models(viewer)
         own = frozenset(entry.name for entry in models if entry.manifest.owner is not None)
         return service.Metrics(
@@ -98,7 +103,7 @@ class MetricsCollector:
             ),
             queue=strict.like(
                 QueueFigures,
-                self.pool.queue(viewer),
+                placed.queue(self.pool, viewer),
                 longest=max(each.engine.queue.longest for each in servers),
             ),
             connections=self.connections(),

@@ -1,4 +1,4 @@
-"""A model as ModelShow has it. No I/O."""
+"""A model as ModelShow and RepositoryIndex have it. No I/O but for users' names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from honed.daemon.core.states import ServedModel
 from honed.daemon.serving.inference import describe
 from honed.daemon.serving.sequencing import state_of
 from honed.daemon.store.interface import Interface
+from honed.daemon.transport.peers import user_name
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable
-from honed.protocol.results import ModelPlacement, ModelShown, ModelSource, ShownVariant
+from honed.protocol.methods import VERSION
+from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource, ShownVariant
 
 
 def show(
@@ -48,6 +50,22 @@ def show(
         parts=model.parts,
         sequence_state=_sequence_state(entry),
         settings=manifest.settings,
+    )
+
+
+def indexed(entry: ServedModel, variants: int) -> IndexedModel:
+    """A row of RepositoryIndex."""
+    owner = entry.manifest.owner
+    return IndexedModel(
+        name=entry.name,
+        version=VERSION,
+        state=entry.state.value,
+        reason=entry.remark,
+        engine=entry.kind,
+        engine_why=entry.manifest.why,
+        variants=variants,
+        pinned_engine=entry.manifest.pinned_engine,
+        owner=user_name(owner) if owner is not None else "",
     )
 
 

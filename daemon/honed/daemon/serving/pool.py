@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from honed.daemon import installed
-from honed.daemon.apps.viewer import Viewer
 from honed.daemon.core import actions, events
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.registry import Registry
@@ -28,8 +27,6 @@ from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.process import Program, device_program
 from honed.daemon.worker.regions import HeldRegion
 from honed.protocol.errors import HonedError, Unavailable
-from honed.protocol.results import ModelPlacement
-from honed.protocol.service import DeviceStatus, QueueStatus
 from honed.runtime.execution.partlimits import PartLimits
 
 from .asking import Asking
@@ -357,17 +354,6 @@ class Pool:
         states = {server.state for server in self.servers.values() if not server.engine.rests}
         return "ready" in states and "starting" not in states
 
-    def seen(self, viewer: Viewer) -> list[DeviceServer]:
-        """Those that are there for a peer."""
-        return [each for each in self.servers.values() if viewer.sees(each.engine.owner)]
-
-    def queue(self, viewer: Viewer) -> QueueStatus:
-        """Requests of all devices that wait and run."""
-        queues = [server.queue() for server in self.seen(viewer)]
-        return QueueStatus(
-            waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
-        )
-
     def waiting(self) -> Counter[str]:
         """Requests that wait, by model."""
         total: Counter[str] = Counter()
@@ -381,35 +367,3 @@ class Pool:
         ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
         return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
-
-    def devices(self, viewer: Viewer) -> tuple[DeviceStatus, ...]:
-        """The part `devices` of ServerStatus, as `viewer` may see it."""
-        seen = [model for model in self._models.models() if viewer.sees(model.manifest.owner)]
-        return tuple(
-            DeviceStatus(
-                name=server.name,
-                engine=server.kind,
-                default=server is self.default,
-                stand_in=server.engine.stand_in and server.kind != "cpu",
-                spec=server.supervisor.spec,
-                device=server.identity,
-                peaks=server.peaks,
-                worker=server.worker(),
-                queue=server.queue(),
-                models=tuple(model.name for model in seen if model.engine == server.name),
-                away=tuple(model.name for model in seen if model.home == server.name and not model.at_home),
-            )
-            for server in self.seen(viewer)
-        )
-
-    def placed(self, model: ServedModel) -> ModelPlacement:
-        """The part `placement` of ModelShow."""
-        manifest = model.manifest
-        return ModelPlacement(
-            device=self.servers[model.device].shown,
-            served_by=self.of(model).shown,
-            engine=model.kind,
-            why=manifest.why or self.placement.home(model.name, manifest.device, manifest.placed).why,
-            away=model.away,
-            pinned_engine=manifest.pinned_engine,
-        )
