@@ -12,7 +12,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.core.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from honed.daemon.core.events import Added, Pinned, Proof, SuccessorReady, TurnedAway, VersionChosen
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, State
 from honed.daemon.observe.latencies import Latencies
@@ -135,10 +135,10 @@ class Publisher:
 
         What has forms for other sizes is as good where it is no slower: the inputs may not meet these.
         """
-        history, server = entry.manifest.history, self.pool.device_of(entry)
+        server = self.pool.device_of(entry)
         version = new_version(
             file,
-            history.next_number,
+            entry.manifest.history.next_number,
             schedules=model.schedules,
             why=why,
             now=time.time(),
@@ -164,44 +164,17 @@ class Publisher:
             if objection:
                 return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
             choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None
-            async with self.commits.turn:
-                self._check_served(entry)
-                history = succeed(entry.manifest.history, version, time.time(), keep=True)
-                manifest = dataclasses.replace(entry.manifest, compiled=file, history=history)
-                event: Added | SuccessorReady
-                if choice is None:
-                    event = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
-                else:
-                    # It was compared with all there is; no trial of it would tell more.
-                    manifest = dataclasses.replace(
-                        manifest,
-                        history=settle(history),
-                        chosen=choice.engine,
-                        why=choice.why,
-                        times=choice.times,
-                    )
-                    event = Added(
-                        manifest=manifest,
-                        compiled=model,
-                        home=entry.device,
-                        proof=proof,
-                        cpu=choice.engine == "cpu",
-                    )
-                await self.commits.commit(manifest, [(file, path)])
-                self.pool.handle(event)
-                await self.commits.sweep()
-        ratio = compared.old_us / compared.new_us
-        told = f"version {version.number} is served, {ratio:.2f} times as fast"
-        if choice is not None and choice.engine == "cpu":
-            told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
-        _log.info("model %s: %s", entry.name, told)
-        return ModelPublished(
-            published=True,
-            version=version.number,
-            sentence=told,
-            old_us=compared.old_us,
-            new_us=compared.new_us,
-        )
+            await self._succeeded(entry, _Successor(version, file, model, proof, choice), path)
+        return _told(entry, version, choice, compared)
+
+    async def _succeeded(self, entry: ServedModel, successor: _Successor, path: Path) -> None:
+        """Store a successor and have it served."""
+        async with self.commits.turn:
+            self._check_served(entry)
+            event = _succession(entry, successor, time.time())
+            await self.commits.commit(event.manifest, [(successor.file, path)])
+            self.pool.handle(event)
+            await self.commits.sweep()
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
         """The engine that is to serve a new version of a model that the CPU engine serves."""
@@ -308,6 +281,57 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
     ):
         if [(t.name, t.dtype, t.shape) for t in old] != [(t.name, t.dtype, t.shape) for t in new]:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
+
+
+@dataclass(frozen=True, slots=True)
+class _Successor:
+    """A version that is right and faster, and the engine for its model where the CPU engine serves it."""
+
+    version: ModelVersion
+    file: StoredFile
+    model: Compiled
+    proof: Proof
+    choice: Choice | None
+
+
+def _succession(entry: ServedModel, successor: _Successor, now: float) -> Added | SuccessorReady:
+    """What happens to the model."""
+    history = succeed(entry.manifest.history, successor.version, now, keep=True)
+    manifest = dataclasses.replace(entry.manifest, compiled=successor.file, history=history)
+    choice = successor.choice
+    if choice is None:
+        return SuccessorReady(
+            model=entry.number, manifest=manifest, compiled=successor.model, proof=successor.proof
+        )
+    # It was compared with all there is; no trial of it would tell more.
+    manifest = dataclasses.replace(
+        manifest, history=settle(history), chosen=choice.engine, why=choice.why, times=choice.times
+    )
+    return Added(
+        manifest=manifest,
+        compiled=successor.model,
+        home=entry.device,
+        proof=successor.proof,
+        cpu=choice.engine == "cpu",
+    )
+
+
+def _told(
+    entry: ServedModel, version: ModelVersion, choice: Choice | None, compared: ComparisonResult
+) -> ModelPublished:
+    """The result for a successor that was taken."""
+    ratio = compared.old_us / compared.new_us
+    told = f"version {version.number} is served, {ratio:.2f} times as fast"
+    if choice is not None and choice.engine == "cpu":
+        told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
+    _log.info("model %s: %s", entry.name, told)
+    return ModelPublished(
+        published=True,
+        version=version.number,
+        sentence=told,
+        old_us=compared.old_us,
+        new_us=compared.new_us,
+    )
 
 
 def _kept(

@@ -77,13 +77,8 @@ class MetricsCollector:
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
-        usage, waiting = self.ledger.usage(), self.pool.waiting()
-        servers, whole = (
-            placed.seen(self.pool, viewer),
-            self.registry.whole if viewer.all else self.registry.common,
-        )
-        models = self.registry.models(viewer)
-        own = frozenset(entry.name for entry in models if entry.manifest.owner is not None)
+        whole = self.registry.whole if viewer.all else self.registry.common
+        own = frozenset(each.name for each in self.registry.models(viewer) if each.manifest.owner is not None)
         return service.Metrics(
             version=self.version,
             pid=os.getpid(),
@@ -92,36 +87,47 @@ class MetricsCollector:
             device=default.identity,
             device_time=DEVICE_TIME,
             worker=viewer.veil(_worker(default), own),
-            devices=tuple(
-                DeviceFigures(
-                    name=each.name,
-                    shown=each.shown,
-                    worker=viewer.veil(_worker(each), own),
-                    queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
-                )
-                for each in servers
-            ),
-            queue=strict.like(
-                QueueFigures,
-                placed.queue(self.pool, viewer),
-                longest=max(each.engine.queue.longest for each in servers),
-            ),
+            devices=self._devices(viewer, own),
+            queue=self._queue(viewer),
             connections=self.connections(),
             whole=whole.figures(now, uptime),
-            models=tuple(
-                self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
-                for entry in models
-            ),
-            variants=tuple(
-                self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
-                for entry in self.registry.variants()
-                if viewer.sees(entry.manifest.owner)
-            ),
+            models=self._models(viewer, now, uptime),
+            variants=self._variants(viewer, now, uptime),
             chains=tuple(self._chain(each, now, uptime) for each in self.chains.all()),
             tuning=_seen_of(tuning, viewer, own),
             temperatures=sensors,
             lease=self.lease(),
             gpu_faults=self.gpu_faults(),
+        )
+
+    def _devices(self, viewer: Viewer, own: frozenset[str]) -> tuple[DeviceFigures, ...]:
+        return tuple(
+            DeviceFigures(
+                name=each.name,
+                shown=each.shown,
+                worker=viewer.veil(_worker(each), own),
+                queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
+            )
+            for each in placed.seen(self.pool, viewer)
+        )
+
+    def _queue(self, viewer: Viewer) -> QueueFigures:
+        longest = max(each.engine.queue.longest for each in placed.seen(self.pool, viewer))
+        return strict.like(QueueFigures, placed.queue(self.pool, viewer), longest=longest)
+
+    def _models(self, viewer: Viewer, now: float, uptime: float) -> tuple[ModelFigures, ...]:
+        usage, waiting = self.ledger.usage(), self.pool.waiting()
+        return tuple(
+            self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
+            for entry in self.registry.models(viewer)
+        )
+
+    def _variants(self, viewer: Viewer, now: float, uptime: float) -> tuple[ModelFigures, ...]:
+        usage, waiting = self.ledger.usage(), self.pool.waiting()
+        return tuple(
+            self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
+            for entry in self.registry.variants()
+            if viewer.sees(entry.manifest.owner)
         )
 
     def _chain(self, served: ServedChain, now: float, uptime: float) -> ChainFigures:

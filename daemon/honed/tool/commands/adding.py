@@ -61,6 +61,10 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
     add_compile_options(add, several=True)
+    _add_serving_options(add)
+
+
+def _add_serving_options(add: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--replace",
         action="store_true",

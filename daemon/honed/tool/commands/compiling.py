@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     """Add these commands to the parser."""
+    _register_compile(commands)
+    _register_demo(commands)
+
+
+def _register_compile(commands: Any) -> None:
     compile_ = add_command(
         commands,
         "compile",
@@ -62,6 +67,9 @@ def register(commands: Any) -> None:
         default=limits.compile_memory_mib,
         help=f"memory the compiler may use, MiB (default {limits.compile_memory_mib})",
     )
+
+
+def _register_demo(commands: Any) -> None:
     demo = add_command(
         commands,
         "demo",
