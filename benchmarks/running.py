@@ -12,7 +12,7 @@ import numpy as np
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.runtime.compiled.model import Source
+from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import Executor
 from honed.tuner import attend, frontend
 from honed.tuner.assemble import assemble
@@ -40,7 +40,7 @@ def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
 
 def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
     """A lowered model to be run."""
-    source = Source(
+    source = SourceModel(
         sha256="0" * 64, filename="bench", producer="", opset=17, precision=model.precision, notes=()
     )
     return opened(*assemble(source, device.profile, model, lowered, None), device)

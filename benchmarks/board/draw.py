@@ -22,7 +22,7 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import Judge, Judged
+from honed.tuner.valhall.judge import JudgedLaunch, MachineCodeJudge
 
 from .kernels import FILE, Buffer, Launched, Program, save
 from .tasks import TASKS, Precision
@@ -43,7 +43,9 @@ def main() -> int:
         for family, name, precision, text in TASKS:
             one = _extracted(text, precision, profile)
             mine = list(
-                _programs(family, f"{name} {precision}", one, profile, Judge(compiler), options.draws)
+                _programs(
+                    family, f"{name} {precision}", one, profile, MachineCodeJudge(compiler), options.draws
+                )
             )
             print(
                 f"{family}: {name} {precision}: {', '.join(f'{p.packed_us:.1f}' for p in mine)} us",
@@ -64,7 +66,7 @@ def _extracted(text: str, precision: Precision, profile: DeviceProfile) -> Extra
 
 
 def _programs(
-    family: str, name: str, one: Extracted, profile: DeviceProfile, judge: Judge, count: int
+    family: str, name: str, one: Extracted, profile: DeviceProfile, judge: MachineCodeJudge, count: int
 ) -> Iterator[Program]:
     _, lowered = default(one.func, profile)
     try:
@@ -77,7 +79,7 @@ def _programs(
         for drawn in draws(one.func, profile, count)
         if len(drawn.lowered.source) <= _LONGEST_SOURCE
     ]
-    ranked: list[tuple[float, Lowered, list[Judged]]] = []
+    ranked: list[tuple[float, Lowered, list[JudgedLaunch]]] = []
     for drawn, dump in begun:
         try:
             judged = judge.judge(drawn.lowered.source, drawn.lowered.launches, dump)
@@ -94,7 +96,7 @@ def _programs(
 
 
 def _program(
-    family: str, name: str, schedule: str, one: Extracted, lowered: Lowered, judged: list[Judged]
+    family: str, name: str, schedule: str, one: Extracted, lowered: Lowered, judged: list[JudgedLaunch]
 ) -> Program:
     values = parameters(one.func)
     roles = ["in"] * (len(values) - one.outputs) + ["out"] * one.outputs + ["scratch"] * len(lowered.inner)
@@ -119,7 +121,7 @@ def _program(
     )
 
 
-def _microseconds(judged: list[Judged], *, packed: bool) -> float:
+def _microseconds(judged: list[JudgedLaunch], *, packed: bool) -> float:
     return 1e6 * sum((one.packed if packed else one.plain).seconds for one in judged)
 
 

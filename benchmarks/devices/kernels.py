@@ -14,7 +14,7 @@ from benchmarks.valhall.draws import draws
 from benchmarks.valhall.tasks import BenchTask, profile, tasks
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Source
+from honed.runtime.compiled.model import SourceModel
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised, Precision, TensorSpec
@@ -78,7 +78,7 @@ def write_one(path: Path, load: Workload, schedule: str, lowered: Lowered, devic
         producer="benchmarks.devices",
         applied=(),
     )
-    source = Source(
+    source = SourceModel(
         sha256=hashlib.sha256(lowered.source.encode()).hexdigest(),
         filename=path.name,
         producer=signature.producer,

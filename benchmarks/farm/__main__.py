@@ -98,7 +98,7 @@ def _replay(recording: Recording, farm: RunningFarm, folder: Path, count: int, s
     for task, memory in recording.memories.items():
         place = folder / f"memory-{task}"
         place.mkdir(exist_ok=True)
-        workloads[task] = rows.workload_in(place, rows.unpack(rows.Memory, memory))
+        workloads[task] = rows.workload_in(place, rows.unpack(rows.BoardMemory, memory))
     measurer.load(workloads[recording.batches[0].task])
     while measurer.joined < count:
         measurer.settle()

@@ -84,7 +84,7 @@ class Recorder:
 
     def load(self, address: str, memory: bytes) -> int:
         """As in `Boards`."""
-        task = rows.unpack(rows.Memory, memory).workload["task"]
+        task = rows.unpack(rows.BoardMemory, memory).workload["task"]
         self._recording.memories[task] = memory
         number = self._boards.load(address, memory)
         self._loads[number] = task, time.monotonic()
@@ -92,7 +92,7 @@ class Recorder:
 
     def judge(self, address: str, trial: bytes) -> int:
         """As in `Boards`."""
-        candidate = rows.unpack(rows.Trial, trial).candidate
+        candidate = rows.unpack(rows.FarmTrial, trial).candidate
         self._recording.sent[candidate["id"]] = candidate
         number = self._boards.judge(address, trial)
         self._judged[number] = candidate["id"]

@@ -36,12 +36,12 @@ class StandIn:
             version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
         )
 
-    def load(self, memory: rows.Memory) -> rows.Answer:
+    def load(self, memory: rows.BoardMemory) -> rows.Answer:
         """Take as long as the board did."""
         time.sleep(self._recording.loading[memory.workload["task"]])
-        return rows.Ready(rate=0.0)
+        return rows.BoardReady(rate=0.0)
 
-    def judge(self, trial: rows.Trial) -> rows.Answer:
+    def judge(self, trial: rows.FarmTrial) -> rows.Answer:
         """The recorded ruling, in the recorded time."""
         ruling = rows.answer(self._recording.rulings[trial.candidate["id"]])
         assert isinstance(ruling, rows.Ruling)

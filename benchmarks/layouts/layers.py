@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx, topi
 
-from honed.tuner.lower.functions.blocked import Convolution, blocks_of
+from honed.tuner.lower.functions.blocked import BlockedConvolution, blocks_of
 
 _WASTE = 1.1  # of pixels, for tiles of four instead of two
 _TILES = range(2, 9)
@@ -74,7 +74,7 @@ def blocked(layer: Layer, dtype: str, lanes: int) -> tirx.PrimFunc:
     height, width = ((n + 2 * pad - layer.window) // layer.step + 1 for n in (rows, columns))
     more = (_rounded(width) - width) * layer.step
     given = layer.inputs >= lanes
-    what = Convolution(
+    what = BlockedConvolution(
         channels=layer.outputs,
         depthwise=layer.depthwise,
         blocked=given,

@@ -25,7 +25,7 @@ from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.tune.extract import workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import Judge
+from honed.tuner.valhall.judge import MachineCodeJudge
 from honed.tuner.valhall.machine import LAUNCH_SECONDS
 
 _TURNS = 30
@@ -61,7 +61,7 @@ class Bench:
         self._compiler = OfflineCompiler(root)
 
     def __enter__(self) -> Self:
-        self._judge = Judge(self._compiler.__enter__())
+        self._judge = MachineCodeJudge(self._compiler.__enter__())
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from honed.machine.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.tune.extract import extract, workload
 from honed.tuner.verdict import Outcome, Verdict
@@ -24,7 +24,7 @@ from honed.tuner.verdict import Outcome, Verdict
 from .schedules import Tried, record, schedules
 from .zoo import write
 
-_LIMITS = Limits(timing_seconds=0.1, warm_seconds=0.05)
+_LIMITS = MeasureLimits(timing_seconds=0.1, warm_seconds=0.05)
 
 
 def main() -> int:

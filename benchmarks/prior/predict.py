@@ -18,7 +18,7 @@ from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.verdict import Stored, Timing
 
 from .schedules import Tried, record, schedules
@@ -41,7 +41,7 @@ def main() -> int:
         OfflineCompiler(options.root) as compiler,
         options.output.open("wb") as file,
     ):
-        judge = Judge(compiler)
+        judge = MachineCodeJudge(compiler)
         for n, path in enumerate(write(Path(folder), options.layers, options.seed)):
             if time.monotonic() > end:
                 break
@@ -57,12 +57,12 @@ def main() -> int:
     return 0
 
 
-def _begun(tried: Sequence[Tried], judge: Judge) -> list[tuple[Tried, Future[Dump]]]:
+def _begun(tried: Sequence[Tried], judge: MachineCodeJudge) -> list[tuple[Tried, Future[Dump]]]:
     """All of them, compiled side by side."""
     return [(each, judge.begin(each.lowered.source)) for each in tried]
 
 
-def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: Judge) -> float | None:
+def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> float | None:
     """What a schedule is predicted to take; None where Mesa's compiler does not build it."""
     task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))

@@ -23,7 +23,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import Judge, Judged, seconds
+from honed.tuner.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
 from . import check, dots, winograd
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print the best draw's OpenCL C")
     options = parser.parse_args()
     with OfflineCompiler(options.root) as compiler:
-        judge = Judge(compiler)
+        judge = MachineCodeJudge(compiler)
         if options.what == "check":
             check.report(judge)
             return 0
@@ -60,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
+def _report(task: BenchTask, judge: MachineCodeJudge, count: int, *, show: bool) -> None:
     device = profile()
     rule, lowered = default(task.func, device)
     table = Table(*_HEADS, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
@@ -97,7 +97,7 @@ def _launched(launch: KernelLaunch) -> str:
     return f"// {launch.entry}: groups {launch.grid} of {launch.block}"
 
 
-def _row(table: Table, name: str, task: BenchTask, judged: list[Judged]) -> None:
+def _row(table: Table, name: str, task: BenchTask, judged: list[JudgedLaunch]) -> None:
     plain = sum(one.plain.seconds for one in judged)
     packed = sum(one.packed.seconds for one in judged)
     longest = max(judged, key=lambda one: one.plain.seconds)

@@ -27,7 +27,7 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
 from .hand import Product, product
@@ -71,7 +71,7 @@ class Row:
         return 1 / better if self.unit in ("us", "ms") else better
 
 
-def report(judge: Judge) -> None:
+def report(judge: MachineCodeJudge) -> None:
     """Print the table."""
     table = Table("figure", "unit", "measured by others", "bench", "bench is better by", "kernel")
     for row in (*_peaks(judge), *_arm(judge), *_case(judge), *_ncnn(judge)):
@@ -80,7 +80,7 @@ def report(judge: Judge) -> None:
     Console(width=140).print(table)
 
 
-def _peaks(judge: Judge) -> Iterator[Row]:
+def _peaks(judge: MachineCodeJudge) -> Iterator[Row]:
     for dtype, width, measured in _CLPEAK:
         source, launch = arithmetic(dtype, width)
         rate = launch.flops / seconds(judge.judge(source, [launch])) / 1e9
@@ -91,13 +91,13 @@ def _peaks(judge: Judge) -> Iterator[Row]:
         yield Row(f"clpeak, float{width} loads", "GB/s", measured, rate, "of the kind")
 
 
-def _arm(judge: Judge) -> Iterator[Row]:
+def _arm(judge: MachineCodeJudge) -> Iterator[Row]:
     source, launch = product(Product(1, 192, 512, 512, shared=True))
     share = 100 * launch.flops / seconds(judge.judge(source, [launch])) / FP16_FLOPS
     yield Row("Arm's library, 192x512x512", "% of peak", _ARM_SHARE, share, "its tile (4x8x4), by hand")
 
 
-def _case(judge: Judge) -> Iterator[Row]:
+def _case(judge: MachineCodeJudge) -> Iterator[Row]:
     """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
     with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
         found, _ = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile())
@@ -114,13 +114,13 @@ def _case(judge: Judge) -> Iterator[Row]:
     yield Row("case 1, LightGlue-192", "ms", _CASE_MS, total * 1e3, "TVM's defaults of today")
 
 
-def _ncnn(judge: Judge) -> Iterator[Row]:
+def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
     found, _ = extract(_SQUEEZENET, {}, "fp16", profile())
     total = sum(one.task.weight * _taken(judge, one, _first(one)) for one in found)
     yield Row("ncnn, SqueezeNet", "ms", _NCNN_SQUEEZENET_MS, total * 1e3, "ours, first served")
 
 
-def _taken(judge: Judge, one: Extracted, lowered: Lowered) -> float:
+def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
     """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
     try:
         return seconds(judge.judge(lowered.source, _launches(one, lowered)))

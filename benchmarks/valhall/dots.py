@@ -23,7 +23,7 @@ from honed.tuner.lower.intrinsics import DOT_ADD
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
 from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 
 from .draws import draws
 from .tasks import profile
@@ -88,7 +88,7 @@ LAYERS = {
 }
 
 
-def report(judge: Judge, count: int) -> None:
+def report(judge: MachineCodeJudge, count: int) -> None:
     """Print each layer in each form: the best of what is first served and `count` draws a sketch."""
     table = Table("layer", *_FORMS, "gain over integers", "over halves", title="us, with 4 us a launch")
     for name, layer in LAYERS.items():
@@ -100,7 +100,7 @@ def report(judge: Judge, count: int) -> None:
     Console(width=140).print(table)
 
 
-def _layer(layer: Layer, form: str, judge: Judge, count: int) -> float:
+def _layer(layer: Layer, form: str, judge: MachineCodeJudge, count: int) -> float:
     """Seconds of a layer's launches in an inference."""
     device, precision = profile(), _PRECISIONS.get(form, "auto")
     if form == "integers":
@@ -110,7 +110,9 @@ def _layer(layer: Layer, form: str, judge: Judge, count: int) -> float:
     return sum(_function(func, device, judge, count, form) for func in legal.functions.values())
 
 
-def _function(func: tirx.PrimFunc, device: DeviceProfile, judge: Judge, count: int, form: str) -> float:
+def _function(
+    func: tirx.PrimFunc, device: DeviceProfile, judge: MachineCodeJudge, count: int, form: str
+) -> float:
     _, lowered, _ = first_kernels(func, "main", target_for(device), device)
     found = []
     for one in (lowered, *(drawn.lowered for drawn in draws(func, device, count))):

@@ -29,7 +29,7 @@ from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.search.draw import Drawing
 from honed.tuner.tune.extract import workload
 from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS
 
 from .tasks import profile
@@ -88,7 +88,7 @@ def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
     return Bounds(sum(launches) + len(launches) * LAUNCH_SECONDS, fused + LAUNCH_SECONDS)
 
 
-def report(judge: Judge, count: int) -> None:
+def report(judge: MachineCodeJudge, count: int) -> None:
     """Print the table; ours is the best of what is first served and `count` draws of each packed sketch."""
     heads = ("layer", "direct, us", "F(2x2), us", "in one", "F(4x4), us", "in one", "F(2x2) faster", "F(4x4)")
     for precision in ("fp16", "fp32"):
@@ -125,7 +125,7 @@ def _layers(name: str, graph: onnx.GraphProto) -> Iterator[Layer]:
             yield Layer(name, channels, outputs, *shapes[node.input[0]][2:])
 
 
-def _direct(layer: Layer, precision: Precision, judge: Judge, count: int) -> float:
+def _direct(layer: Layer, precision: Precision, judge: MachineCodeJudge, count: int) -> float:
     """Seconds of our best kernels for the direct sum, its weights constant."""
     func = _function(layer, "float16" if precision == "fp16" else "float32")
     made = workload(str(layer), func, 1, Path(), None, (1,))
@@ -154,7 +154,7 @@ def _kernels(func: tirx.PrimFunc, count: int) -> Iterator[Lowered]:
                 continue
 
 
-def _taken(made: Workload, lowered: Lowered, judge: Judge) -> float:
+def _taken(made: Workload, lowered: Lowered, judge: MachineCodeJudge) -> float:
     launches = inference_launches(made, Candidate.of("", lowered))
     try:
         return seconds(judge.judge(lowered.source, launches))

@@ -112,7 +112,7 @@ class World:
             assert kept.compiled is None or not kept.history.current.quarantine, "it leads to what did wrong"
             self.serve(kept, None, rests=is_variant(kept.name) and kept.compiled is not None)
 
-    def serve(self, kept: Manifest, proof: told.Proof | None, *, rests: bool = False) -> None:
+    def serve(self, kept: Manifest, proof: told.LoadedProof | None, *, rests: bool = False) -> None:
         """Tell of what is stored, as the service does."""
         compiled = COMPILED if kept.compiled is not None else None
         cpu = cpu_serves(kept, "fastest")
@@ -298,12 +298,12 @@ class World:
         serves = engine or ("cpu" if model.on_cpu else "gpu")
         self.tell(told.EngineChosen(model=model.number, engine=serves, why="pinned", pinned=engine))
 
-    def prove(self, engine: str, key: str) -> told.Proof | None:
+    def prove(self, engine: str, key: str) -> told.LoadedProof | None:
         worker = self.workers.get(engine)
         if worker is None:
             return None
         self.loaded[engine].add(key)
-        return told.Proof(engine=engine, worker=worker, checked=CHECKED)
+        return told.LoadedProof(engine=engine, worker=worker, checked=CHECKED)
 
     def publish(self, name: str, *, stored_only: bool = False) -> None:
         """A better version, loaded beside the present one and stored; it may never come to serve."""

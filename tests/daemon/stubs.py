@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Choice
+from honed.runtime.compiled.model import PrecisionChoice
 from tests.runtime.builder import Builder
 
 # "Compiles" a source by looking up a compiled file that was made for it.
@@ -66,13 +66,18 @@ class StubTuner:
         """A file that its code finds with `pathlib.Path(__file__).with_name(name)`."""
         return self._package / name
 
-    def knows(self, source: Path, builder: Builder, choice: Choice | None = None) -> None:
+    def knows(self, source: Path, builder: Builder, choice: PrecisionChoice | None = None) -> None:
         """Make it compile `source` to the model of `builder`."""
         write_from(source, builder, self.beside(_sha256(source)), choice=choice)
 
 
 def write_from(
-    source: Path, builder: Builder, target: Path, *, precision: str = "fp32", choice: Choice | None = None
+    source: Path,
+    builder: Builder,
+    target: Path,
+    *,
+    precision: str = "fp32",
+    choice: PrecisionChoice | None = None,
 ) -> Path:
     """A compiled file that says it was made from `source`."""
     model = builder.build()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime.compiled.model import Choice
+from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.tool.main import main
 from tests.runtime.builder import add_constant
@@ -20,7 +20,9 @@ from .stubs import StubTuner
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SIZE = 8
-CHOICE = Choice(half=True, why="largest error 0.001 of an output's range", single=("a",), wide=("b",))
+CHOICE = PrecisionChoice(
+    half=True, why="largest error 0.001 of an output's range", single=("a",), wide=("b",)
+)
 
 
 @pytest.fixture

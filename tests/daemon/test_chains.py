@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from honed.daemon.chains import between
 from honed.daemon.chains.between import BetweenMemory
-from honed.daemon.chains.definition import Chain, Source, chained, source
+from honed.daemon.chains.definition import Chain, TensorSource, chained, source
 from honed.daemon.chains.fitting import interface
 from honed.daemon.chains.progress import ChainProgress
 from honed.daemon.chains.stored import ChainStore
@@ -118,8 +118,8 @@ def test_what_cannot_be_a_chain(steps: tuple[ChainStep, ...], outputs: dict[str,
 
 
 def test_colons_belong_to_what_follows_the_first() -> None:
-    assert source("step:image:0") == Source("step", "image:0")
-    assert source("image") == Source("", "image")
+    assert source("step:image:0") == TensorSource("step", "image:0")
+    assert source("image") == TensorSource("", "image")
 
 
 def tensor(name: str, *sizes: int | str, dtype: str = "float32") -> OpenTensor:

@@ -27,7 +27,7 @@ from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.received import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
-from honed.daemon.worker.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.engines import TIE
@@ -546,7 +546,7 @@ class Turns:
 
     async def alone(self, _: str, turn: int) -> int:
         if self._fails:
-            raise WorkerLost("it crashed")
+            raise WorkerDied("it crashed")
         self.turns.append(turn)
         return self._ns
 

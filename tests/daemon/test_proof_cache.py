@@ -21,7 +21,7 @@ from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, Store, begin
 from honed.daemon.worker.buildprocess import BuilderLost
 from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
-from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.runtime.errors import HonedError, ModelRefused
@@ -159,7 +159,7 @@ def test_a_model_that_ends_the_process_that_builds_is_given_up_and_no_worker_see
 def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path) -> None:
     start(tmp_path, Worker())
     dying = Worker()
-    dying.failing = {1: WorkerLost("it died")}
+    dying.failing = {1: WorkerDied("it died")}
     model, given_up = start(tmp_path, dying)
     assert (model.state, given_up) == (State.READY, [])  # the next worker's turn
     fresh, builder = Worker(), Builder()

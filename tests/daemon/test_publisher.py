@@ -14,7 +14,7 @@ import pytest
 
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.core.actions import Persist
-from honed.daemon.core.events import Added, Event, Judged, Proof, WorkerReady
+from honed.daemon.core.events import Added, Event, Judged, LoadedProof, WorkerReady
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, Trial
@@ -47,8 +47,8 @@ class Interrupted(Store):
 class Loader:
     """Whatever is loaded is twice as fast."""
 
-    async def load(self, key: str, path: str, **_: object) -> Proof:
-        return Proof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
+    async def load(self, key: str, path: str, **_: object) -> LoadedProof:
+        return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
     async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
         return ComparisonResult(old=(200,) * rounds, new=(100,) * rounds, wrong="")

@@ -155,7 +155,7 @@ def test_a_successor_that_does_wrong_goes_at_once(how: str) -> None:
                 model=left.number,
                 manifest=successor(left, "late"),
                 compiled=COMPILED,
-                proof=told.Proof(engine="gpu", worker=world.starts, checked=CHECKED),
+                proof=told.LoadedProof(engine="gpu", worker=world.starts, checked=CHECKED),
             )
         )
 

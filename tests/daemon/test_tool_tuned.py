@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 
 from .running import Service, serving
 from .test_tool_tuning import until
@@ -137,7 +137,7 @@ def test_a_model_added_later_has_the_schedules_that_are_recorded(served: Service
         client.add(source, name="again", shapes={"x": (ROWS, INNER)})
         schedules = [kernel["schedule"] for kernel in client.show("again")["kernels"]]
         client.remove("again")
-    assert any(Origin.parse(schedule).source is Source.MEASURED for schedule in schedules) == any(
+    assert any(Origin.parse(schedule).source is ScheduleSource.MEASURED for schedule in schedules) == any(
         row["best_us"] < row["default_us"] for row in rows
     )
 

@@ -15,7 +15,7 @@ import pytest
 from honed.daemon.settings.limits import Limits
 from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
 from honed.daemon.worker.process import device_program
-from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
@@ -71,7 +71,7 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
         worker = Supervisor(Limits(), cache_dir, device_program("", 0))
 
         async def ask() -> None:
-            with suppress(WorkerLost):
+            with suppress(WorkerDied):
                 await worker.call(Ping(), seconds=SECONDS)
             order.append("told")
 
@@ -115,7 +115,7 @@ def test_the_driver_is_loaded_for_the_first_model(
             await worker.wait_ready(SECONDS)
             assert not driver_is_loaded()
             vendors.have("pthread")
-            with pytest.raises(WorkerLost, match="fits no device"):
+            with pytest.raises(WorkerDied, match="fits no device"):
                 await worker.open()
             vendors.have("basic")
             await worker.wait_ready(SECONDS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from honed.daemon.worker.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import errors
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,6 @@ def _texts(node: ast.AST, code: str) -> Iterator[Text]:
 
 def _code(called: ast.expr) -> str:
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    kinds = {"WorkerLost": WorkerLost, "MissingFiles": errors.MissingFiles}
+    kinds = {"WorkerDied": WorkerDied, "MissingFiles": errors.MissingFiles}
     kind = kinds.get(name) or getattr(errors, name, None)
     return kind.code if isinstance(kind, type) and issubclass(kind, errors.HonedError) else ""

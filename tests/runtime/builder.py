@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import (
     Place,
     Preparation,
     Proof,
-    Source,
+    SourceModel,
     Split,
     Step,
     Tensor,
@@ -167,7 +167,7 @@ class Builder:
 
     def build(self, profile: DeviceProfile = PROFILE) -> CompiledModel:
         return CompiledModel(
-            source=Source(
+            source=SourceModel(
                 sha256=self.sha256, filename="m.onnx", producer="tests", opset=17, precision="fp32", notes=()
             ),
             compiler={"tests": "1"},

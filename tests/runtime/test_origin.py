@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime.origin import Origin, Source, Way
+from honed.runtime.origin import Origin, ScheduleSource, Way
 
 
 @pytest.mark.parametrize(
     ("text", "origin"),
     [
-        ("prior:cpu-1", Origin(Source.PRIOR, "cpu-1")),
-        ("tables:gpu", Origin(Source.TABLES, "gpu")),
-        ("matmul", Origin(Source.RULE, "matmul")),
-        ("record:0123456789ab", Origin(Source.RECORD, "0123456789ab")),
-        ("measured:0123456789ab", Origin(Source.MEASURED, "0123456789ab")),
-        ("measured:tables:0123456789ab", Origin(Source.MEASURED, "0123456789ab", Way.TABLES)),
-        ("predicted:descent:0123456789ab", Origin(Source.PREDICTED, "0123456789ab", Way.DESCENT)),
+        ("prior:cpu-1", Origin(ScheduleSource.PRIOR, "cpu-1")),
+        ("tables:gpu", Origin(ScheduleSource.TABLES, "gpu")),
+        ("matmul", Origin(ScheduleSource.RULE, "matmul")),
+        ("record:0123456789ab", Origin(ScheduleSource.RECORD, "0123456789ab")),
+        ("measured:0123456789ab", Origin(ScheduleSource.MEASURED, "0123456789ab")),
+        ("measured:tables:0123456789ab", Origin(ScheduleSource.MEASURED, "0123456789ab", Way.TABLES)),
+        ("predicted:descent:0123456789ab", Origin(ScheduleSource.PREDICTED, "0123456789ab", Way.DESCENT)),
     ],
 )
 def test_a_name_and_its_origin(text: str, origin: Origin) -> None:
@@ -26,11 +26,11 @@ def test_a_name_and_its_origin(text: str, origin: Origin) -> None:
 
 @pytest.mark.parametrize("text", ["", "matmul", "newer:0123", "kin:0123"])
 def test_a_name_of_no_known_form_is_a_rules(text: str) -> None:
-    assert Origin.parse(text) == Origin(Source.RULE, text)
+    assert Origin.parse(text) == Origin(ScheduleSource.RULE, text)
 
 
 def test_only_what_was_measured_was_tried() -> None:
-    assert [source for source in Source if Origin(source, "x").tried] == [
-        Source.RECORD,
-        Source.MEASURED,
+    assert [source for source in ScheduleSource if Origin(source, "x").tried] == [
+        ScheduleSource.RECORD,
+        ScheduleSource.MEASURED,
     ]

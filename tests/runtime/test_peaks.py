@@ -14,7 +14,7 @@ from honed.machine import bounds, peaks, profilefile
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.microbench import arithmetic, memory
-from honed.machine.microbench.arithmetic import Form
+from honed.machine.microbench.arithmetic import ArithmeticForm
 from honed.machine.profile import DevicePeaks
 
 FOUND = DevicePeaks(
@@ -155,22 +155,22 @@ def test_forms_hold_what_fits_the_registers(family: str, widest: int) -> None:
     forms = arithmetic.forms(FAMILIES[family].accumulators)
     assert len(set(forms)) == len(forms)
     assert {form.width for form in forms} == {1, 2, 4, 8, 16}
-    assert Form(8, 12) in forms, "AVX2 needs 8 lanes and more than 8 chains"
+    assert ArithmeticForm(8, 12) in forms, "AVX2 needs 8 lanes and more than 8 chains"
     assert max(form.chains for form in forms if form.width == 16) == widest
 
 
 def test_the_best_form_runs_again_with_its_neighbours() -> None:
-    rates = {Form(1, 4): 1.0, Form(8, 12): 9.0, Form(4, 8): 5.0}
+    rates = {ArithmeticForm(1, 4): 1.0, ArithmeticForm(8, 12): 9.0, ArithmeticForm(4, 8): 5.0}
     assert arithmetic.finalists(rates, 1024) == [
-        Form(8, 12),
-        Form(8, 12, "mad"),
-        Form(8, 12, group=256),
-        Form(4, 8),
+        ArithmeticForm(8, 12),
+        ArithmeticForm(8, 12, "mad"),
+        ArithmeticForm(8, 12, group=256),
+        ArithmeticForm(4, 8),
     ]
-    assert Form(8, 12, group=256) not in arithmetic.finalists(rates, 128)
+    assert ArithmeticForm(8, 12, group=256) not in arithmetic.finalists(rates, 128)
 
 
 def test_a_form_does_the_operations_it_counts() -> None:
-    source = arithmetic.source(Form(4, 8), "half")
-    assert source.count("fma(") * 2 * 4 == Form(4, 8).operations(1) == 2 * 4 * 8 * 4
+    source = arithmetic.source(ArithmeticForm(4, 8), "half")
+    assert source.count("fma(") * 2 * 4 == ArithmeticForm(4, 8).operations(1) == 2 * 4 * 8 * 4
     assert memory.source(16).count("in[get_global_id(0) + ") == 16

@@ -21,7 +21,7 @@ from typing import Any
 from honed.machine import devices, peaks
 from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float) -> list[tuning.Tuned]:
-    limits = Limits(memory_bytes=8 << 30)
+    limits = MeasureLimits(memory_bytes=8 << 30)
     threads = os.cpu_count() or 1
     tuned: list[tuning.Tuned] = []
     with Measurer(spec, profile, limits, command=tuning.CACHED) as measurer:

@@ -11,12 +11,12 @@ from tvm.s_tir import Schedule
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.functions.blocked import Convolution, blocks_of
+from honed.tuner.lower.functions.blocked import BlockedConvolution, blocks_of
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
@@ -47,7 +47,7 @@ def convolution(name: str, *, selects: bool = True) -> tirx.PrimFunc:
     """With a bias and a ReLU."""
     inputs, outputs, image, window, step, more, depthwise = CASES[name]
     pad, given = window // 2, inputs >= LANES
-    what = Convolution(
+    what = BlockedConvolution(
         channels=outputs,
         depthwise=depthwise,
         blocked=given,
@@ -78,7 +78,7 @@ def weights(name: str) -> np.ndarray:
 def test_draws_are_right(family: str, device: Device, tmp_path: Path) -> None:
     """The table's rectangle, where its group is one for the family, and a draw."""
     profile = profile_of(family, device.profile)
-    limits = Limits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
+    limits = MeasureLimits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
     with Measurer(device.spec, profile, limits) as measurer:
         for n, name in enumerate(CASES):
             func = convolution(name)

@@ -10,7 +10,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Source
+from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
@@ -47,7 +47,7 @@ def test_answers_are_those_of_the_channels_there_are(
     normalised = frontend.normalise(made, precision="fp32")
     lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
     assert len(lowered.functions) == 2, "the convolution, and all that is behind it"
-    source = Source(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
+    source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     found, constants = assemble(source, profile, normalised, lowered, None)
     modelfile.write(tmp_path / "m.honed", found, constants)
     x = np.random.default_rng(2).standard_normal((1, shape[1], 8, 8)).astype(np.float32)

@@ -14,7 +14,7 @@ from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import CompiledModel, Copy, KernelArg, Launch, Tensor
 from honed.tuner.lower.in_place import moved_in_place
 from honed.tuner.lower.plan import Plan, plan
-from honed.tuner.lower.program import Function, FunctionCall, KernelLaunch, Program, Value, Within
+from honed.tuner.lower.program import Function, FunctionCall, KernelLaunch, MemoryValue, Program, Within
 from tests.runtime.builder import PROFILE, Builder
 
 ALIGN = PROFILE.limits.base_align_bytes
@@ -27,12 +27,12 @@ Bytes = np.ndarray
 class _Model:
     """A program of bytes that grows call by call, and what each call does."""
 
-    values: list[Value] = field(default_factory=list)
+    values: list[MemoryValue] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     calls: list[FunctionCall] = field(default_factory=list)
 
     def value(self, nbytes: int, constant: Bytes | None = None) -> int:
-        self.values.append(Value(dtype="uint8", shape=(nbytes,), constant=constant))
+        self.values.append(MemoryValue(dtype="uint8", shape=(nbytes,), constant=constant))
         return len(self.values) - 1
 
     def input(self, units: int) -> int:

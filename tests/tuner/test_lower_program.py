@@ -12,7 +12,7 @@ from tvm import relax
 
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Launch, Source, Step, Tensor
+from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Launch, SourceModel, Step, Tensor
 from honed.runtime.errors import ModelRefused
 from honed.runtime.execution.executor import Executor
 from honed.tuner.lower.functions.legalize import legalize
@@ -129,7 +129,9 @@ def _compiled(plan: Plan, inputs: Mapping[str, np.ndarray], device: Device) -> C
         return tuple(Tensor(name=n, dtype=h.dtype, shape=h.shape, buffer=b) for n, b, h in held)
 
     return CompiledModel(
-        source=Source(sha256="0" * 64, filename="made", producer="", opset=17, precision="fp32", notes=()),
+        source=SourceModel(
+            sha256="0" * 64, filename="made", producer="", opset=17, precision="fp32", notes=()
+        ),
         compiler={},
         device=replace(device.profile, peaks=None),
         inputs=tensors(inputs, plan.input_buffers),

@@ -12,7 +12,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.building import Builders
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.verdict import Outcome
 
@@ -73,7 +73,7 @@ def test_a_crash_ends_one_child_and_no_other_candidate(builders: Builders, workl
 def test_a_candidate_built_ahead_gets_the_same_verdict(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
-    with Measurer(device.spec, profile, Limits(run_seconds=10.0), builders=1) as measurer:
+    with Measurer(device.spec, profile, MeasureLimits(run_seconds=10.0), builders=1) as measurer:
         measurer.load(workload)
         wanted = [candidate(workload, n, CRASH if n == 1 else honest.SCALE) for n in range(3)]
         measurer.build(wanted)

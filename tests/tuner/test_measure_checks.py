@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from honed.machine.mali import model_of
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.runtime.execution import proof
-from honed.tuner.lower.program import Value
+from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure import codec, median
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
@@ -54,7 +54,7 @@ LIMITS = DeviceLimits(
 def workload(dtype: str = "float32", *, flops: int = 0, moved: int = 0) -> Workload:
     return Workload(
         task="t",
-        parameters=(Value(dtype=dtype, shape=(8,)), Value(dtype=dtype, shape=(8,))),
+        parameters=(MemoryValue(dtype=dtype, shape=(8,)), MemoryValue(dtype=dtype, shape=(8,))),
         outputs=(1,),
         sets=1,
         folder=Path("nowhere"),
@@ -279,7 +279,7 @@ def test_sound_refuses_launches_that_cannot_be() -> None:
         return Candidate(id="c", source="", inner=(), launches=(replace(whole, **changes),))  # type: ignore[arg-type]
 
     assert submitted.sound(task, with_launch(), LIMITS) is None
-    larger = tuple(honest.launch([Value(dtype="float32", shape=(9,))], [], groups=1).arg_types) * 2
+    larger = tuple(honest.launch([MemoryValue(dtype="float32", shape=(9,))], [], groups=1).arg_types) * 2
     for wrong in (
         {"args": (0, 2)},
         {"args": (0, -1)},
@@ -309,8 +309,8 @@ def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
     expected = ExpectedOutput.of(reference, 1e-3)
 
     def left(found: np.ndarray, earlier: np.ndarray | None, unjudged: int | None = None) -> Outcome | None:
-        output = answers.Output("output 1", expected, found, earlier)
-        seen = answers.Left(0xA5, [], outputs=[output], unjudged=unjudged)
+        output = answers.RunOutput("output 1", expected, found, earlier)
+        seen = answers.MemoryLeft(0xA5, [], outputs=[output], unjudged=unjudged)
         return outcome(first_refusal(LEFT, seen, {"repeated"}))
 
     assert left(reference, None) is None
@@ -347,6 +347,6 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 def test_workloads_and_candidates_travel_whole(tmp_path: Path) -> None:
     task = honest.scale(tmp_path / "s", 64)
-    made = honest.candidate(task, honest.SCALE, groups=1, inner=(Value(dtype="int8", shape=()),))
+    made = honest.candidate(task, honest.SCALE, groups=1, inner=(MemoryValue(dtype="int8", shape=()),))
     assert codec.workload_from_plain(codec.workload_to_plain(task)) == task
     assert codec.candidate_from_plain(codec.candidate_to_plain(made)) == made

@@ -18,10 +18,10 @@ from honed.machine.devices import Device
 from honed.machine.kernellog import Record
 from honed.machine.kernellog.kmsg import KmsgReader
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.program import Value
+from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.checks import NAMES
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.verdict import Outcome, Verdict
@@ -30,7 +30,7 @@ from .liars import compiler_abort, honest, kinds
 
 N = 4096
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
-LIMITS = Limits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
+LIMITS = MeasureLimits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
 NONE = frozenset(NAMES)  # to be left out: all of them
 Judge = Callable[..., Verdict]
 
@@ -55,9 +55,9 @@ def judge(device: Device, profile: DeviceProfile, workload: Workload) -> Iterato
         source: str,
         without: frozenset[str],
         *,
-        inner: tuple[Value, ...] = (),
+        inner: tuple[MemoryValue, ...] = (),
         task: Workload = workload,
-        limits: Limits = LIMITS,
+        limits: MeasureLimits = LIMITS,
         command: tuple[str, ...] = COMMAND,
     ) -> Verdict:
         key = (without, limits, command)
@@ -104,7 +104,7 @@ def test_right_on_one_input_only(judge: Judge, workload: Workload, which: int, t
 
 def test_remembers_that_it_ran(judge: Judge) -> None:
     """Right in the runs that are looked at one by one, nothing any more when timed."""
-    inner = (Value(dtype="int32", shape=(N,)),)
+    inner = (MemoryValue(dtype="int32", shape=(N,)),)
     passes_without(judge, kinds.REMEMBERS, inner=inner)
     assert judge(kinds.REMEMBERS, only("right"), inner=inner).outcome is Outcome.WRONG
 
@@ -112,7 +112,7 @@ def test_remembers_that_it_ran(judge: Judge) -> None:
 @pytest.mark.parametrize("off", ["right", "repeated"])
 def test_reads_what_nobody_wrote(judge: Judge, off: str) -> None:
     """Within the tolerance, and other bits each time: only comparing runs with each other shows it."""
-    inner = (Value(dtype="float32", shape=(N,)),)
+    inner = (MemoryValue(dtype="float32", shape=(N,)),)
     passes_without(judge, kinds.READS_WHAT_NOBODY_WROTE, inner=inner)
     found = judge(kinds.READS_WHAT_NOBODY_WROTE, only(off), inner=inner)
     if off == "right":
@@ -130,7 +130,7 @@ def test_reads_beyond_its_input(judge: Judge) -> None:
 
 
 def test_right_once(judge: Judge) -> None:
-    inner = (Value(dtype="uint32", shape=(N,)),)
+    inner = (MemoryValue(dtype="uint32", shape=(N,)),)
     passes_without(judge, kinds.RIGHT_ONCE, inner=inner)
     assert judge(kinds.RIGHT_ONCE, only("right"), inner=inner).outcome is Outcome.WRONG
 
@@ -143,7 +143,7 @@ def test_skips_what_is_there_already(judge: Judge) -> None:
 
 def test_keeps_its_answers(judge: Judge) -> None:
     """Right always, and quick as long as its inputs stay the same: a time that no app will see."""
-    inner = (Value(dtype="float32", shape=(N,)),)
+    inner = (MemoryValue(dtype="float32", shape=(N,)),)
     all_others = frozenset({"anew"})
     assert judge(kinds.KEEPS_ITS_ANSWERS, all_others, inner=inner).outcome is Outcome.RIGHT
     found = judge(kinds.KEEPS_ITS_ANSWERS, only("anew"), inner=inner)
@@ -174,7 +174,9 @@ def test_writes_past_its_output_is_for_the_guards_to_see(judge: Judge) -> None:
 
 
 def test_writes_past_an_inner_buffer(judge: Judge) -> None:
-    found = judge(kinds.WRITES_BEYOND_INNER, only("guards"), inner=(Value(dtype="float32", shape=(N,)),))
+    found = judge(
+        kinds.WRITES_BEYOND_INNER, only("guards"), inner=(MemoryValue(dtype="float32", shape=(N,)),)
+    )
     assert found.outcome is Outcome.OUT_OF_BOUNDS
     assert "inner buffer 0: 4 bytes, the nearest of them 0 bytes beyond its end" in found.reason
 
@@ -316,7 +318,7 @@ def test_its_source_is_too_long(judge: Judge, profile: DeviceProfile) -> None:
 
 
 def test_asks_for_more_memory_than_allowed(judge: Judge) -> None:
-    huge = (Value(dtype="float32", shape=(1 << 28,)),)
+    huge = (MemoryValue(dtype="float32", shape=(1 << 28,)),)
     limits = replace(LIMITS, memory_bytes=512 << 20)
     found = judge(kinds.WRITES_BEYOND_INNER, only("memory"), inner=huge, limits=limits)
     assert found.outcome is Outcome.MEMORY
@@ -325,7 +327,7 @@ def test_asks_for_more_memory_than_allowed(judge: Judge) -> None:
 
 def test_exhausts_memory(judge: Judge) -> None:
     """The same with that check off: then the child's own limit holds."""
-    huge = (Value(dtype="float32", shape=(1 << 28,)),)
+    huge = (MemoryValue(dtype="float32", shape=(1 << 28,)),)
     limits = replace(LIMITS, memory_bytes=512 << 20)
     found = judge(kinds.WRITES_BEYOND_INNER, NONE, inner=huge, limits=limits)
     assert found.outcome is Outcome.MEMORY

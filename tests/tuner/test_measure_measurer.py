@@ -19,16 +19,16 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import DeviceError, InvalidArgument
-from honed.tuner.lower.program import Value
+from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.verdict import Outcome
 
 from .liars import compiler_abort, honest, kinds, leaky
 
 N = 4096
-LIMITS = Limits(run_seconds=10.0)  # a busy machine may take its time to run anything
+LIMITS = MeasureLimits(run_seconds=10.0)  # a busy machine may take its time to run anything
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_more_work_takes_longer(measurer: Measurer, tmp_path: Path) -> None:
 
 def test_several_launches_with_memory_between_them(measurer: Measurer, workload: Workload) -> None:
     measurer.load(workload)
-    inner = Value(dtype="float32", shape=(N,))
+    inner = MemoryValue(dtype="float32", shape=(N,))
     source = """
     __kernel void twice(__global const float* in, __global float* inner) {
       inner[get_global_id(0)] = 2.0f * in[get_global_id(0)];

@@ -12,7 +12,7 @@ from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import KernelArg
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks.finished import Launched
@@ -45,7 +45,7 @@ def workload(tmp_path: Path) -> Workload:
 
 def candidate(multiply: str = MULTIPLY, name: str = "packed") -> Candidate:
     """Packs w into an inner buffer, then multiplies."""
-    value = Value(dtype="float32", shape=(N,))
+    value = MemoryValue(dtype="float32", shape=(N,))
 
     def launch(entry: str, *args: int) -> KernelLaunch:
         access = ["read"] * (len(args) - 1) + ["write"]

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper, parser
 from honed.machine.devices import Device
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Choice
+from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.runtime.execution.proof import Difference
 from honed.tuner import compile as compiling
@@ -74,7 +74,9 @@ SMALL = _model(
 )  # fmt: skip
 
 
-def _decide(model: onnx.ModelProto, profile: DeviceProfile = MALI, calibration: Path | None = None) -> Choice:
+def _decide(
+    model: onnx.ModelProto, profile: DeviceProfile = MALI, calibration: Path | None = None
+) -> PrecisionChoice:
     return choose.decide(model, normalise(model), profile, calibration=calibration)
 
 
@@ -231,7 +233,7 @@ def test_a_file_whose_precision_was_not_chosen_keeps_the_models_own(tmp_path: Pa
 
 
 def test_a_choice_for_another_model_is_refused() -> None:
-    choice = Choice(half=True, why="", single=("no such value",))
+    choice = PrecisionChoice(half=True, why="", single=("no such value",))
     with pytest.raises(InvalidArgument, match="chosen for another model"):
         choose.applied(choice, normalise(DENSE))
 
@@ -259,7 +261,7 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
 
 
 def test_a_product_added_up_in_float32_gives_what_follows_fp16() -> None:
-    keep = Choice(half=True, why="", wide=(normalise(DENSE).model.graph.node[0].output[0],))
+    keep = PrecisionChoice(half=True, why="", wide=(normalise(DENSE).model.graph.node[0].output[0],))
     halved = choose.applied(keep, normalise(DENSE))
     kinds = {i.name: i.type.tensor_type.elem_type for i in halved.model.graph.value_info}
     product, cast, function = halved.model.graph.node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.tuner.halves import Keep
+from honed.tuner.halves import Exemptions
 from honed.tuner.mixed.search import Error, KeptOperators, PrecisionTrials, search
 
 BOUND = 1.0
@@ -16,7 +16,7 @@ PRODUCTS = OPERATORS[::3]
 def _summed(rounded: dict[str, float], added: dict[str, float]) -> Error:
     """Errors that add up: of what is in fp16, and of products that are added up in it."""
 
-    def error(keep: Keep) -> float:
+    def error(keep: Exemptions) -> float:
         halves = [name for name in OPERATORS if name not in keep.single]
         total = sum(rounded.get(name, 0.0) for name in halves)
         return total + sum(added.get(name, 0.0) for name in halves if name not in keep.wide)
@@ -31,7 +31,7 @@ def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 4
 def test_nothing_is_kept_where_nothing_is_needed() -> None:
     found = _found(_summed(dict.fromkeys(OPERATORS, 0.01), {}))
     assert found is not None
-    assert found.keep == Keep(single=frozenset())
+    assert found.keep == Exemptions(single=frozenset())
     assert found.error <= BOUND
 
 
@@ -44,7 +44,7 @@ def test_what_is_usually_kept_stays() -> None:
 def test_only_the_operators_that_err_are_kept() -> None:
     found = _found(_summed({"v5": 3.0, "v16": 2.0, "v20": 0.1}, {}))
     assert found is not None
-    assert found.keep == Keep(single=frozenset({"v5", "v16"}))
+    assert found.keep == Exemptions(single=frozenset({"v5", "v16"}))
 
 
 def test_overflow_is_an_error_as_any() -> None:
@@ -56,7 +56,7 @@ def test_overflow_is_an_error_as_any() -> None:
 def test_a_product_is_added_up_in_float32_before_it_is_kept() -> None:
     found = _found(_summed({}, {"v3": 2.0, "v9": 0.5}))
     assert found is not None
-    assert found.keep == Keep(single=frozenset(), wide=frozenset({"v3"}))
+    assert found.keep == Exemptions(single=frozenset(), wide=frozenset({"v3"}))
 
 
 def test_everything_stays_where_every_operator_errs() -> None:
@@ -66,7 +66,7 @@ def test_everything_stays_where_every_operator_errs() -> None:
 def test_without_trials_for_more_all_products_are_added_up_in_float32() -> None:
     found = _found(_summed({}, {"v3": 2.0}), trials=2)
     assert found is not None
-    assert found.keep == Keep(single=frozenset(), wide=frozenset(PRODUCTS))
+    assert found.keep == Exemptions(single=frozenset(), wide=frozenset(PRODUCTS))
 
 
 _SIZES = st.one_of(st.just(0.0), st.floats(0, 0.05), st.floats(0, 5), st.just(float("inf")))
@@ -82,9 +82,9 @@ def test_what_is_found_is_within_the_bound_and_the_trials(
     rounded: dict[str, float], added: dict[str, float], most: int
 ) -> None:
     error = _summed(rounded, added)
-    tried: list[Keep] = []
+    tried: list[Exemptions] = []
 
-    def counted(keep: Keep) -> float:
+    def counted(keep: Exemptions) -> float:
         tried.append(keep)
         return error(keep)
 

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
-from honed.tuner.halves import Keep
+from honed.tuner.halves import Exemptions
 from honed.tuner.mixed import products
 from honed.tuner.mixed.child import BOUND, PrecisionAnswer, decided
 from honed.tuner.mixed.simulate import Simulation
@@ -56,7 +56,7 @@ NAMES = Simulation(CHAIN.model, []).operators
 @settings(max_examples=40, deadline=None)
 @given(st.frozensets(st.sampled_from(NAMES)))
 def test_the_graph_with_its_casts_computes_the_same(single: frozenset[str]) -> None:
-    keep = Keep(single=single)
+    keep = Exemptions(single=single)
     values = {"x": 3 * _normal(4, 6), "z": _normal(6)}
     simulation = Simulation(CHAIN.model, [values])
     halved = in_half(CHAIN, keep)
@@ -71,7 +71,7 @@ def test_the_graph_with_its_casts_computes_the_same(single: frozenset[str]) -> N
 
 
 def test_what_is_kept_entirely_is_exact_and_of_float32() -> None:
-    keep = Keep(single=frozenset(NAMES))
+    keep = Exemptions(single=frozenset(NAMES))
     simulation = Simulation(CHAIN.model, [{"x": _normal(4, 6), "z": _normal(6)}])
     assert simulation.deviation(keep, 1).error == 0
     assert in_half(CHAIN, keep).precision == "fp32"

@@ -14,7 +14,7 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, Launch, Source
+from honed.runtime.compiled.model import CompiledModel, Launch, SourceModel
 from honed.runtime.execution.executor import Executor, load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
@@ -62,7 +62,7 @@ def lowered(text: str, profile: DeviceProfile) -> tuple[frontend.Normalised, Low
 def written(text: str, profile: DeviceProfile, path: Path) -> CompiledModel:
     """Compiled for the profile with what is served first."""
     normalised, made = lowered(text, profile)
-    source = Source(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
+    source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     found, constants = assemble(source, profile, normalised, made, None)
     modelfile.write(path, found, constants)
     return found

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from honed.runtime.compiled import validate
-from honed.runtime.compiled.model import CompiledModel, Launch, Source
+from honed.runtime.compiled.model import CompiledModel, Launch, SourceModel
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.lower.module import lower_module
@@ -22,7 +22,7 @@ def _compiled(model: onnx.ModelProto) -> CompiledModel:
     normalised = frontend.normalise(model)
     given = frontend.import_named(normalised)
     lowered = lower_module(given.module, PROFILE, names=given.names)
-    source = Source(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
+    source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     compiled, _ = assemble(source, PROFILE, normalised, lowered, None)
     validate.check(compiled)
     return compiled

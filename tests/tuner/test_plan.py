@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from honed.runtime.compiled.model import Copy, HostCall, KernelArg, Launch
 from honed.tuner.lower.plan import Lifetime, place, plan
-from honed.tuner.lower.program import Function, FunctionCall, HostFunctionCall, KernelLaunch, Program, Value
+from honed.tuner.lower.program import (
+    Function,
+    FunctionCall,
+    HostFunctionCall,
+    KernelLaunch,
+    MemoryValue,
+    Program,
+)
 
 ROOM = 1 << 28  # bytes
 
@@ -67,7 +74,7 @@ def _function(name: str, inputs: int, launches: int = 1, inner: int = 0) -> Func
         schedule="fallback",
         source=f"__kernel void {name}_kernel() {{}}",
         parameters=parameters,
-        inner=(Value(dtype="float32", shape=(4,)),) * inner,
+        inner=(MemoryValue(dtype="float32", shape=(4,)),) * inner,
         launches=tuple(
             KernelLaunch(
                 entry=f"{name}_kernel",
@@ -85,7 +92,7 @@ def _function(name: str, inputs: int, launches: int = 1, inner: int = 0) -> Func
 
 def _program(values: int, calls: list[FunctionCall | HostFunctionCall], outputs: list[int]) -> Program:
     return Program(
-        values=tuple(Value(dtype="float32", shape=(4,)) for _ in range(values)),
+        values=tuple(MemoryValue(dtype="float32", shape=(4,)) for _ in range(values)),
         inputs=(0,),
         outputs=tuple(outputs),
         output_shapes=tuple((2, 2) for _ in outputs),
@@ -108,7 +115,7 @@ def test_a_value_under_two_output_names_is_computed_once_and_copied() -> None:
 
 def test_a_constant_that_is_an_output_is_copied() -> None:
     program = Program(
-        values=(Value(dtype="float32", shape=(4,), constant=np.arange(4, dtype=np.float32)),),
+        values=(MemoryValue(dtype="float32", shape=(4,), constant=np.arange(4, dtype=np.float32)),),
         inputs=(),
         outputs=(0,),
         output_shapes=((4,),),

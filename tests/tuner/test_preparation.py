@@ -18,12 +18,19 @@ from honed.runtime.compiled.model import (
     KernelArg,
     Launch,
     Preparation,
-    Source,
+    SourceModel,
     Tensor,
 )
 from honed.runtime.compiled.plan import uses
 from honed.tuner.lower.plan import Plan, plan
-from honed.tuner.lower.program import Function, FunctionCall, HostFunctionCall, KernelLaunch, Program, Value
+from honed.tuner.lower.program import (
+    Function,
+    FunctionCall,
+    HostFunctionCall,
+    KernelLaunch,
+    MemoryValue,
+    Program,
+)
 from tests.runtime.builder import PROFILE
 
 ROOM = 1 << 28  # bytes
@@ -39,7 +46,7 @@ def function(name: str, parameters: int, inner: tuple[int, ...], *launches: dict
         schedule="by hand",
         source="\n".join(f"__kernel void {name}_{n}() {{}}" for n in range(len(launches))),
         parameters=parameters,
-        inner=tuple(Value(dtype="float32", shape=(size,)) for size in inner),
+        inner=tuple(MemoryValue(dtype="float32", shape=(size,)) for size in inner),
         launches=tuple(
             KernelLaunch(
                 entry=f"{name}_{n}",
@@ -62,10 +69,10 @@ def program(
     calls: Sequence[FunctionCall | HostFunctionCall], outputs: tuple[int, ...], *sizes: int
 ) -> Program:
     """Value 0 is an input of 8 floats; `sizes` are of the others, in floats, negative for constants."""
-    values = [Value(dtype="float32", shape=(8,))]
+    values = [MemoryValue(dtype="float32", shape=(8,))]
     for size in sizes:
         constant = np.zeros(-size, np.float32) if size < 0 else None
-        values.append(Value(dtype="float32", shape=(abs(size),), constant=constant))
+        values.append(MemoryValue(dtype="float32", shape=(abs(size),), constant=constant))
     return Program(
         values=tuple(values),
         inputs=(0,),
@@ -85,7 +92,9 @@ def compiled(made: Plan) -> CompiledModel:
         )
 
     return CompiledModel(
-        source=Source(sha256="0" * 64, filename="made", producer="", opset=17, precision="fp32", notes=()),
+        source=SourceModel(
+            sha256="0" * 64, filename="made", producer="", opset=17, precision="fp32", notes=()
+        ),
         compiler={},
         device=PROFILE,
         inputs=tensors(made.input_buffers),

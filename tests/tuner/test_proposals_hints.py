@@ -17,7 +17,7 @@ pytest.importorskip("tvm")
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.records import Records
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import Entry, SearchBroke, SearchChild
+from honed.tuner.tune.search_child import ProposedCandidate, SearchBroke, SearchChild
 from honed.tuner.tune.task import TaskProgress, TuningTask
 from tests.tuner.test_records_hints import measured, take_in
 
@@ -35,7 +35,7 @@ class Child:
     def load(self, task: str, outputs: int) -> Any:
         return SimpleNamespace(fresh=False, workload=None)
 
-    def replay(self, task: str, traces: Sequence[str]) -> list[Entry]:
+    def replay(self, task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.asked.append(list(traces))
         (text,) = traces
         match json.loads(text)[1]:
@@ -44,8 +44,8 @@ class Child:
             case 2:
                 return []
             case 3:
-                return [Entry(text, text, None, None, "no device has so many registers")]
-        return [Entry(text, text, None, cast("Candidate", object()), "")]
+                return [ProposedCandidate(text, text, None, None, "no device has so many registers")]
+        return [ProposedCandidate(text, text, None, cast("Candidate", object()), "")]
 
 
 def test_hints_that_break_or_do_not_fit_are_noted_and_left(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from honed.tuner.records import (
     InQuarantine,
     NewCandidate,
     Records,
+    RecordState,
     Setup,
-    State,
     TaskRecord,
     sql,
 )
@@ -86,14 +86,14 @@ def test_a_candidate_from_begin_to_verdict(records: Records) -> None:
     (running,) = records.history("dense", SETUP)
     assert (running.id, running.state, running.outcome, running.timing) == (
         number,
-        State.IN_FLIGHT,
+        RecordState.IN_FLIGHT,
         None,
         None,
     )
     assert records.best("dense", SETUP) is None
     verdict = right(2.5, 1.25)
     done = records.finish(number, verdict)
-    assert (done.state, done.outcome, done.timing) == (State.DONE, Stored.RIGHT, verdict.timing)
+    assert (done.state, done.outcome, done.timing) == (RecordState.DONE, Stored.RIGHT, verdict.timing)
     assert (done.trace, done.trace_sha256) == (trace(1), sha256(trace(1)))
     assert (done.driver, done.compiler, done.measured_by) == ("g13p0", "honed-1", "board")
     assert done.finished_s is not None
@@ -151,7 +151,7 @@ def test_measuring_again_keeps_the_figures_until_there_are_new_ones(records: Rec
     assert records.begin(new(1)) == first
     best = records.best("dense", SETUP)
     assert best is not None
-    assert best.state is State.IN_FLIGHT
+    assert best.state is RecordState.IN_FLIGHT
     records.finish(first, WRONG)
     assert records.best("dense", SETUP) is None
 
@@ -195,7 +195,7 @@ def test_impossible_verdicts_are_refused(records: Records, verdict: Verdict) -> 
     number = records.begin(new(1))
     with pytest.raises(InvalidArgument, match=r"cannot be|has no timing"):
         records.finish(number, verdict)
-    assert records.history("dense", SETUP)[0].state is State.IN_FLIGHT
+    assert records.history("dense", SETUP)[0].state is RecordState.IN_FLIGHT
 
 
 def test_a_trace_must_be_json(records: Records) -> None:
@@ -237,7 +237,7 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
     process_that_begins(path, 2)
     assert not records.may_run(SETUP, "dense", sha256(trace(2)))
     (left,) = records.abandoned()
-    assert (left.trace, left.state, left.outcome) == (trace(2), State.QUARANTINED, Stored.ABANDONED)
+    assert (left.trace, left.state, left.outcome) == (trace(2), RecordState.QUARANTINED, Stored.ABANDONED)
     assert left.reason == "was running when the tuner or the machine stopped"
     assert records.abandoned() == []
     with pytest.raises(InQuarantine):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.errors import ResourceExhausted
-from honed.tuner.records import NewCandidate, Records, State
+from honed.tuner.records import NewCandidate, Records, RecordState
 from honed.tuner.records.rows import sha256
 from tests.tuner.test_records import SETUP, add, new, right, trace
 
@@ -129,7 +129,7 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
     with Records.open(path) as records:
         kept = records.history("dense", SETUP)
         assert {c.trace for c in kept} == {trace(base + i) for base in (1000, 2000) for i in range(60)}
-        assert {c.state for c in kept} == {State.DONE}
+        assert {c.state for c in kept} == {RecordState.DONE}
 
 
 OPENER = "import sys\nfrom tests.tuner.test_records import Records\nRecords.open(sys.argv[1]).close()"
@@ -163,7 +163,7 @@ def test_torn_writes_lose_only_what_was_not_reported(tmp_path: Path) -> None:
         with Records.open(copy) as records:
             assert records.notes == ()
             kept = records.history("dense", SETUP)
-            done = [c for c in kept if c.state is State.DONE]
+            done = [c for c in kept if c.state is RecordState.DONE]
             assert [c.trace for c in done] == [trace(i) for i in range(len(done))]
             assert len(done) >= sum(end <= cut for end in ends)
             assert len(kept) - len(done) <= 1
@@ -217,11 +217,11 @@ def test_a_full_disk_loses_nothing_that_was_reported(small_disk: Path) -> None:
         with pytest.raises(ResourceExhausted, match="free some disk space"):
             tune_on(records, candidate, reported)
         assert len(reported) > 5
-        assert [c.trace for c in records.history("dense", SETUP) if c.state is State.DONE] == reported
+        assert [c.trace for c in records.history("dense", SETUP) if c.state is RecordState.DONE] == reported
     with Records.open(path) as records:
         assert records.notes == ()
         kept = records.history("dense", SETUP)
-        assert [c.trace for c in kept if c.state is State.DONE] == reported
+        assert [c.trace for c in kept if c.state is RecordState.DONE] == reported
 
 
 def test_after_a_full_disk_it_goes_on(small_disk: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from honed.runtime.errors import Unavailable
-from honed.tuner.records import Records, State, TaskRecord, export_jsonl, import_jsonl
+from honed.tuner.records import Records, RecordState, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
 from honed.tuner.verdict import Outcome, Stored
 from tests.tuner.test_records import (
@@ -99,7 +99,7 @@ def test_own_figures_stay_and_quarantine_comes_along(source: Records, target: Re
     assert (done.added, done.merged) == (3, 2)
     by_trace = {c.trace: c for c in target.history("dense", SETUP)}
     assert by_trace[trace(1)].timing == right(9.0).timing
-    assert (by_trace[trace(1)].measured_by, by_trace[trace(4)].state) == ("board B", State.QUARANTINED)
+    assert (by_trace[trace(1)].measured_by, by_trace[trace(4)].state) == ("board B", RecordState.QUARANTINED)
 
 
 def test_records_of_another_driver_come_as_stale_ones(source: Records, target: Records) -> None:

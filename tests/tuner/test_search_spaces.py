@@ -23,7 +23,7 @@ from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
@@ -42,7 +42,7 @@ from .search_functions import GRAPHS, draws, profile_of, tasks
 
 pytestmark = pytest.mark.tvm
 
-LIMITS = Limits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
+LIMITS = MeasureLimits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
 QUICK = (  # the others are slow
     "dense with bias",
     "convolution 3x3",

@@ -16,17 +16,17 @@ from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.surveying import survey
-from honed.runtime.origin import Origin, Source, Way
+from honed.runtime.origin import Origin, ScheduleSource, Way
 from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.search_child import (
     DefaultSchedule,
-    Entry,
     Found,
     LoadedTask,
     Proposed,
+    ProposedCandidate,
     SearchBroke,
     SearchChild,
 )
@@ -109,7 +109,7 @@ class Planted:
         entries = [self._entry(source) for source in batch]
         return Proposed(loaded=self.load(*self.asked), entries=entries, way=Way.EVOLUTION, last=False)
 
-    def replay(self, _task: str, traces: Sequence[str]) -> list[Entry]:
+    def replay(self, _task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.replayed += traces
         return [self._entry(json.loads(trace)[0]) for trace in traces]
 
@@ -119,12 +119,12 @@ class Planted:
     def _made(self, source: str) -> Candidate:
         return honest.candidate(self.workload, source, groups=N // 64)
 
-    def _entry(self, source: str) -> Entry:
+    def _entry(self, source: str) -> ProposedCandidate:
         """What has the form `! REASON` was refused by lowering."""
         key = hashlib.sha256(source.encode()).hexdigest()
         if source.startswith("! "):
-            return Entry(key, trace(source), None, None, source[2:])
-        return Entry(key, trace(source), None, replace(self._made(source), id=key), "")
+            return ProposedCandidate(key, trace(source), None, None, source[2:])
+        return ProposedCandidate(key, trace(source), None, replace(self._made(source), id=key), "")
 
 
 def trace(source: str) -> str:
@@ -433,7 +433,9 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
     right = Verdict(outcome=Outcome.RIGHT, timing=timing)
     text = "[[],[]]"
 
-    def said(identity: DeviceIdentity, way: Way | None, host: str | None = None) -> tuple[Source, Way | None]:
+    def said(
+        identity: DeviceIdentity, way: Way | None, host: str | None = None
+    ) -> tuple[ScheduleSource, Way | None]:
         new = NewCandidate(workload=f"{way} {host}", setup=setup_for(identity), trace=text, way=way)
         with kept(host) as records:
             records.finish(records.begin(new), right)
@@ -442,10 +444,10 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
         origin = Origin.parse(chosen[0])
         return origin.source, origin.way
 
-    assert said(profile.identity, Way.KIN) == (Source.MEASURED, Way.KIN)
-    assert said(profile.identity, None) == (Source.MEASURED, None)
-    assert said(profile.identity, Way.KIN, "another host") == (Source.RECORD, None)
-    assert said(bench, Way.DESCENT) == (Source.PREDICTED, Way.DESCENT)
+    assert said(profile.identity, Way.KIN) == (ScheduleSource.MEASURED, Way.KIN)
+    assert said(profile.identity, None) == (ScheduleSource.MEASURED, None)
+    assert said(profile.identity, Way.KIN, "another host") == (ScheduleSource.RECORD, None)
+    assert said(bench, Way.DESCENT) == (ScheduleSource.PREDICTED, Way.DESCENT)
 
 
 class Several(Planted):

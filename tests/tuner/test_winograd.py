@@ -13,7 +13,7 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Source
+from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
@@ -82,7 +82,7 @@ def test_it_is_the_convolution(
     normalised = frontend.normalise(made, precision="fp32")
     lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
     assert len(lowered.functions) == 3, "the image, the products, and the result with bias and Relu"
-    source = Source(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
+    source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     found, constants = assemble(source, profile, normalised, lowered, None)
     modelfile.write(tmp_path / "m.honed", found, constants)
     x = np.random.default_rng(2).standard_normal((shape[0], 12, *shape[1:])).astype(np.float32)

@@ -44,7 +44,7 @@ from .session import Session, spare_stacks
 _DEVICE = "ONNX Runtime/CPU"
 
 
-class Worker(Host):
+class CpuEngine(Host):
     """The loaded models by key."""
 
     def __init__(self, connected: socket.socket, threads: int) -> None:
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> None:
     connected = connect(int(arguments[0]))
     spare_stacks()
     with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
-        Worker(connected, int(arguments[2])).serve()
+        CpuEngine(connected, int(arguments[2])).serve()
 
 
 if __name__ == "__main__":

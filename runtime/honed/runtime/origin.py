@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Source(StrEnum):
+class ScheduleSource(StrEnum):
     """What speaks for a schedule. The first three are taken without a trial."""
 
     RULE = "rule"
@@ -31,7 +31,7 @@ class Way(StrEnum):
 class Origin:
     """A schedule's source, its name among others of that source, and where it is known how it was found."""
 
-    source: Source
+    source: ScheduleSource
     name: str
     way: Way | None = None
 
@@ -39,20 +39,20 @@ class Origin:
     def parse(cls, text: str) -> Origin:
         """What `str` of an origin gave; any other text is a rule's name."""
         source, colon, rest = text.partition(":")
-        if not colon or source not in set(Source):
-            return cls(Source.RULE, text)
+        if not colon or source not in set(ScheduleSource):
+            return cls(ScheduleSource.RULE, text)
         way, colon, name = rest.partition(":")
         if colon and way in set(Way):
-            return cls(Source(source), name, Way(way))
-        return cls(Source(source), rest)
+            return cls(ScheduleSource(source), name, Way(way))
+        return cls(ScheduleSource(source), rest)
 
     def __str__(self) -> str:
         """The name in a compiled model; of a rule the rule's own."""
-        if self.source is Source.RULE:
+        if self.source is ScheduleSource.RULE:
             return self.name
         return ":".join((self.source, *([self.way] if self.way else []), self.name))
 
     @property
     def tried(self) -> bool:
         """Whether its time was measured, here or elsewhere."""
-        return self.source in (Source.RECORD, Source.MEASURED)
+        return self.source in (ScheduleSource.RECORD, ScheduleSource.MEASURED)

@@ -92,10 +92,10 @@ class PlantedBoards:
             )
             return rows.pack(greeting)
         if what == "load":
-            return rows.pack(rows.Ready(rate=1e9))
+            return rows.pack(rows.BoardReady(rate=1e9))
         if what == "settle":
             return rows.pack(rows.Ruling(verdict={}, phases={}, faults=()))
-        trial = rows.unpack(rows.Trial, data)
+        trial = rows.unpack(rows.FarmTrial, data)
         board.judged.append(trial.candidate["id"])
         board.bests.append(trial.best)
         answer = board.judges(trial.candidate["id"])

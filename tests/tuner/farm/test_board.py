@@ -54,9 +54,9 @@ def board(service: Service, device: Device, cache_dir: Path) -> Iterator[Measuri
     made.close()
 
 
-def trial(workload: Workload) -> rows.Trial:
+def trial(workload: Workload) -> rows.FarmTrial:
     candidate = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    return rows.Trial(
+    return rows.FarmTrial(
         search="s", task=workload.task, candidate=codec.candidate_to_plain(candidate), best=None
     )
 
@@ -122,11 +122,13 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
     board = BenchBoard("mali-g610", compiler, 2)
     greeting = board.greet()
     assert (greeting.bench, greeting.depth) == ("mali-g610", 4)
-    asked = rows.Trial(search="s", task="sums", candidate=codec.candidate_to_plain(known(source)), best=None)
+    asked = rows.FarmTrial(
+        search="s", task="sums", candidate=codec.candidate_to_plain(known(source)), best=None
+    )
     early = board.judge(asked)
     assert isinstance(early, rows.NotNow)
     assert early.reload
-    assert board.load(rows.memory_of(sums, "s")) == rows.Ready(rate=0.0)
+    assert board.load(rows.memory_of(sums, "s")) == rows.BoardReady(rate=0.0)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(board.judge, [asked] * 4))
     verdicts = [rows.verdict_of(answer) for answer in answers if isinstance(answer, rows.Ruling)]
@@ -138,7 +140,7 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
 
 def test_searches_take_turns() -> None:
     now = 100.0
-    place, done = BoardPlace(lambda: now), rows.Ready(rate=1.0)
+    place, done = BoardPlace(lambda: now), rows.BoardReady(rate=1.0)
     assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow), "there is no board"
     place.board = BenchBoard("mali-g610", OneProgram({}), 1)
     assert rows.answer(place.answer("one", lambda _: done)) == done

@@ -45,7 +45,7 @@ RULINGS = st.builds(
 )
 ANSWERS = (
     RULINGS
-    | st.builds(rows.Ready, rate=FINITE)
+    | st.builds(rows.BoardReady, rate=FINITE)
     | st.builds(rows.NotNow, why=TEXT, seconds=FINITE, reload=st.booleans())
 )
 PLAIN = st.recursive(
@@ -70,7 +70,7 @@ def test_verdicts_come_as_they_went(verdict: Verdict) -> None:
 
 @given(st.binary() | PLAIN.map(msgpack.packb) | PLAIN.map(lambda plain: msgpack.packb({"ruling": plain})))
 def test_whatever_comes_is_a_row_or_refused(data: bytes) -> None:
-    for kind in (rows.Greeting, rows.Memory, rows.Trial):
+    for kind in (rows.Greeting, rows.BoardMemory, rows.FarmTrial):
         with suppress(InvalidArgument):
             rows.unpack(kind, data)
     with suppress(InvalidArgument):
@@ -82,17 +82,17 @@ def test_whatever_a_row_holds_is_read_or_refused(plain: dict[str, object]) -> No
     with suppress(InvalidArgument):
         rows.verdict_of(rows.Ruling(verdict=plain, phases={}, faults=()))
     with suppress(InvalidArgument):
-        rows.candidate_of(rows.Trial(search="", task="", candidate=plain, best=None))
+        rows.candidate_of(rows.FarmTrial(search="", task="", candidate=plain, best=None))
     with pytest.raises(InvalidArgument):
-        rows.workload_in(Path("/nowhere"), rows.Memory(search="", workload=plain, files={}))
+        rows.workload_in(Path("/nowhere"), rows.BoardMemory(search="", workload=plain, files={}))
 
 
 def test_a_task_and_its_candidates_travel_with_all_that_is_theirs(tmp_path: Path) -> None:
     workload = honest.scale(tmp_path / "scale", 64)
     one = honest.candidate(workload, honest.SCALE, groups=1)
-    trial = rows.Trial(search="s", task="t", candidate=codec.candidate_to_plain(one), best=1e-3)
-    assert rows.candidate_of(rows.unpack(rows.Trial, rows.pack(trial))) == one
-    memory = rows.unpack(rows.Memory, rows.pack(rows.memory_of(workload, "s")))
+    trial = rows.FarmTrial(search="s", task="t", candidate=codec.candidate_to_plain(one), best=1e-3)
+    assert rows.candidate_of(rows.unpack(rows.FarmTrial, rows.pack(trial))) == one
+    memory = rows.unpack(rows.BoardMemory, rows.pack(rows.memory_of(workload, "s")))
     there = tmp_path / "there"
     there.mkdir()
     assert rows.workload_in(there, memory) == replace(workload, folder=there)

@@ -12,23 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from honed.tuner.farm.clocks import Clocks
 from honed.tuner.farm.worklist import (
     Action,
-    Blame,
+    BoardBlame,
+    BoardLeft,
+    CandidateJudged,
+    CandidateWanted,
     Event,
     GivenBack,
     HandOut,
     Joined,
-    Judged,
-    Left,
-    Load,
-    Loaded,
+    LoadTask,
     NotLoaded,
     Refused,
     Settle,
+    TaskLoaded,
     Tell,
     Tick,
     Took,
     Unwanted,
-    Wanted,
     WorkList,
 )
 
@@ -48,7 +48,7 @@ class Farm(RuleBasedStateMachine):
         self.depths: dict[str, int] = {}
         self.handed: dict[int, HandOut] = {}  # every ticket ever
         self.open: list[int] = []  # that a board has, or had when it left
-        self.loading: list[Load] = []
+        self.loading: list[LoadTask] = []
         self.ready: dict[str, str | None] = {}
         self.away: dict[str, float] = {}
         self.suspects: set[str] = set()  # boards died of them
@@ -60,7 +60,7 @@ class Farm(RuleBasedStateMachine):
 
     def see(self, action: Action) -> None:
         match action:
-            case Load(board=board, task=task):
+            case LoadTask(board=board, task=task):
                 assert task == self.list.task
                 assert board in self.depths
                 self.loading.append(action)
@@ -82,7 +82,7 @@ class Farm(RuleBasedStateMachine):
             case Settle(ticket=ticket, candidate=candidate, board=board):
                 assert (self.handed[ticket].board, self.handed[ticket].candidate) == (board, candidate)
                 self.ended[candidate] += 1
-            case Blame(candidate=candidate):
+            case BoardBlame(candidate=candidate):
                 self.ended[candidate] += 1
             case Tell():
                 pass
@@ -92,12 +92,12 @@ class Farm(RuleBasedStateMachine):
         for _ in range(number):
             self.count += 1
             self.wanted.add(f"c{self.count}")
-            self.feed(Wanted(f"c{self.count}"))
+            self.feed(CandidateWanted(f"c{self.count}"))
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def want_again(self, data: st.DataObject) -> None:
-        self.feed(Wanted(data.draw(st.sampled_from(sorted(self.wanted)))))
+        self.feed(CandidateWanted(data.draw(st.sampled_from(sorted(self.wanted)))))
 
     @rule()
     def drop(self) -> None:
@@ -127,7 +127,7 @@ class Farm(RuleBasedStateMachine):
         del self.depths[board]
         self.suspects |= {self.handed[number].candidate for number in self.list.boards[board].tickets[:1]}
         self.loading = [load for load in self.loading if load.board != board]
-        self.feed(Left(board))
+        self.feed(BoardLeft(board))
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
@@ -136,7 +136,7 @@ class Farm(RuleBasedStateMachine):
         self.loading.remove(load)
         if works:
             self.ready[load.board] = load.task
-            self.feed(Loaded(load.board, load.task))
+            self.feed(TaskLoaded(load.board, load.task))
         else:
             self.away[load.board] = max(self.away.get(load.board, 0.0), self.now + 5.0)
             self.feed(NotLoaded(load.board, load.task, 5.0))
@@ -147,7 +147,7 @@ class Farm(RuleBasedStateMachine):
         """A board answers; where it had left, or answers twice, that counts for nothing."""
         ticket = data.draw(st.sampled_from(self.open))
         for _ in range(1 + again):
-            self.feed(Judged(ticket, yardstick))
+            self.feed(CandidateJudged(ticket, yardstick))
         self.open.remove(ticket)
 
     @precondition(lambda self: self.open)
@@ -192,7 +192,7 @@ class Farm(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With a healthy board that stays, all ends."""
         for board in sorted(self.depths):
-            self.feed(Left(board))
+            self.feed(BoardLeft(board))
         self.depths = {"last": 2}
         self.ready["last"] = None
         self.loading.clear()
@@ -201,10 +201,10 @@ class Farm(RuleBasedStateMachine):
         while self.list.waiting or self.list.out:
             for load in self.loading:
                 self.ready[load.board] = load.task
-                self.feed(Loaded(load.board, load.task))
+                self.feed(TaskLoaded(load.board, load.task))
             self.loading.clear()
             assert self.open
-            self.feed(Judged(self.open.pop(0), 1.0))
+            self.feed(CandidateJudged(self.open.pop(0), 1.0))
         self.nothing_is_lost_or_counts_twice()
 
 
@@ -220,7 +220,7 @@ class Listed:
         self.list.handle(Took("t"), 0.0)
         for board in boards:
             self.list.handle(Joined(board, depth), 0.0)
-            self.list.handle(Loaded(board, "t"), 0.0)
+            self.list.handle(TaskLoaded(board, "t"), 0.0)
 
     def handed(self, event: Event, now: float = 0.0) -> list[HandOut]:
         return [a for a in self.list.handle(event, now) if isinstance(a, HandOut)]
@@ -228,7 +228,7 @@ class Listed:
 
 def test_a_candidate_goes_to_the_board_that_has_least() -> None:
     listed = Listed("a", "b")
-    boards = [h.board for n in range(6) for h in listed.handed(Wanted(f"c{n}"))]
+    boards = [h.board for n in range(6) for h in listed.handed(CandidateWanted(f"c{n}"))]
     assert boards == ["a", "b", "a", "b"]
     assert list(listed.list.waiting) == ["c4", "c5"]
 
@@ -236,27 +236,27 @@ def test_a_candidate_goes_to_the_board_that_has_least() -> None:
 def test_what_a_board_had_is_given_to_others_first() -> None:
     listed = Listed("a")
     for n in range(3):
-        listed.list.handle(Wanted(f"c{n}"), 0.0)
-    listed.list.handle(Left("a"), 0.0)
+        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
+    listed.list.handle(BoardLeft("a"), 0.0)
     assert list(listed.list.waiting) == ["c0", "c1", "c2"]
 
 
 def test_one_of_which_a_board_died_is_judged_alone_and_blamed_for_the_second() -> None:
     listed = Listed("a")
     for n in range(2):
-        listed.list.handle(Wanted(f"c{n}"), 0.0)
-    listed.list.handle(Left("a"), 0.0)  # c0 was being judged
+        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
+    listed.list.handle(BoardLeft("a"), 0.0)  # c0 was being judged
     listed.list.handle(Joined("b", 2), 0.0)
-    (alone,) = listed.handed(Loaded("b", "t"))
+    (alone,) = listed.handed(TaskLoaded("b", "t"))
     assert alone.candidate == "c0"
-    actions = listed.list.handle(Left("b"), 0.0)
-    assert Blame("c0", 2) in actions
+    actions = listed.list.handle(BoardLeft("b"), 0.0)
+    assert BoardBlame("c0", 2) in actions
     assert list(listed.list.waiting) == ["c1"]
 
 
 def test_a_busy_board_is_left_alone_for_its_time() -> None:
     listed = Listed("a")
-    (given,) = listed.handed(Wanted("c"))
+    (given,) = listed.handed(CandidateWanted("c"))
     assert not listed.handed(GivenBack(given.ticket, 10.0))
     assert not listed.handed(Tick(), 9.0)
     assert [h.candidate for h in listed.handed(Tick(), 10.0)] == ["c"]
@@ -264,20 +264,20 @@ def test_a_busy_board_is_left_alone_for_its_time() -> None:
 
 def test_a_board_that_lost_its_task_loads_it_again() -> None:
     listed = Listed("a")
-    (given,) = listed.handed(Wanted("c"))
-    assert listed.list.handle(GivenBack(given.ticket, 0.0, reload=True), 0.0) == [Load("a", "t")]
+    (given,) = listed.handed(CandidateWanted("c"))
+    assert listed.list.handle(GivenBack(given.ticket, 0.0, reload=True), 0.0) == [LoadTask("a", "t")]
 
 
 def judged(listed: Listed, board: str, yardstick: float, now: float = 0.0) -> list[Action]:
     """What comes of the next candidate that a board judges."""
     ticket = listed.list.boards[board].tickets[0]
-    return listed.list.handle(Judged(ticket, yardstick), now)
+    return listed.list.handle(CandidateJudged(ticket, yardstick), now)
 
 
 def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
     listed = Listed("a", "b", "c", depth=1)
     for n in range(40):
-        listed.list.handle(Wanted(f"c{n}"), 0.0)
+        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
     for _ in range(5):
         for board in "abc":
             assert any(isinstance(a, Settle) for a in judged(listed, board, 1.0))
@@ -297,7 +297,7 @@ def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
 def test_a_board_with_another_clock_is_scaled_and_told_of_once() -> None:
     listed = Listed("a", "b", depth=1)
     for n in range(40):
-        listed.list.handle(Wanted(f"c{n}"), 0.0)
+        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
     said: list[Action] = []
     for _ in range(8):
         said += judged(listed, "a", 1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from honed.runtime import dtypes
-from honed.tuner.lower.program import Value
+from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 
 from . import honest
@@ -127,7 +127,7 @@ __kernel void k(__global const float* in, __global float* out, __global float* i
   out[row] = sum;
 }}
 """
-    inner = (Value(dtype="float32", shape=(rows, 8)),)
+    inner = (MemoryValue(dtype="float32", shape=(rows, 8)),)
     made = (
         honest.candidate(workload, local, groups=rows, group=64),
         honest.candidate(workload, split, groups=rows, group=1, inner=inner),

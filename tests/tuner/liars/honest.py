@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.runtime.compiled.model import KernelArg
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 
 Array = NDArray[np.generic]
@@ -33,7 +33,7 @@ def kept(
     arrays = (*inputs, *outputs)
     return Workload(
         task=folder.name,
-        parameters=tuple(Value(dtype=a.dtype.name, shape=a.shape) for a in arrays),
+        parameters=tuple(MemoryValue(dtype=a.dtype.name, shape=a.shape) for a in arrays),
         outputs=tuple(range(len(inputs), len(arrays))),
         sets=len(sets),
         folder=folder,
@@ -44,7 +44,7 @@ def kept(
 
 
 def launch(
-    values: Sequence[Value],
+    values: Sequence[MemoryValue],
     outputs: Sequence[int],
     *,
     groups: int,
@@ -71,7 +71,7 @@ def launch(
 
 
 def candidate(
-    workload: Workload, source: str, *, groups: int, group: int = GROUP, inner: Sequence[Value] = ()
+    workload: Workload, source: str, *, groups: int, group: int = GROUP, inner: Sequence[MemoryValue] = ()
 ) -> Candidate:
     """`source`, which has one kernel `k`, on all parameters and inner buffers of a workload."""
     values = (*workload.parameters, *inner)

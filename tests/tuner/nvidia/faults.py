@@ -22,7 +22,14 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, LoadedTask, Proposed, SearchChild
+from honed.tuner.tune.search_child import (
+    DefaultSchedule,
+    Found,
+    LoadedTask,
+    Proposed,
+    ProposedCandidate,
+    SearchChild,
+)
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import TuningTask
 from honed.tuner.tune.trials import Trials
@@ -73,14 +80,17 @@ class Planted:
         entries = [] if round_ else self._entries()
         return Proposed(loaded=self.load(task, outputs), entries=entries, way="evolution", last=False)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[ProposedCandidate]:
         made = {
             "right-1": _marked(self._right, 1),
             "near": writing_beyond(self._right, NEAR),
             "far": writing_beyond(self._right, FAR),
             "right-2": _marked(self._right, 2),
         }
-        return [Entry(name, json.dumps([name]), None, replace(c, id=name), "") for name, c in made.items()]
+        return [
+            ProposedCandidate(name, json.dumps([name]), None, replace(c, id=name), "")
+            for name, c in made.items()
+        ]
 
     def learn(self, _task: str, results: Mapping[str, float | None]) -> None:
         self.results.update(results)

@@ -15,20 +15,27 @@ from honed.jobs.events import Trial
 from honed.runtime.compiled.model import KernelArg
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.tool.commands import benchtuning
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, LoadedTask, Proposed, SearchChild
+from honed.tuner.tune.search_child import (
+    DefaultSchedule,
+    Found,
+    LoadedTask,
+    Proposed,
+    ProposedCandidate,
+    SearchChild,
+)
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.tuner.valhall.benches import BENCHES, DRIVER, predicted
 from honed.tuner.valhall.compiler import Dump, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.count import Counts
-from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
 from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
 from honed.tuner.verdict import Outcome
@@ -78,7 +85,7 @@ def launch(entry: str = "sums", items: int = ITEMS) -> KernelLaunch:
 def workload(tmp_path: Path) -> Workload:
     return Workload(
         task="sums",
-        parameters=tuple(Value(dtype="float16", shape=(size // 2,)) for size in SIZES),
+        parameters=tuple(MemoryValue(dtype="float16", shape=(size // 2,)) for size in SIZES),
         outputs=(2,),
         sets=0,
         folder=tmp_path,
@@ -111,14 +118,14 @@ def test_the_bound_is_that_of_the_busiest_pipe_of_the_busiest_core() -> None:
 
 
 def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> None:
-    (judged,) = Judge(compiler).judge(source, [launch()])
+    (judged,) = MachineCodeJudge(compiler).judge(source, [launch()])
     assert judged.kernel.name == "__wrapped_sums"
     assert judged.plain.memory == sum(SIZES) / BANDWIDTH
     assert judged.plain.sfu == pytest.approx(867 * (ITEMS // 16 // 4) / CLOCK_HZ)
     assert judged.packed.fma == judged.plain.fma / 2, "the source has vectors of halves"
     assert seconds([judged, judged]) == 2 * (judged.packed.seconds + LAUNCH_SECONDS)
     with pytest.raises(NotBuilt, match="no other"):
-        Judge(compiler).judge(source, [launch("other")])
+        MachineCodeJudge(compiler).judge(source, [launch("other")])
 
 
 def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, workload: Workload) -> None:
@@ -133,7 +140,7 @@ def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, wo
     assert (compiler.asked, noted) == ([source], ["one"])
     assert verdict.outcome is Outcome.RIGHT
     assert verdict.timing is not None
-    assert verdict.timing.median_s == seconds(Judge(compiler).judge(source, [launch()]))
+    assert verdict.timing.median_s == seconds(MachineCodeJudge(compiler).judge(source, [launch()]))
     assert verdict.yardstick_s == YARDSTICK
     measurer.close()
     assert compiler.closed
@@ -155,7 +162,7 @@ def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, 
         verdict = measurer.measure(two)
         assert verdict.timing is not None
         found.append(verdict.timing.median_s)
-    judge = Judge(compiler)
+    judge = MachineCodeJudge(compiler)
     assert found == [
         seconds(judge.judge(source, two.launches)),
         seconds(judge.judge(source, two.launches[1:])),
@@ -207,7 +214,9 @@ class Planted:
     def collect(self) -> Proposed:
         batch, self.batch = self.batch, []
         entries = [
-            Entry(sha256(source), json.dumps([source]), None, candidate(source, sha256(source)), "")
+            ProposedCandidate(
+                sha256(source), json.dumps([source]), None, candidate(source, sha256(source)), ""
+            )
             for source in batch
         ]
         return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=not entries)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.compiled import modelfile
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 from honed.tuner.valhall.benches import DRIVER
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_model
@@ -63,6 +63,8 @@ def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:
     with modelfile.read(output) as file:
         compiled = file.model
     assert compiled.device.identity.driver_version == DRIVER
-    assert any(Origin.parse(kernel.schedule).source is Source.PREDICTED for kernel in compiled.kernels)
+    assert any(
+        Origin.parse(kernel.schedule).source is ScheduleSource.PREDICTED for kernel in compiled.kernels
+    )
     assert compiled.proof is not None
     assert compiled.proof.device is None

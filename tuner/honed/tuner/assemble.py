@@ -11,7 +11,16 @@ import numpy as np
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime.compiled import validate
-from honed.runtime.compiled.model import CompiledModel, Operator, Part, Probe, Proof, Source, Tensor, View
+from honed.runtime.compiled.model import (
+    CompiledModel,
+    Operator,
+    Part,
+    Probe,
+    Proof,
+    SourceModel,
+    Tensor,
+    View,
+)
 
 from .cut import Cut
 from .cut.header import files, split
@@ -25,7 +34,7 @@ _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 
 
 def assemble(
-    source: Source,
+    source: SourceModel,
     profile: DeviceProfile,
     normalised: Normalised,
     lowered: LoweredModel,

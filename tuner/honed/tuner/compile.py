@@ -16,7 +16,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.sizes import MetSizes
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Choice, CompiledModel, SizesLeftOut, Source
+from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
 
 from . import frontend, sized
 from .attend import joins
@@ -100,7 +100,7 @@ def _compile(
     request: CompileRequest,
     original: onnx.ModelProto,
     prepared: Prepared,
-    choice: Choice | None,
+    choice: PrecisionChoice | None,
     stage: _Stages,
 ) -> CompileResult:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
@@ -117,7 +117,7 @@ def _compile(
         tried, first = prover.attempt(by_rules, default_kernels, tell, 0.8, why), default_kernels
     if tried.wrong and prover.half:
         why = f"fp16 gave wrong answers on {name} ({tried.wrong[0]})"
-        return _compile(request, original, prepared, Choice(half=False, why=why), stage.rest())
+        return _compile(request, original, prepared, PrecisionChoice(half=False, why=why), stage.rest())
     if tried.wrong:
         raise prover.refusal(tried, first)
     model = tried.proven(request.device)
@@ -204,7 +204,7 @@ def _prover(
     original: onnx.ModelProto,
     prepared: Prepared,
     normalised: Normalised,
-    choice: Choice | None,
+    choice: PrecisionChoice | None,
 ) -> Prover:
     """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
     shapes = {i.name: i.shape for i in normalised.inputs}
@@ -213,7 +213,7 @@ def _prover(
     if prepared.cut is not None:
         expected = header.with_behind(expected, prepared.cut, bind_shapes(original, shapes))
     return Prover(
-        source=Source(
+        source=SourceModel(
             sha256=_sha256(request.path),
             filename=request.filename,
             producer=normalised.producer,

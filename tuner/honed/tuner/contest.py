@@ -26,7 +26,7 @@ def other(form: Form) -> Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormTimes:
+class ContestTimes:
     """Seconds that the best known schedules of each form take in all; None where a part's is not known."""
 
     joined: float | None
@@ -55,9 +55,9 @@ class Contest:
         """The tasks that a form runs, one for each of its functions."""
         return (self.joined,) if form == "joined" else self.apart
 
-    def times(self, seconds: Mapping[str, float]) -> FormTimes:
+    def times(self, seconds: Mapping[str, float]) -> ContestTimes:
         """What both forms take, by what their tasks do (`seconds`, by key)."""
-        return FormTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
+        return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
 
     def taken(self, seconds: Mapping[str, float]) -> Form:
         """The form that is compiled: the one expected, unless the other was measured to be faster."""

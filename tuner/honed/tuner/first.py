@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
@@ -72,7 +72,7 @@ def _picked(
     prior = prior_of(family)
     if small and not several and (prior is None or not image):
         return
-    origin = str(Origin(Source.TABLES, family))
+    origin = str(Origin(ScheduleSource.TABLES, family))
     if prior is None:
         yield from ((origin, one) for one in _tabled(func, profile))
         return

@@ -33,7 +33,7 @@ _FOLLOWING = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class Exemptions:
     """What of a graph in fp16 is not: operators in float32, and products of halves added up in float32."""
 
     single: frozenset[str]
@@ -58,17 +58,17 @@ def singles(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that round in fp16, in order: those that `Keep` may name."""
+    """The nodes that round in fp16, in order: those that `Exemptions` may name."""
     single = singles(graph)
     return [n for n in graph.node if n.output[0] in single and not _follows(n, single)]
 
 
-def usually(graph: onnx.GraphProto) -> Keep:
+def usually(graph: onnx.GraphProto) -> Exemptions:
     """What stays in float32 where nobody has looked at what a model needs."""
-    return Keep(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
+    return Exemptions(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
 
 
-def typed(graph: onnx.GraphProto, keep: Keep) -> Typed:
+def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
     """What is in float32: the operators kept, what follows from their values, and inputs that they read."""
     single = singles(graph)
     constants = {t.name for t in graph.initializer}
@@ -88,7 +88,7 @@ def typed(graph: onnx.GraphProto, keep: Keep) -> Typed:
     return Typed(values=frozenset(values), nodes=frozenset(nodes))
 
 
-def put_casts(graph: onnx.GraphProto, keep: Keep) -> frozenset[str]:
+def put_casts(graph: onnx.GraphProto, keep: Exemptions) -> frozenset[str]:
     """Put casts (in place) where fp16 and float32 meet; returns the values that are to stay in float32.
 
     All are of float32 still. A product of `keep.wide` gives float32, which the next node makes fp16.
@@ -99,7 +99,7 @@ def put_casts(graph: onnx.GraphProto, keep: Keep) -> frozenset[str]:
 class _Casts:
     """The graph being rewritten."""
 
-    def __init__(self, graph: onnx.GraphProto, keep: Keep) -> None:
+    def __init__(self, graph: onnx.GraphProto, keep: Exemptions) -> None:
         self._graph = graph
         self._wide = keep.wide
         self._single = singles(graph)

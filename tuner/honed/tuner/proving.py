@@ -12,7 +12,7 @@ import onnx
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled.model import CompiledModel, Source
+from honed.runtime.compiled.model import CompiledModel, SourceModel
 from honed.runtime.execution import proof
 
 from .assemble import assemble
@@ -71,7 +71,7 @@ class Prover:
     `processes` are as in `CompileRequest`.
     """
 
-    source: Source  # without the notes of lowering and proof
+    source: SourceModel  # without the notes of lowering and proof
     profile: DeviceProfile
     device: Device | None
     normalised: Normalised

@@ -12,7 +12,7 @@ import onnx
 
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, Source
+from honed.runtime.compiled.model import CompiledModel, SourceModel
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
@@ -71,7 +71,7 @@ def run_sets(
         processes=processes,
         joins=joins(profile),
     )
-    source = Source(
+    source = SourceModel(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
         producer=normalised.producer,

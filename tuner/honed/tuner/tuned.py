@@ -11,7 +11,7 @@ from types import MappingProxyType
 from tvm import tirx
 
 from honed.machine.profile import DeviceIdentity
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 
 from .lower.module import Choose
 from .lower.schedule import narrow_indices
@@ -76,7 +76,7 @@ def _best_times(path: Path, identity: DeviceIdentity) -> Mapping[str, float]:
 def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:
     name = found.trace_sha256[:12]
     if identity.platform == BENCH:
-        return Origin(Source.PREDICTED, name, found.way)
+        return Origin(ScheduleSource.PREDICTED, name, found.way)
     if found.measured_by != host:
-        return Origin(Source.RECORD, name)
-    return Origin(Source.MEASURED, name, found.way)
+        return Origin(ScheduleSource.RECORD, name)
+    return Origin(ScheduleSource.MEASURED, name, found.way)

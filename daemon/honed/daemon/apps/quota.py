@@ -28,7 +28,7 @@ class OwnModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class Spent:
+class CompileUsage:
     """Seconds of compiling since the day began."""
 
     seconds: float
@@ -43,7 +43,7 @@ class Shares:
     """
 
     used: dict[str, float] = field(default_factory=dict)
-    spent: dict[str, Spent] = field(default_factory=dict)
+    spent: dict[str, CompileUsage] = field(default_factory=dict)
 
     def use(self, name: str, now: float) -> None:
         """A model was brought, or asked for."""
@@ -59,7 +59,7 @@ class Shares:
         """So much time went into compiling a user's model."""
         spent = self.spent.get(str(user))
         if spent is None or not 0 <= now - spent.since < DAY:
-            spent = self.spent[str(user)] = Spent(seconds=0.0, since=now)
+            spent = self.spent[str(user)] = CompileUsage(seconds=0.0, since=now)
         spent.seconds += seconds
 
     def seconds_spent(self, user: int, now: float) -> float:

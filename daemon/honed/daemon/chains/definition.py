@@ -16,7 +16,7 @@ _LONGEST = 1024  # letters of a tensor's name
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """Where a tensor comes from: an output of a step, or, where `step` is "", an input of the chain."""
 
     step: str
@@ -26,10 +26,10 @@ class Source:
         return f"{self.step}:{self.tensor}" if self.step else self.tensor
 
 
-def source(text: str) -> Source:
+def source(text: str) -> TensorSource:
     """`STEP:OUTPUT`, or the name of an input of the chain; outputs may have colons in their names."""
     step, colon, tensor = text.partition(":")
-    return Source(step, tensor) if colon else Source("", text)
+    return TensorSource(step, tensor) if colon else TensorSource("", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Chain:
         """The models of the steps, in order, each once."""
         return tuple(dict.fromkeys(step.model for step in self.steps))
 
-    def uses(self) -> Iterator[tuple[ChainStep, str, Source]]:
+    def uses(self) -> Iterator[tuple[ChainStep, str, TensorSource]]:
         """Each input of each step, with where it comes from."""
         for step in self.steps:
             for name, text in step.inputs.items():
@@ -95,7 +95,7 @@ def _check_source(text: str, what: str) -> None:
 
 
 def _check_outputs(chain: Chain, known: set[str]) -> None:
-    taken: dict[Source, str] = {}
+    taken: dict[TensorSource, str] = {}
     for name, text in chain.outputs.items():
         if not name or len(name) > _LONGEST or "\0" in name:
             raise InvalidArgument(f"{name[:80]!r} cannot name an output of a chain; use another name")

@@ -14,7 +14,7 @@ from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype
 
-from .definition import Chain, Source, source
+from .definition import Chain, TensorSource, source
 
 
 def interface(chain: Chain, models: Mapping[str, Interface]) -> Interface:
@@ -104,7 +104,7 @@ class _Tensors:
         tensors = {tensor.name: tensor for tensor in self.models[step.model].inputs}
         return self._tensor(step.name, "in", tensors[name])
 
-    def output_of(self, of: Source, what: str) -> _Tensor:
+    def output_of(self, of: TensorSource, what: str) -> _Tensor:
         """Raises InvalidArgument where the step's model has none of that name."""
         model = next(step.model for step in self.chain.steps if step.name == of.step)
         tensors = {tensor.name: tensor for tensor in self.models[model].outputs}
@@ -115,7 +115,7 @@ class _Tensors:
             )
         return self._tensor(of.step, "out", tensors[of.tensor])
 
-    def meet(self, step: ChainStep, taken: _Tensor, of: Source) -> None:
+    def meet(self, step: ChainStep, taken: _Tensor, of: TensorSource) -> None:
         """An input of a step is given what comes from there."""
         what = f"input {taken.of.name!r} of step {step.name!r}"
         if of.step:

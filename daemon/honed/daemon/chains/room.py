@@ -14,7 +14,7 @@ def aligned(nbytes: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class ScratchRoom:
     """What is left of it. While a step has `lent` the rest, nothing else is taken."""
 
     of: RegionRange

@@ -20,7 +20,7 @@ from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
 from honed.daemon.serving.inference import InferencePlan, RegionRange, nbytes_of
 from honed.daemon.store.interface import Interface, OpenTensor
-from honed.daemon.worker.regions import HeldRegion, Regions, unknown
+from honed.daemon.worker.regions import HeldRegion, RegionLookup, unknown
 from honed.protocol import strict
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import DeadlineExceeded, HonedError, ResourceExhausted, Unavailable
@@ -30,9 +30,9 @@ from honed.protocol.results import Inferred, InferredOutput, InferTimes
 from honed.runtime.dtypes import STRING
 
 from .between import BetweenMemory, region_bytes
-from .definition import Chain, Source, source
+from .definition import Chain, TensorSource, source
 from .progress import ChainProgress
-from .room import Room, aligned
+from .room import ScratchRoom, aligned
 
 UNKNOWN_BYTES = 4 << 20  # that a tensor of open size is expected to have before one was seen
 _QUICK_BYTES = 1 << 20  # that are copied without a thread
@@ -42,7 +42,7 @@ _AT_ONCE = 16 << 20  # bytes of a copy
 class RunsModel(Protocol):
     """Has a model run, as a request of its own."""
 
-    async def __call__(self, entry: ServedModel, params: InferParams, regions: Regions) -> Inferred:
+    async def __call__(self, entry: ServedModel, params: InferParams, regions: RegionLookup) -> Inferred:
         """Raises what went wrong."""
 
 
@@ -99,7 +99,7 @@ class ChainRun:
         plan: InferencePlan,
         registry: Registry,
         memory: BetweenMemory,
-        sizes: dict[Source, int],
+        sizes: dict[TensorSource, int],
     ) -> None:
         """`plan` is the request checked against what the chain takes and gives."""
         self._chain = chain
@@ -112,7 +112,7 @@ class ChainRun:
         self._progress = ChainProgress(chain, [tensor.name for tensor, _ in plan.outputs])
         self._steps = {step.name: step for step in self._progress.steps}
         self._regions = _ChainRegions(plan.regions)
-        self._room = Room(plan.room) if plan.room is not None else None
+        self._room = ScratchRoom(plan.room) if plan.room is not None else None
         self._wanted = {
             source(chain.outputs[tensor.name]): None if place is None else _place(place)
             for tensor, place in plan.outputs
@@ -179,7 +179,7 @@ class ChainRun:
         shapes = {name: value.shape for name, value in given.items()}
         outputs, loose = [], []
         for tensor in self._outputs(step, interface_for(entry, shapes)):
-            place = self._place_of(Source(step.name, tensor.name), tensor)
+            place = self._place_of(TensorSource(step.name, tensor.name), tensor)
             outputs.append(OutputTensor(name=tensor.name, parameters=place))
             if place is None and tensor.dtype != STRING.name:
                 loose.append(tensor)
@@ -216,7 +216,7 @@ class ChainRun:
                 )
         return [tensors[name] for name in needed]
 
-    def _place_of(self, of: Source, tensor: OpenTensor) -> RegionPlace | None:
+    def _place_of(self, of: TensorSource, tensor: OpenTensor) -> RegionPlace | None:
         """Where the client has a tensor, or its room for it, where it is known how large it is."""
         if (place := self._wanted.get(of)) is not None:
             return place
@@ -247,7 +247,7 @@ class ChainRun:
     def _bytes(self, step: ChainStep, tensor: OpenTensor) -> int:
         if not tensor.is_open:
             return aligned(nbytes_of(tensor, tensor.shape or ()))
-        return self._sizes.get(Source(step.name, tensor.name), UNKNOWN_BYTES)
+        return self._sizes.get(TensorSource(step.name, tensor.name), UNKNOWN_BYTES)
 
     # What came of it
 
@@ -259,7 +259,7 @@ class ChainRun:
         contents = iter(result.raw_output_contents)
         end = 0
         for output in result.outputs:
-            of = Source(step.name, output.name)
+            of = TensorSource(step.name, output.name)
             place = (
                 strict.from_plain(RegionPlace, output.parameters, where="place")
                 if output.parameters
@@ -371,7 +371,7 @@ def interface_for(entry: ServedModel, shapes: Mapping[str, tuple[int, ...]] | No
     return given
 
 
-def _given(params: InferParams) -> Iterator[tuple[Source, _Value]]:
+def _given(params: InferParams) -> Iterator[tuple[TensorSource, _Value]]:
     """The inputs of a request that was checked."""
     contents = iter(params.raw_input_contents or ())
     for tensor in params.inputs:
@@ -379,7 +379,7 @@ def _given(params: InferParams) -> Iterator[tuple[Source, _Value]]:
         if place is not None and place.shared_memory_region is None:
             place = None
         data = next(contents) if place is None else None
-        yield Source("", tensor.name), _Value(tensor.datatype, tensor.shape, place, data)
+        yield TensorSource("", tensor.name), _Value(tensor.datatype, tensor.shape, place, data)
 
 
 def _place(place: RegionRange) -> RegionPlace:

@@ -17,7 +17,7 @@ from honed.daemon.serving import inference
 from honed.daemon.serving.sequencing import key_of
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.interface import Interface
-from honed.daemon.worker.regions import Regions
+from honed.daemon.worker.regions import RegionLookup
 from honed.protocol.errors import (
     AlreadyExists,
     HonedError,
@@ -32,7 +32,7 @@ from honed.protocol.params import ChainParams, InferParams
 from honed.protocol.results import ChainAdded, Inferred
 
 from .between import BetweenMemory
-from .definition import Chain, Source, chained
+from .definition import Chain, TensorSource, chained
 from .fitting import interface
 from .running import ChainRun, RunsModel, interface_for
 from .stored import ChainStore
@@ -46,7 +46,7 @@ class ServedChain:
 
     chain: Chain
     statistics: Statistics = field(default_factory=Statistics)
-    sizes: dict[Source, int] = field(default_factory=dict)
+    sizes: dict[TensorSource, int] = field(default_factory=dict)
     _of: tuple[object, ...] = ()  # what the interface was found for
     _found: Interface | None = None
 
@@ -218,7 +218,7 @@ class Chains:
     # Requests
 
     async def infer(
-        self, served: ServedChain, params: InferParams, user: int, regions: Regions, run: RunsModel
+        self, served: ServedChain, params: InferParams, user: int, regions: RegionLookup, run: RunsModel
     ) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         name, begun = served.chain.name, time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.core.events import Proof
+from honed.daemon.core.events import LoadedProof
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import CHECKING_MIB, Limits
@@ -18,7 +18,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.inspection import Inspector
 from honed.daemon.store.received import StoredFile, describe
 from honed.daemon.worker.buildprocess import Progress
-from honed.daemon.worker.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.jobs.commands import Check, Compile
 from honed.jobs.events import Stage
 from honed.machine import profilefile
@@ -69,7 +69,7 @@ class Built:
     path: Path
     file: StoredFile
     model: Compiled
-    proof: Proof
+    proof: LoadedProof
     measured: str = ""
 
 
@@ -206,7 +206,7 @@ async def load(
     progress: Progress = lambda _, __: None,
     *,
     hurried: bool = True,
-) -> Proof:
+) -> LoadedProof:
     """Load and check in the device's worker; a model of which two workers die is refused."""
     for last in (False, True):
         await server.supervisor.wait_ready(limits.load_seconds)
@@ -214,7 +214,7 @@ async def load(
             return await server.loader.load(key, str(path), hurried=hurried, progress=progress)
         except DeviceError as error:
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
-        except WorkerLost as error:
+        except WorkerDied as error:
             if last:
                 raise ModelRefused(
                     "the device's driver failed twice while it loaded the model; try another precision, "

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.core.events import EngineChosen, Proof
+from honed.daemon.core.events import EngineChosen, LoadedProof
 from honed.daemon.core.states import ServedModel
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer
@@ -63,7 +63,7 @@ class EnginePins:
             model=entry.number, engine="cpu", why=why, pinned=engine, interface=proof.interface
         )
 
-    async def _loaded(self, server: DeviceServer, manifest: Manifest, key: str) -> Proof:
+    async def _loaded(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
         with self.pool.keeping(server, key):
             path = await in_thread(self.store.form, manifest, key)
             return await load(server, key, path, self.limits)

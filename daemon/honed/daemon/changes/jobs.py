@@ -12,7 +12,7 @@ from typing import Any
 
 from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.events import Added, Explained, Proof
+from honed.daemon.core.events import Added, Explained, LoadedProof
 from honed.daemon.core.registry import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving import statepairs
@@ -401,7 +401,7 @@ class Jobs:
         self,
         manifest: Manifest,
         compiled: Compiled | None,
-        proof: Proof,
+        proof: LoadedProof,
         staged: list[tuple[StoredFile, Path]],
     ) -> None:
         interface = manifest.interface

@@ -12,13 +12,13 @@ from enum import Enum, auto
 from pathlib import Path
 
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.core.events import Added, Pinned, Proof, SuccessorReady, TurnedAway, VersionChosen
+from honed.daemon.core.events import Added, LoadedProof, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, State
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer
-from honed.daemon.serving.engines import Choice, compare
+from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.loading import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import Limits
@@ -27,7 +27,7 @@ from honed.daemon.store.inspection import Inspector
 from honed.daemon.store.received import StoredFile, receive
 from honed.daemon.store.store import Store, new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
-from honed.daemon.worker.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import versions
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
@@ -153,7 +153,7 @@ class Publisher:
                     await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)
                 compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
-            except WorkerLost as error:
+            except WorkerDied as error:
                 return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
             except ModelRefused as error:
                 return await self._turned_away(entry, version, failure(error))
@@ -176,12 +176,12 @@ class Publisher:
             self.pool.handle(event)
             await self.commits.sweep()
 
-    async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
+    async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
         """The engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
         if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
-            return Choice("cpu", manifest.why)
+            return EngineChoice("cpu", manifest.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
     def _check_served(self, entry: ServedModel) -> None:
@@ -290,8 +290,8 @@ class _Successor:
     version: ModelVersion
     file: StoredFile
     model: Compiled
-    proof: Proof
-    choice: Choice | None
+    proof: LoadedProof
+    choice: EngineChoice | None
 
 
 def _succession(entry: ServedModel, successor: _Successor, now: float) -> Added | SuccessorReady:
@@ -317,7 +317,7 @@ def _succession(entry: ServedModel, successor: _Successor, now: float) -> Added 
 
 
 def _told(
-    entry: ServedModel, version: ModelVersion, choice: Choice | None, compared: ComparisonResult
+    entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: ComparisonResult
 ) -> ModelPublished:
     """The result for a successor that was taken."""
     ratio = compared.old_us / compared.new_us

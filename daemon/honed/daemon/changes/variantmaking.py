@@ -15,7 +15,7 @@ from honed.daemon.core.events import Added
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.engines import Choice, compare
+from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Manifest, Store, begin
@@ -68,11 +68,13 @@ class VariantMaker:
         _log.info("model %s is compiled for other shapes, as %s. %s", model.name, name, choice.why)
         return name, choice.why
 
-    async def _choice(self, job: AddJob, model: ServedModel, made: Built, held: AsyncExitStack) -> Choice:
+    async def _choice(
+        self, job: AddJob, model: ServedModel, made: Built, held: AsyncExitStack
+    ) -> EngineChoice:
         """Which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
-            return Choice("gpu", "")
+            return EngineChoice("gpu", "")
         key = manifest.source_key
         job.report("load", BUILT, "comparing engines")
         held.enter_context(self.pool.keeping(cpu, key))
@@ -102,7 +104,7 @@ class VariantMaker:
 
 
 def _manifest(
-    name: str, model: ServedModel, made: Built, shapes: Shapes, choice: Choice, *, by_hand: bool
+    name: str, model: ServedModel, made: Built, shapes: Shapes, choice: EngineChoice, *, by_hand: bool
 ) -> Manifest:
     now, why = time.time(), "asked for by hand" if by_hand else "compiled because it was asked for often"
     return Manifest(

@@ -106,7 +106,7 @@ class ServerStopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class LoadedProof:
     """A compiled file is in worker number `worker` of `engine`, which compared it with its probes.
 
     `left` are the numbers of those probes that it was not compared with yet.
@@ -125,7 +125,7 @@ class Loaded:
 
     deployment: int
     key: str
-    proof: Proof
+    proof: LoadedProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Added:
     manifest: Manifest
     compiled: Compiled | None
     home: str
-    proof: Proof | None
+    proof: LoadedProof | None
     cpu: bool = False
     rests: bool = False
 
@@ -285,7 +285,7 @@ class SuccessorReady:
     model: int
     manifest: Manifest
     compiled: Compiled
-    proof: Proof
+    proof: LoadedProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,7 @@ class VersionChosen:
 
     manifest: Manifest
     compiled: Compiled
-    proof: Proof
+    proof: LoadedProof
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .actions import Load, Prove, Run, StartServer, StopServer
-from .events import Proof
+from .events import LoadedProof
 from .shared import Core
 from .states import Deployment, Engine, Phase, Running, ServedModel, State
 
@@ -68,7 +68,7 @@ def load_now(core: Core, model: ServedModel) -> None:
         _load(core, model, model.deployment, awaited=True)
 
 
-def admit(core: Core, model: ServedModel, proof: Proof | None) -> None:
+def admit(core: Core, model: ServedModel, proof: LoadedProof | None) -> None:
     """Serve a model that was entered; where the worker that has it is gone, the present one must load it."""
     engine = core.engines[model.engine]
     if proof is not None and is_here(engine, proof):
@@ -77,7 +77,7 @@ def admit(core: Core, model: ServedModel, proof: Proof | None) -> None:
     load_next(core, engine)
 
 
-def is_here(engine: Engine, proof: Proof) -> bool:
+def is_here(engine: Engine, proof: LoadedProof) -> bool:
     """Whether the worker that has a file is still there."""
     return engine.phase is Phase.READY and (engine.name, engine.worker) == (proof.engine, proof.worker)
 

@@ -20,7 +20,7 @@ from honed.daemon.serving.sequencing import Sequencer, key_of
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.interface import Interface
 from honed.daemon.transport.connection import Connection
-from honed.daemon.worker.regions import Regions
+from honed.daemon.worker.regions import RegionLookup
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
@@ -95,7 +95,7 @@ class Inferring:
         connection: Connection,
         entry: ServedModel,
         params: InferParams,
-        regions: Regions,
+        regions: RegionLookup,
         *,
         alone: bool = True,
     ) -> Inferred:

@@ -13,7 +13,7 @@ from honed.daemon.core.states import Engine, Phase, is_cpu
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
-from honed.daemon.worker.process import Program
+from honed.daemon.worker.process import WorkerProgram
 from honed.daemon.worker.supervisor import Life, Supervisor
 from honed.protocol.device import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
@@ -27,7 +27,7 @@ class DeviceServer:
     def __init__(
         self,
         engine: Engine,
-        program: Program,
+        program: WorkerProgram,
         limits: Limits,
         cache_dir: Path,
         models: Registry,

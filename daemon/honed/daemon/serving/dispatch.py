@@ -16,7 +16,7 @@ from honed.daemon.core.states import ServedModel
 from honed.daemon.settings.limits import Limits
 from honed.daemon.worker.calls import R, WorkerCall
 from honed.daemon.worker.regions import HeldRegion
-from honed.daemon.worker.supervisor import WorkerLost
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import (
     DeadlineExceeded,
     DeviceError,
@@ -118,7 +118,7 @@ class Dispatcher:
         engine = action.engine
         try:
             work.answers.append(await self._on_worker(action, work))
-        except (WorkerLost, DeviceError) as error:
+        except (WorkerDied, DeviceError) as error:
             return Broken(engine, str(error), device=isinstance(error, DeviceError))
         except HonedError as error:
             return Unfit(engine, error)

@@ -24,7 +24,7 @@ Kind = Literal["gpu", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EngineChoice:
     """An engine, and why."""
 
     engine: Kind
@@ -38,15 +38,15 @@ def times_of(gpu_ns: list[int], cpu_ns: list[int]) -> EngineTimes:
     return EngineTimes(gpu_ms=gpu, cpu_ms=cpu)
 
 
-def choose(times: EngineTimes, owner: int | None = None) -> Choice:
+def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     """By these times. A user's own model, whose `owner` this is, must not hold up a device for long."""
     told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
-        return Choice("cpu", f"{why}: {told}", times)
+        return EngineChoice("cpu", f"{why}: {told}", times)
     if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
-        return Choice("cpu", f"the CPU engine is faster: {told}", times)
-    return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
+        return EngineChoice("cpu", f"the CPU engine is faster: {told}", times)
+    return EngineChoice("gpu", f"the compiled form is as fast or faster: {told}", times)
 
 
 async def measure(
@@ -74,7 +74,7 @@ async def measure(
 
 async def compare(
     device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
-) -> Choice:
+) -> EngineChoice:
     """The engine that is to serve a new compiled form, of a model of this owner.
 
     Where both cannot be compared that is the compiled form, which was proven right; of a user's own model
@@ -84,8 +84,10 @@ async def compare(
         return choose(await measure(device, key, compiled, cpu, source), owner)
     except HonedError as error:
         if owner is not None:
-            return Choice("cpu", f"the compiled form could not be compared with it: {error}")
-        return Choice("gpu", f"the compiled form; it could not be compared with the CPU engine: {error}")
+            return EngineChoice("cpu", f"the compiled form could not be compared with it: {error}")
+        return EngineChoice(
+            "gpu", f"the compiled form; it could not be compared with the CPU engine: {error}"
+        )
 
 
 async def compare_again(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from honed.daemon.core.requests import PRIORITIES
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
-from honed.daemon.worker.regions import HeldRegion, Regions
+from honed.daemon.worker.regions import HeldRegion, RegionLookup
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
@@ -129,7 +129,7 @@ def check(
     params: InferParams,
     compiled: Interface | None,
     given: Interface | None,
-    regions: Regions,
+    regions: RegionLookup,
     *,
     max_bytes: int,
     keep: bool,
@@ -187,7 +187,7 @@ def _fits(params: InferParams, compiled: Interface) -> bool:
 
 
 def _inputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
+    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionLookup
 ) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
@@ -215,7 +215,7 @@ def _inputs(
 
 
 def _outputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
+    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionLookup
 ) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
@@ -288,7 +288,7 @@ def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
 
-def _room(options: InferOptions | None, regions: Regions) -> RegionRange | None:
+def _room(options: InferOptions | None, regions: RegionLookup) -> RegionRange | None:
     if options is None or options.shared_memory_region is None:
         return None
     region = regions.get(options.shared_memory_region)
@@ -302,7 +302,7 @@ def _room(options: InferOptions | None, regions: Regions) -> RegionRange | None:
     return RegionRange(region, offset, size)
 
 
-def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: Regions) -> RegionRange | None:
+def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionLookup) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     if _is_text(tensor):

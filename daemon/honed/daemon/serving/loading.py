@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from honed.daemon.blocking import in_thread
 from honed.daemon.core import actions, events
-from honed.daemon.core.events import Proof
+from honed.daemon.core.events import LoadedProof
 from honed.daemon.core.states import Engine
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.proofcache import ProofCache
@@ -30,7 +30,7 @@ from honed.daemon.worker.calls import (
     WarmUp,
     WorkerCall,
 )
-from honed.daemon.worker.supervisor import Supervisor, WorkerLost
+from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
@@ -71,12 +71,12 @@ class Loader:
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
-    ) -> Proof:
+    ) -> LoadedProof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
         wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
-        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost
+        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerDied
         where the worker, or the process that builds, died of it.
         """
         await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
@@ -90,7 +90,7 @@ class Loader:
             proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
-        except WorkerLost as error:
+        except WorkerDied as error:
             return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             return events.LoadRefused(action.deployment, str(error))
@@ -98,7 +98,7 @@ class Loader:
             proof = dataclasses.replace(proof, left=())
         return events.Loaded(action.deployment, key, proof)
 
-    async def _warm_up(self, manifest: Manifest, key: str, proof: Proof, *, give_way: bool) -> None:
+    async def _warm_up(self, manifest: Manifest, key: str, proof: LoadedProof, *, give_way: bool) -> None:
         """Run a model as its settings say, before it serves; where that fails, say so and go on."""
         settings = manifest.settings
         inputs = warm_up_inputs(manifest, proof.interface)
@@ -108,7 +108,7 @@ class Loader:
         try:
             for _ in range(settings.warm_up):
                 await self._careful(WarmUp(key=key, inputs=inputs), give_way=give_way)
-        except WorkerLost:
+        except WorkerDied:
             raise
         except HonedError as error:
             _log.warning("model %s: it is not warmed up: %s", manifest.name, error)
@@ -121,7 +121,7 @@ class Loader:
         key = action.model.key_on(self._engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
-        except WorkerLost:
+        except WorkerDied:
             self._forget(key)  # this may have been its doing: the next worker proves it before it serves
             return None
         except HonedError as error:
@@ -136,7 +136,7 @@ class Loader:
             # It is there already, unless the worker was started anew.
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
-        except WorkerLost as error:
+        except WorkerDied as error:
             return events.JudgingBroken(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
@@ -154,7 +154,7 @@ class Loader:
         proofs.note(key)
         return True
 
-    async def _load(self, key: str, path: str, *, give_way: bool) -> Proof:
+    async def _load(self, key: str, path: str, *, give_way: bool) -> LoadedProof:
         """Have the worker load a compiled file that this device has proven before: its first probe is enough.
 
         One that requests may wait for does not `give_way` to others.
@@ -177,7 +177,7 @@ class Loader:
         if not left:
             self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
-        return Proof(
+        return LoadedProof(
             engine=self._engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
@@ -198,7 +198,7 @@ class Loader:
     async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
         """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
 
-        Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
+        Stops at the first wrong answer. Raises WorkerDied where the worker died of it.
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
@@ -236,7 +236,7 @@ class Loader:
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
         if answer.spoilt:
             self._supervisor.kill(f"the device failed: {answer.spoilt}")
-            raise WorkerLost(answer.spoilt)
+            raise WorkerDied(answer.spoilt)
         if give_way:
             await self._give_way(time.monotonic() - begun)
         return answer
@@ -251,7 +251,7 @@ class Loader:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
             await self._supervisor.call(call, seconds=self._limits.run_seconds)
-        except WorkerLost:
+        except WorkerDied:
             pass
         except HonedError as error:
             _log.warning("the worker refused %s: %s", call.method, error)

@@ -24,7 +24,7 @@ from honed.daemon.settings.tables import CpuSettings, Service
 from honed.daemon.store.inspection import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import UnloadModel
-from honed.daemon.worker.process import Program, device_program
+from honed.daemon.worker.process import WorkerProgram, device_program
 from honed.daemon.worker.regions import HeldRegion
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.execution.partlimits import PartLimits
@@ -93,7 +93,7 @@ class Pool:
         cache_dir = self._cache_dir
         if is_cpu(engine.name):
             memory_mib = self._user_mib if engine.rests else self._cpu.memory_mib
-            program = Program(
+            program = WorkerProgram(
                 module="honed.cpu.worker",
                 argument=str(self._cpu.threads),
                 memory_mib=memory_mib,

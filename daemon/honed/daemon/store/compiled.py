@@ -26,7 +26,7 @@ from honed.runtime.compiled.model import (
     HostCall,
     Launch,
     PartTensor,
-    Source,
+    SourceModel,
     Split,
     Tensor,
 )
@@ -44,7 +44,7 @@ class Compiled:
     its `parts`.
     """
 
-    source: Source
+    source: SourceModel
     compiler: dict[str, str]
     device: DeviceIdentity
     inputs: tuple[Tensor, ...]

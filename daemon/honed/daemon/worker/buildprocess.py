@@ -21,7 +21,7 @@ from honed.runtime.calling.aiolink import AsyncLink
 from . import calls as workercalls
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
 from .process import spawn
-from .supervisor import Supervisor, WorkerLost
+from .supervisor import Supervisor, WorkerDied
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
 _NICENESS = 15  # of one that builds what nobody waits for
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
-class BuilderLost(WorkerLost):
+class BuilderLost(WorkerDied):
     """The process that builds ended or hung: nothing that is served was in it."""
 
 
@@ -75,7 +75,7 @@ class BuildProcess:
                     if checked.spoilt:
                         raise BuilderLost(f"the device failed: {checked.spoilt}")
                 await self._call(running, UnloadModel(key=key))
-            except (WorkerLost, asyncio.CancelledError):
+            except (WorkerDied, asyncio.CancelledError):
                 await self._end()
                 raise
             except BaseException:

@@ -21,7 +21,7 @@ FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class WorkerProgram:
     """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
 
     `more` arguments come behind that. `niceness` is the least it has.
@@ -34,14 +34,14 @@ class Program:
     niceness: int = 0
 
 
-def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> Program:
+def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> WorkerProgram:
     """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
     more = (str(parts.threads), str(parts.memory_mib))
-    return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)
+    return WorkerProgram(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)
 
 
 async def spawn(
-    program: Program, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
+    program: WorkerProgram, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
 ) -> tuple[Child, AsyncLink]:
     """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

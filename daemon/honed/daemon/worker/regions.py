@@ -52,7 +52,7 @@ class HeldRegion:
             )
 
 
-class Regions(Protocol):
+class RegionLookup(Protocol):
     """Where a request's regions are looked up."""
 
     def get(self, name: str) -> HeldRegion:

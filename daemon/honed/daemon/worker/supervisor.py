@@ -24,7 +24,7 @@ from honed.runtime.calling.aiolink import AsyncLink
 
 from . import calls as workercalls
 from .calls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
-from .process import Program, spawn
+from .process import WorkerProgram, spawn
 from .regions import HeldRegion
 
 _REMEMBERED_ENDS = 10
@@ -32,7 +32,7 @@ _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whethe
 _log = logging.getLogger(__name__)
 
 
-class WorkerLost(Unavailable):
+class WorkerDied(Unavailable):
     """The worker died or was killed while it had something to do."""
 
 
@@ -50,7 +50,7 @@ class Supervisor:
     is the one that later workers look for. An engine without a device has an identity and no profile.
     """
 
-    def __init__(self, limits: Limits, cache_dir: Path, program: Program) -> None:
+    def __init__(self, limits: Limits, cache_dir: Path, program: WorkerProgram) -> None:
         self._limits = limits
         self._cache_dir = cache_dir
         self.program = program
@@ -154,13 +154,13 @@ class Supervisor:
                     await self._turned.wait()
 
     async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
-        """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long.
+        """The worker's answer; raises its HonedError, or WorkerDied where it died or took too long.
 
         `seconds` count anew with each progress that it tells.
         """
         link = self._link
         if link is None:
-            raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
+            raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
         self._calls += 1
         try:
             async with asyncio.timeout(seconds) as deadline:
@@ -174,7 +174,7 @@ class Supervisor:
             self._lost_at_work |= call.work
             self.kill(f"it did not finish within {seconds:g} s", kind="hung")
             raise self._lost() from error
-        except WorkerLost:
+        except WorkerDied:
             self._lost_at_work |= call.work
             raise
         finally:
@@ -192,12 +192,12 @@ class Supervisor:
     async def open(self) -> None:
         """Have the worker load the device's driver, which it does without until the first model.
 
-        Raises WorkerLost where the device is not there any more, or another driver is; the next worker finds
+        Raises WorkerDied where the device is not there any more, or another driver is; the next worker finds
         out what is.
         """
         try:
             await self.call(OpenDevice(), seconds=self._limits.load_seconds)
-        except WorkerLost:
+        except WorkerDied:
             raise
         except HonedError as error:
             self.kill(str(error))
@@ -216,8 +216,8 @@ class Supervisor:
         self._mapped.discard(region)
         return known and self._link is not None
 
-    def _lost(self) -> WorkerLost:
-        return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
+    def _lost(self) -> WorkerDied:
+        return WorkerDied(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
     async def _start(self) -> Child:
         """A worker that is ready; raises where it does not become so."""
@@ -253,7 +253,7 @@ class Supervisor:
     async def _ask_now_and_then(self) -> None:
         """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
         pause = min(_QUIET_SECONDS, self._limits.run_seconds)
-        with contextlib.suppress(WorkerLost):
+        with contextlib.suppress(WorkerDied):
             while True:
                 await asyncio.sleep(pause)
                 if not self._calls and time.monotonic() - self._heard >= pause:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from honed.protocol.methods import MODEL_SHOW
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 from honed.tool.output import Output, clean, figure_text, line, table
 from honed.tool.parser import add_command
 
@@ -113,7 +113,7 @@ def origin(schedule: str | None) -> str:
     if schedule is None:
         return "-"
     found = Origin.parse(schedule)
-    source = "here" if found.source is Source.MEASURED else str(found.source)
+    source = "here" if found.source is ScheduleSource.MEASURED else str(found.source)
     return f"{source}, {found.way}" if found.way else source
 
 

@@ -29,7 +29,7 @@ _MOST_ITERATIONS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ArithmeticForm:
     """One way of keeping the device busy. `fma` is one instruction or, on some devices, slower than `mad`."""
 
     width: int  # of its vectors
@@ -47,19 +47,24 @@ class Form:
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 
-def forms(accumulators: int) -> list[Form]:
+def forms(accumulators: int) -> list[ArithmeticForm]:
     """What is tried first on a device that spills beyond so many scalars."""
-    return [Form(width, n) for width, chains in _CHAINS.items() for n in chains if width * n <= accumulators]
+    return [
+        ArithmeticForm(width, n)
+        for width, chains in _CHAINS.items()
+        for n in chains
+        if width * n <= accumulators
+    ]
 
 
-def finalists(rates: dict[Form, float], largest_group: int) -> list[Form]:
+def finalists(rates: dict[ArithmeticForm, float], largest_group: int) -> list[ArithmeticForm]:
     """The best forms of the first round, and the neighbours of the very best."""
     first, *others = sorted(rates, key=lambda form: -rates[form])[:_FINALISTS]
     larger = [replace(first, group=group) for group in _GROUPS[1:] if group <= largest_group]
     return [first, replace(first, function="mad"), *larger, *others]
 
 
-def source(form: Form, scalar: str) -> str:
+def source(form: ArithmeticForm, scalar: str) -> str:
     """The kernel of a form, for "float" or "half"."""
     kind = scalar if form.width == 1 else f"{scalar}{form.width}"
     chains = range(form.chains)
@@ -89,7 +94,7 @@ def gflops(bench: Bench, scalar: str) -> float:
     return max(_thorough(bench, cl.Kernel(program, form.name), form, items, sink) for form in last) * 1e-9
 
 
-def _quick(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> float:
+def _quick(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
     iterations = _calibrated(bench, kernel, form, items, sink, _SHORT_SECONDS)
     tries = [
         bench.seconds(kernel, items, form.group, sink, np.int32(iterations)) for _ in range(_SHORT_TRIES)
@@ -97,7 +102,7 @@ def _quick(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> floa
     return form.operations(items) * iterations / min(tries)
 
 
-def _thorough(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> float:
+def _thorough(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
     long = _calibrated(bench, kernel, form, items, sink, _LONG_SECONDS)
     each = [
         bench.shortest(kernel, items, form.group, sink, np.int32(iterations)) / iterations
@@ -106,7 +111,7 @@ def _thorough(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> f
     return form.operations(items) / min(each)
 
 
-def _calibrated(bench: Bench, kernel: Any, form: Form, items: int, sink: Any, wanted: float) -> int:
+def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float) -> int:
     """How many iterations take about `wanted` seconds."""
     iterations = 1
     bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # the first launch may compile

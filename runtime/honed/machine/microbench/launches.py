@@ -13,14 +13,14 @@ _LAUNCHES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class EmptyKernels:
     """Empty kernels in a long queue, microseconds at the least."""
 
     apart: float  # from one's start to the next one's: where the device is fast, the host is what limits
     alone: float  # from START to END of one
 
 
-def empty_kernels(bench: Bench) -> Empty:
+def empty_kernels(bench: Bench) -> EmptyKernels:
     """Time empty kernels; raises DeviceError where the device reports no time for all of them."""
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # kernels do not hold their buffers
@@ -35,4 +35,4 @@ def empty_kernels(bench: Bench) -> Empty:
         apart = min(apart, (events[-1].profile.end - events[0].profile.start) * 1e-3 / count)
     if not apart > 0:
         raise DeviceError(f"{bench.device.spec} reports no time for {count} launches; update its driver")
-    return Empty(apart, alone * 1e6)
+    return EmptyKernels(apart, alone * 1e6)

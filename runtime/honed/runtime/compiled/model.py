@@ -20,7 +20,7 @@ COMPILED_PART = "compiled_part"  # what profiles call a part that is compiled fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PrecisionChoice:
     """Whether `--precision auto` took fp16, and why, as part of a sentence.
 
     The compiler names operators by the values they make: of those in fp16 `single` are in float32, and `wide`
@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceModel:
     """Where the model came from."""
 
     sha256: str  # of the ONNX file as it was given
@@ -43,7 +43,7 @@ class Source:
     opset: int
     precision: str  # of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
     notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
-    choice: Choice | None = None  # of the precision; None where the user chose
+    choice: PrecisionChoice | None = None  # of the precision; None where the user chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ class CompiledModel:
     `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
     """
 
-    source: Source
+    source: SourceModel
     compiler: dict[str, str]  # name -> version of what made it
     device: DeviceProfile
     inputs: tuple[Tensor, ...]

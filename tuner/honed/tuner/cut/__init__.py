@@ -14,7 +14,7 @@ from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
-from honed.tuner.frontend.values import Refuse, numpy_dtype
+from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 
 from . import valuetypes
 from .dense import sized_stages
@@ -120,9 +120,9 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     try:
         try:
             made = _cut(model, found, nodes, _placed(divided, last, behind), outputs)
-        except Refuse:
+        except NodeRefused:
             made = _cut(model, found, nodes, _placed(divided, last, [1] * len(last)), outputs)
-    except Refuse as refusal:
+    except NodeRefused as refusal:
         return f"it is not cut in parts: {refusal}"
     if made.sized_share < worth.whole:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
@@ -194,7 +194,7 @@ def _cut(
         stages.setdefault(stage, []).append(one)
     odd = [stage for stage in stages if placed.part(stage)]
     if not odd or len(odd) > MAX_PARTS or len(odd) == len(stages):
-        raise Refuse("no stretch of it that can be compiled has work that pays")
+        raise NodeRefused("no stretch of it that can be compiled has work that pays")
     parts = {
         stage: _part(model, found, extractor, stages, stage, outputs, sized=placed.sized(stage))
         for stage in odd
@@ -232,7 +232,7 @@ def _compiled_outputs(
     gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}
     gives |= {spec.name: spec for part in behind for spec in part.inputs if spec.name not in elsewhere}
     if not gives:
-        raise Refuse("nothing that can be compiled of it is used by the rest")
+        raise NodeRefused("nothing that can be compiled of it is used by the rest")
     return tuple(gives.values())
 
 
@@ -278,9 +278,9 @@ def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
     if known is None:
         declared = next((v.type.tensor_type for v in model.graph.output if v.name == name), None)
         if declared is None or not declared.HasField("shape"):
-            raise Refuse(f"how many dimensions {name[:80]!r} has is not known")
+            raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
         sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
         known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
     if known.dtype not in _CARRIED:
-        raise Refuse(f"{name[:80]!r} is {known.dtype}, which does not travel")
+        raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
     return known

@@ -26,7 +26,7 @@ from honed.runtime.version import own_version
 from honed.tuner.gate import Gate
 from honed.tuner.leasegate import LeaseGate
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.judge import Compiler
@@ -42,7 +42,7 @@ _TURN_SECONDS = 15.0  # without being asked by one search, after which a board i
 _BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
 DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
 # Under a lease a request may be waiting, so that a candidate is bounded more tightly.
-LEASED = Limits(build_seconds=5.0, run_seconds=0.7)
+LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 
 
 class Board(Protocol):
@@ -55,10 +55,10 @@ class Board(Protocol):
     def greet(self) -> rows.Greeting:
         """What it is."""
 
-    def load(self, memory: rows.Memory) -> rows.Answer:
+    def load(self, memory: rows.BoardMemory) -> rows.Answer:
         """Have a task's memory ready."""
 
-    def judge(self, trial: rows.Trial) -> rows.Answer:
+    def judge(self, trial: rows.FarmTrial) -> rows.Answer:
         """A verdict on a candidate of a task that is ready."""
 
     def settle(self) -> rows.Answer:
@@ -133,11 +133,11 @@ class MeasuringBoard:
         """As in `Board`."""
         return _greeting(self._profile, depth=DEPTH)
 
-    def load(self, memory: rows.Memory) -> rows.Answer:
+    def load(self, memory: rows.BoardMemory) -> rows.Answer:
         """As in `Board`."""
         return self._on_device(lambda: self._load(memory))
 
-    def judge(self, trial: rows.Trial) -> rows.Answer:
+    def judge(self, trial: rows.FarmTrial) -> rows.Answer:
         """As in `Board`."""
         return self._on_device(lambda: self._judge(trial))
 
@@ -173,19 +173,19 @@ class MeasuringBoard:
             if self._gate is not None:
                 self._gate.leave()
 
-    def _load(self, memory: rows.Memory) -> rows.Answer:
+    def _load(self, memory: rows.BoardMemory) -> rows.Answer:
         self._workload = None
         self._clear()
         self._folder = tempfile.TemporaryDirectory(prefix="honed-farm-")
         workload = rows.workload_in(Path(self._folder.name), memory)
         if self._measurer is None:
-            limits = Limits() if self._gate is None else LEASED
+            limits = MeasureLimits() if self._gate is None else LEASED
             self._measurer = Measurer(self._spec, self._profile, limits, kernel_log=self._kernel_log())
         self._measurer.load(workload)
         self._workload = workload
-        return rows.Ready(rate=self._measurer.rate)
+        return rows.BoardReady(rate=self._measurer.rate)
 
-    def _judge(self, trial: rows.Trial) -> rows.Answer:
+    def _judge(self, trial: rows.FarmTrial) -> rows.Answer:
         if self._measurer is None or self._workload is None or self._workload.task != trial.task:
             return rows.NotNow(why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True)
         verdict = self._measurer.measure(rows.candidate_of(trial), trial.best)
@@ -213,14 +213,14 @@ class BenchBoard:
         """As in `Board`."""
         return _greeting(self._profile, depth=DEPTH * self.threads, bench=self._bench)
 
-    def load(self, memory: rows.Memory) -> rows.Answer:
+    def load(self, memory: rows.BoardMemory) -> rows.Answer:
         """As in `Board`; there are no files, as nothing runs."""
         workload = rows.workload_in(Path(os.devnull), memory)
         with self._lock:
             self._workload = workload
-        return rows.Ready(rate=0.0)
+        return rows.BoardReady(rate=0.0)
 
-    def judge(self, trial: rows.Trial) -> rows.Answer:
+    def judge(self, trial: rows.FarmTrial) -> rows.Answer:
         """As in `Board`."""
         with self._lock:
             workload = self._workload
@@ -290,13 +290,13 @@ def greet() -> bytes:
 
 def load(memory: bytes) -> bytes:
     """Takes a `Memory`, gives an answer."""
-    row = rows.unpack(rows.Memory, memory)
+    row = rows.unpack(rows.BoardMemory, memory)
     return PLACE.answer(row.search, lambda board: board.load(row))
 
 
 def judge(trial: bytes) -> bytes:
     """Takes a `Trial`, gives an answer."""
-    row = rows.unpack(rows.Trial, trial)
+    row = rows.unpack(rows.FarmTrial, trial)
     return PLACE.answer(row.search, lambda board: board.judge(row))
 
 

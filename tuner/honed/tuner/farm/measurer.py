@@ -22,23 +22,23 @@ from . import rows
 from .boards import Boards, Came
 from .worklist import (
     Action,
-    Blame,
+    BoardBlame,
+    BoardLeft,
+    CandidateJudged,
+    CandidateWanted,
     Event,
     GivenBack,
     HandOut,
     Joined,
-    Judged,
-    Left,
-    Load,
-    Loaded,
+    LoadTask,
     NotLoaded,
     Refused,
     Settle,
+    TaskLoaded,
     Tell,
     Tick,
     Took,
     Unwanted,
-    Wanted,
     WorkList,
 )
 
@@ -206,7 +206,7 @@ class FarmMeasurer:
         name = f"{self._count} {candidate.id}"
         self._asked[name] = _Asked(candidate)
         self._names[candidate.id] = name
-        self._feed(Wanted(name))
+        self._feed(CandidateWanted(name))
         return name
 
     # -- between the work list and the boards
@@ -222,13 +222,13 @@ class FarmMeasurer:
 
     def _perform(self, action: Action) -> Event | None:
         match action:
-            case Load(board=board, task=task):
+            case LoadTask(board=board, task=task):
                 self._loads[self._boards.load(board, self._memory)] = board, task
             case HandOut(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
                 self._settled(self._rulings.pop(ticket), name, board, ratio)
-            case Blame(candidate=name, deaths=deaths):
+            case BoardBlame(candidate=name, deaths=deaths):
                 reason = f"{deaths} boards left the farm while they ran it"
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
             case Tell(board=board, text=text):
@@ -245,7 +245,7 @@ class FarmMeasurer:
                 asked.refused = error
                 return Refused(ticket)
             asked.noted = True
-        trial = rows.Trial(
+        trial = rows.FarmTrial(
             search=self._search,
             task=self._workload.task,
             candidate=codec.candidate_to_plain(asked.candidate),
@@ -292,7 +292,7 @@ class FarmMeasurer:
                 self._boards.give_up(number)
                 for calls in (self._greeted, self._loads, self._tickets):
                     calls.pop(number, None)
-            self._feed(Left(board))
+            self._feed(BoardLeft(board))
             self._hosts.pop(board, None)
         self._present = present
 
@@ -343,10 +343,10 @@ class FarmMeasurer:
             self._feed(Joined(board, greeting.depth))
 
     def _take_load(self, board: str, task: str, answer: rows.Answer) -> None:
-        if isinstance(answer, rows.Ready):
+        if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
                 self.rate = answer.rate
-            self._feed(Loaded(board, task))
+            self._feed(TaskLoaded(board, task))
         else:
             self._feed(NotLoaded(board, task, self._put_off(board, answer)))
 
@@ -364,7 +364,7 @@ class FarmMeasurer:
         self._complained.pop(board, None)
         self._faults += rows.stories(answer.faults)
         self._rulings[ticket] = ruled
-        self._feed(Judged(ticket, ruled.verdict.yardstick_s))
+        self._feed(CandidateJudged(ticket, ruled.verdict.yardstick_s))
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:

@@ -41,7 +41,7 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class BoardMemory:
     """A task of a `search`: its workload, and the files of inputs and answers that are in its folder."""
 
     search: str
@@ -50,14 +50,14 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class BoardReady:
     """A board has a task's memory; it moves `rate` bytes a second at its size, 0 where that is not known."""
 
     rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class FarmTrial:
     """A candidate of a task to be judged; `best` is the best known time of the task, in seconds."""
 
     search: str
@@ -97,7 +97,7 @@ class NotNow:
     reload: bool = False
 
 
-Answer = Ready | Ruling | NotNow
+Answer = BoardReady | Ruling | NotNow
 
 
 def pack(row: object) -> bytes:
@@ -115,7 +115,7 @@ def unpack(kind: type[R], data: bytes) -> R:
 def answer(data: bytes) -> Answer:
     """What a board answered; raises InvalidArgument for data that is no answer."""
     plain = _plain(data)
-    kinds: dict[str, type[Answer]] = {"ready": Ready, "ruling": Ruling, "notnow": NotNow}
+    kinds: dict[str, type[Answer]] = {"ready": BoardReady, "ruling": Ruling, "notnow": NotNow}
     if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in kinds:
         raise InvalidArgument("a board answered something that is no answer; compare versions")
     name, body = next(iter(plain.items()))
@@ -138,17 +138,17 @@ def _checked(kind: type[R], plain: object) -> R:
         raise InvalidArgument(f"{error}; compare versions") from error
 
 
-def memory_of(workload: Workload, search: str) -> Memory:
+def memory_of(workload: Workload, search: str) -> BoardMemory:
     """A task with all that is in its folder."""
     names = [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
-    return Memory(
+    return BoardMemory(
         search=search,
         workload=codec.workload_to_plain(workload),
         files={name: (workload.folder / name).read_bytes() for name in names},
     )
 
 
-def workload_in(folder: Path, memory: Memory) -> Workload:
+def workload_in(folder: Path, memory: BoardMemory) -> Workload:
     """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
     try:
         workload = codec.workload_from_plain(memory.workload)
@@ -162,7 +162,7 @@ def workload_in(folder: Path, memory: Memory) -> Workload:
     return replace(workload, folder=folder)
 
 
-def candidate_of(trial: Trial) -> Candidate:
+def candidate_of(trial: FarmTrial) -> Candidate:
     """The candidate; raises InvalidArgument where it cannot be read."""
     try:
         return codec.candidate_from_plain(trial.candidate)

@@ -25,7 +25,7 @@ class Took:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CandidateWanted:
     """A candidate of the present task is to be judged; asking again changes nothing."""
 
     candidate: str
@@ -52,14 +52,14 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class BoardLeft:
     """A board is gone, or was given up."""
 
     board: str
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class TaskLoaded:
     """A board has a task's memory ready."""
 
     board: str
@@ -76,7 +76,7 @@ class NotLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CandidateJudged:
     """A board's verdict on the candidate of a ticket has come, with its yardstick (seconds), if any."""
 
     ticket: int
@@ -101,12 +101,22 @@ class Tick:
 
 
 Event = (
-    Took | Wanted | Unwanted | Refused | Joined | Left | Loaded | NotLoaded | Judged | GivenBack | Tick
-)  # fmt: skip
+    Took
+    | CandidateWanted
+    | Unwanted
+    | Refused
+    | Joined
+    | BoardLeft
+    | TaskLoaded
+    | NotLoaded
+    | CandidateJudged
+    | GivenBack
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadTask:
     """Have a board make a task's memory ready."""
 
     board: str
@@ -133,7 +143,7 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class BoardBlame:
     """A candidate is not given to another board, as so many died of it."""
 
     candidate: str
@@ -148,7 +158,7 @@ class Tell:
     text: str
 
 
-Action = Load | HandOut | Settle | Blame | Tell
+Action = LoadTask | HandOut | Settle | BoardBlame | Tell
 
 
 @dataclass(slots=True)
@@ -197,7 +207,7 @@ class WorkList:
         match event:
             case Took(task=task):
                 self._take(task)
-            case Wanted(candidate=candidate):
+            case CandidateWanted(candidate=candidate):
                 if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
                     self.waiting.append(candidate)
             case Unwanted():
@@ -213,13 +223,13 @@ class WorkList:
         match event:
             case Joined(board=board, depth=depth):
                 self.boards.setdefault(board, _Board(depth))
-            case Left(board=board):
+            case BoardLeft(board=board):
                 yield from self._left(board)
-            case Loaded(board=board, task=task):
+            case TaskLoaded(board=board, task=task):
                 self._loaded(board, task, 0.0)
             case NotLoaded(board=board, seconds=seconds):
                 self._loaded(board, None, now + seconds)
-            case Judged(ticket=ticket, yardstick=yardstick):
+            case CandidateJudged(ticket=ticket, yardstick=yardstick):
                 yield from self._judged(ticket, yardstick, now)
             case GivenBack(ticket=ticket, seconds=seconds, reload=reload):
                 given = self._returned(ticket)
@@ -273,7 +283,7 @@ class WorkList:
                 deaths = self._deaths[candidate] = self._deaths.get(candidate, 0) + 1
                 if deaths >= _DEATHS:
                     self.settled.add(candidate)
-                    yield Blame(candidate, deaths)
+                    yield BoardBlame(candidate, deaths)
                     continue
             self.waiting.appendleft(candidate)
 
@@ -312,7 +322,7 @@ class WorkList:
         for name, board in self.boards.items():
             if board.ready != self.task and not board.loading and board.away_until <= now:
                 board.loading = True
-                yield Load(name, self.task)
+                yield LoadTask(name, self.task)
 
     def _hand_outs(self, now: float) -> Iterator[Action]:
         """As many as boards take, each to one that has least."""

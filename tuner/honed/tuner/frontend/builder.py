@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper, shape_inference
 from honed.protocol.errors import ModelRefused
 
 from . import fold
-from .values import Refuse, Value, numpy_dtype
+from .values import NodeRefused, Value, numpy_dtype
 
 TARGET_OPSET = 21  # what normalised graphs are written in
 SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shape, axes or pads
@@ -31,7 +31,7 @@ def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
 
 
 def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> list[onnx.TypeProto | None]:
-    """ONNX's types of the node's outputs, None where it cannot tell; raises Refuse where they contradict."""
+    """ONNX's types of the node's outputs, None where it cannot tell; raises NodeRefused where they clash."""
     definition = schema(node.op_type, opset, node.domain)
     if definition is None:
         return [None] * len(node.output)
@@ -51,7 +51,7 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
         )
     except Exception as error:  # a C++ exception without a Python class of its own
         text = " ".join(str(error).split())
-        raise Refuse(f"its types or shapes contradict: {text}") from error
+        raise NodeRefused(f"its types or shapes contradict: {text}") from error
     return [found.get(name) for name in node.output]
 
 
@@ -105,7 +105,7 @@ class Builder:
         """A constant; equal small ones are one."""
         array = np.ascontiguousarray(data, dtype=dtype).reshape(np.shape(data))
         if array.dtype.kind in "OUS":
-            raise Refuse("it works on strings, which are not compiled")
+            raise NodeRefused("it works on strings, which are not compiled")
         key = (array.dtype.name, array.shape, array.tobytes() if array.nbytes <= 1024 else b"")
         if array.nbytes <= 1024 and key in self._small:
             return self._small[key]
@@ -131,7 +131,7 @@ class Builder:
         return self.multi(op, inputs, 1, **attrs)[0]
 
     def multi(self, op: str, inputs: Sequence[Value | None], outputs: int, **attrs: Any) -> list[Value]:
-        """Emit a node at TARGET_OPSET; raises Refuse where its output shapes are not static."""
+        """Emit a node at TARGET_OPSET; raises NodeRefused where its output shapes are not static."""
         given = list(inputs)
         while given and given[-1] is None:
             given.pop()
@@ -166,10 +166,10 @@ class Builder:
     def _typed(self, node: onnx.NodeProto, name: str, found: onnx.TypeProto | None) -> Value:
         shape = static_shape(found)
         if shape is None or found is None:
-            raise Refuse("the shape of its output depends on the values of its inputs")
+            raise NodeRefused("the shape of its output depends on the values of its inputs")
         value = Value(name, numpy_dtype(found.tensor_type.elem_type), shape)
         if value.size * value.dtype.itemsize > self._tensor_limit:
-            raise Refuse(
+            raise NodeRefused(
                 f"its output of shape {list(shape)} is above the limit of {self._tensor_limit >> 20} MiB"
             )
         return value

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from .builder import Builder
-from .values import Array, Item, Listing, Refuse, Value
+from .values import Array, Item, Listing, NodeRefused, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Call:
         """Input `index`, a tensor that must be there."""
         found = self.opt(index)
         if found is None:
-            raise Refuse(f"its input {index} is missing")
+            raise NodeRefused(f"its input {index} is missing")
         return found
 
     def opt(self, index: int) -> Value | None:
@@ -45,20 +45,20 @@ class Call:
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None or isinstance(found, Value):
             return found
-        raise Refuse(f"its input {index} is a sequence or an optional, not a tensor")
+        raise NodeRefused(f"its input {index} is a sequence or an optional, not a tensor")
 
     def listing(self, index: int = 0) -> Listing:
         """Input `index`, a sequence."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if isinstance(found, Listing):
             return found
-        raise Refuse(f"its input {index} is not a sequence known when compiling")
+        raise NodeRefused(f"its input {index} is not a sequence known when compiling")
 
     def const(self, index: int, what: str) -> Array:
         """The data of input `index`, which must be constant."""
         found = self.x(index)
         if found.data is None:
-            raise Refuse(f"its {what} (input {index}) is computed at run time; it must be a constant")
+            raise NodeRefused(f"its {what} (input {index}) is computed at run time; it must be a constant")
         return found.data
 
     def opt_const(self, index: int, what: str) -> Array | None:
@@ -114,8 +114,8 @@ def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def normal_axis(axis: int, rank: int, *, end: bool = False) -> int:
-    """The axis counted from the front; `end` allows one past the last. Raises Refuse out of range."""
+    """The axis counted from the front; `end` allows one past the last. Raises NodeRefused out of range."""
     top = rank + 1 if end else rank
     if not -rank <= axis < top:
-        raise Refuse(f"axis {axis} is out of range for a tensor of {rank} dimensions")
+        raise NodeRefused(f"axis {axis} is out of range for a tensor of {rank} dimensions")
     return axis + rank if axis < 0 else axis

@@ -10,19 +10,19 @@ import onnx
 from .builder import Builder
 from .call import Call, normal_axis
 from .rules.layout import cut, join, reshape
-from .values import Item, Refuse, Unknown, Value
+from .values import Item, NodeRefused, Unknown, Value
 
 MAX_TRIPS = 64  # of a loop; longer ones make more kernels than their launches are worth
 MAX_BODIES = 2048  # graphs within nodes that a model may become altogether, loops in loops multiplied
 MAX_UNROLLED = 8192  # nodes that a loop may become
 MAX_BOTH = 2048  # nodes of two branches that are both computed
 FLOW = ("If", "Loop", "Scan")
-# The outputs of a graph within the node, given its inputs by name; raises Refuse where it cannot be compiled.
+# The outputs of a graph within the node, given its inputs by name; raises NodeRefused where it cannot be.
 Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
 def flow(b: Builder, c: Call, body: Body) -> Sequence[Item]:
-    """What the node becomes; raises Refuse where only running it tells."""
+    """What the node becomes; raises NodeRefused where only running it tells."""
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
@@ -33,25 +33,27 @@ def graph_of(c: Call, name: str) -> onnx.GraphProto:
     for attribute in c.node.attribute:
         if attribute.name == name:
             return attribute.g
-    raise Refuse(f"its {name} is missing")
+    raise NodeRefused(f"its {name} is missing")
 
 
 def _both(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     """Both branches, and the elements of one of them: where both give the same types and shapes."""
     condition = c.x(0)
     if condition.size != 1:
-        raise Refuse(f"its condition has {condition.size} elements, not one")
+        raise NodeRefused(f"its condition has {condition.size} elements, not one")
     before = len(b.nodes)
     sides = [body(graph_of(c, name), {}) for name in ("then_branch", "else_branch")]
     if len(b.nodes) - before > MAX_BOTH:
-        raise Refuse(f"its condition is computed at run time, and both branches have over {MAX_BOTH} nodes")
+        raise NodeRefused(
+            f"its condition is computed at run time, and both branches have over {MAX_BOTH} nodes"
+        )
     chosen = reshape(b, condition, [])
     found: list[Item] = []
     for yes, no in zip(*sides, strict=True):
         if not isinstance(yes, Value) or not isinstance(no, Value):
-            raise Refuse("its condition is computed at run time, and a branch gives no tensor")
+            raise NodeRefused("its condition is computed at run time, and a branch gives no tensor")
         if (yes.dtype, yes.shape) != (no.dtype, no.shape):
-            raise Refuse(
+            raise NodeRefused(
                 f"its condition is computed at run time, and its branches differ: {yes.dtype}"
                 f"{list(yes.shape)} and {no.dtype}{list(no.shape)}"
             )
@@ -61,7 +63,7 @@ def _both(b: Builder, c: Call, body: Body) -> Sequence[Item]:
 
 def _bounded(b: Builder, before: int) -> None:
     if len(b.nodes) - before > MAX_UNROLLED:
-        raise Refuse(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
+        raise NodeRefused(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
 
 
 def _known(value: Value | None, what: str) -> bool | None:
@@ -69,7 +71,7 @@ def _known(value: Value | None, what: str) -> bool | None:
     if value is None:
         return None
     if value.data is None:
-        raise Refuse(f"its {what} is computed at run time; loops are unrolled where it is known")
+        raise NodeRefused(f"its {what} is computed at run time; loops are unrolled where it is known")
     return bool(value.data.reshape(-1)[0])
 
 
@@ -84,7 +86,7 @@ def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     before, trip = len(b.nodes), 0
     while going and (most is None or trip < most):
         if trip == MAX_TRIPS:
-            raise Refuse(f"it is not unrolled: it runs more than {MAX_TRIPS} times")
+            raise NodeRefused(f"it is not unrolled: it runs more than {MAX_TRIPS} times")
         inner: list[Item] = [b.constant(np.array(trip, np.int64)), b.constant(np.array(True)), *carried]
         outputs = body(graph, dict(zip(names, inner, strict=True)))
         going = _known(_tensor(outputs[0]), "condition") is not False
@@ -98,7 +100,7 @@ def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
 
 def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     if c.opset < 9:
-        raise Refuse("its form before opset 9 is not compiled; export the model with a newer opset")
+        raise NodeRefused("its form before opset 9 is not compiled; export the model with a newer opset")
     graph = graph_of(c, "body")
     count = c.integer("num_scan_inputs")
     items = [c.x(i) for i in range(len(c.inputs))]
@@ -107,10 +109,10 @@ def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     axes = [normal_axis(a, v.rank) for a, v in zip(_each(c, "scan_input_axes", count), scanned, strict=True)]
     lengths = {v.shape[a] for v, a in zip(scanned, axes, strict=True)}
     if len(lengths) != 1:
-        raise Refuse(f"its inputs are of different lengths: {sorted(lengths)}")
+        raise NodeRefused(f"its inputs are of different lengths: {sorted(lengths)}")
     length = lengths.pop()
     if not 0 < length <= MAX_TRIPS:
-        raise Refuse(f"it is not unrolled: it runs {length} times; at most {MAX_TRIPS} are")
+        raise NodeRefused(f"it is not unrolled: it runs {length} times; at most {MAX_TRIPS} are")
     backwards = _each(c, "scan_input_directions", count)
     gathered: list[list[Item]] = [[] for _ in graph.output[len(carried) :]]
     names, before = [i.name for i in graph.input], len(b.nodes)
@@ -136,7 +138,7 @@ def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
 def _each(c: Call, name: str, count: int) -> list[int]:
     found = c.ints(name) or [0] * count
     if len(found) != count:
-        raise Refuse(f"its {name} has {len(found)} numbers, not {count}")
+        raise NodeRefused(f"its {name} has {len(found)} numbers, not {count}")
     return found
 
 
@@ -157,7 +159,7 @@ def _stacked(b: Builder, row: Sequence[Item], axis: int) -> Value:
     """Tensors of one shape along a new axis."""
     parts = [item for item in row if isinstance(item, Value)]
     if not parts or len(parts) < len(row) or len({(p.dtype, p.shape) for p in parts}) != 1:
-        raise Refuse("what it gathers over its steps is empty, or not of one shape")
+        raise NodeRefused("what it gathers over its steps is empty, or not of one shape")
     place = normal_axis(axis, parts[0].rank + 1)
     shape = [*parts[0].shape[:place], 1, *parts[0].shape[place:]]
     return join(b, [reshape(b, p, shape) for p in parts], place)

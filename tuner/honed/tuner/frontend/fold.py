@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from .values import Array, Refuse, elem_type
+from .values import Array, NodeRefused, elem_type
 
 # Operators whose reference implementation is a loop in Python, or which are meant to run on the device.
 _SLOW = frozenset(
@@ -61,7 +61,7 @@ def swells(made_bytes: int, used_bytes: int) -> bool:
 def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list[Any]:
     """The node's outputs (arrays, or lists of arrays for sequences), in order.
 
-    Raises Refuse where the reference evaluator cannot evaluate it.
+    Raises NodeRefused where the reference evaluator cannot evaluate it.
     """
     arrays = list(inputs.values())
     if node.op_type == "Div" and len(arrays) == 2 and arrays[0].dtype.kind in "iu":
@@ -79,7 +79,9 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
     except Exception as error:  # the evaluator raises whatever NumPy raised
-        raise Refuse(f"its constant value cannot be computed: {type(error).__name__}: {error}") from error
+        raise NodeRefused(
+            f"its constant value cannot be computed: {type(error).__name__}: {error}"
+        ) from error
     by_name = dict(zip(present, results, strict=True))
     return [by_name.get(name) for name in node.output]
 
@@ -87,7 +89,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
 def _truncated(x: Array, y: Array) -> Array:
     """Integer division towards zero, as ONNX defines it; its evaluator rounds down."""
     if not y.all():
-        raise Refuse("it divides integers by a constant 0")
+        raise NodeRefused("it divides integers by a constant 0")
     quotient = np.floor_divide(x, y)
     inexact = quotient * y != x
     return np.where(inexact & ((x < 0) != (y < 0)), quotient + 1, quotient).astype(x.dtype)

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.halves import Keep
+from honed.tuner.halves import Exemptions
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
@@ -18,7 +18,7 @@ from .partnodes import NO_PARTS, Parts
 from .precision import Precision, convert, halve
 from .reasons import Reasons
 from .signature import TensorSpec, carried
-from .values import Item, Refuse, Unknown, Value
+from .values import Item, NodeRefused, Unknown, Value
 from .walk import Walker, begin
 
 __all__ = ["Normalised", "in_half", "normalise", "rules"]
@@ -32,8 +32,8 @@ class Normalised:
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
     user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
     types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
-    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Keep.wide`), which is not of
-    ONNX.
+    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
+    not of ONNX.
     """
 
     model: onnx.ModelProto
@@ -84,7 +84,7 @@ def normalise(
     )
 
 
-def in_half(normalised: Normalised, keep: Keep) -> Normalised:
+def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
     """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
     model = onnx.ModelProto()
     model.CopyFrom(normalised.model)
@@ -98,7 +98,7 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
     for info, item in zip(model.graph.output, items, strict=True):
         try:
             carried(info)
-        except Refuse as refusal:
+        except NodeRefused as refusal:
             found.general.append(f"output {info.name!r}: {refusal}")
             continue
         if isinstance(item, Value):

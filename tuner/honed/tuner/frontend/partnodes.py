@@ -13,7 +13,7 @@ from onnx import helper
 
 from .builder import Builder
 from .signature import TensorSpec
-from .values import Item, Refuse, Value
+from .values import Item, NodeRefused, Value
 
 PART_DOMAIN = "honed.cpu_part"  # a file's own nodes of this name are refused, as of any that is unknown
 PART_OP = "CpuPart"
@@ -27,7 +27,7 @@ def part_values(
     """The outputs of a part."""
     given = [item for item in inputs if isinstance(item, Value)]
     if len(given) != len(inputs):
-        raise Refuse("what it is given is not compiled")
+        raise NodeRefused("what it is given is not compiled")
     number = next(int(a.i) for a in node.attribute if a.name == "part")
     found: list[Item] = []
     for index, (name, spec) in enumerate(zip(node.output, parts[number], strict=True)):

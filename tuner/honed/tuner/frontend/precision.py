@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
-from honed.tuner.halves import Keep, put_casts, saturated, usually
+from honed.tuner.halves import Exemptions, put_casts, saturated, usually
 
 from .signature import TensorSpec
 
@@ -47,7 +47,7 @@ def convert(
     return Converted(graph=graph, precision=_label(_float_types(graph)), notes=notes)
 
 
-def halve(graph: onnx.GraphProto, keep: Keep) -> str:
+def halve(graph: onnx.GraphProto, keep: Exemptions) -> str:
     """Convert a normalised graph whose floats are all float32 (in place) to fp16, but for what is to be kept.
 
     Gives the precision of the arithmetic, "fp32" where all of it was kept.

@@ -14,7 +14,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
 from .reasons import Reasons
-from .values import Refuse, numpy_dtype
+from .values import NodeRefused, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
 _CARRIED = frozenset(d.name for d in DTYPES)
@@ -60,7 +60,7 @@ def bind_inputs(
     for info in inputs:
         try:
             specs.append(_bind(info, shapes.get(info.name), named, inner, notes))
-        except Refuse as refusal:
+        except NodeRefused as refusal:
             found.general.append(f"input {info.name!r}: {refusal}")
             refused.add(info.name)
     for spec in specs:
@@ -73,17 +73,17 @@ def bind_inputs(
 
 
 def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
-    """The NumPy dtype of an input or output; raises Refuse where it is no tensor honed carries."""
+    """The NumPy dtype of an input or output; raises NodeRefused where it is no tensor honed carries."""
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         what = kind.removesuffix("_type").replace("_", " ") if kind else "value without a type"
-        raise Refuse(f"it is a {what}; only dense tensors are compiled")
+        raise NodeRefused(f"it is a {what}; only dense tensors are compiled")
     if info.type.tensor_type.elem_type == 0:
-        raise Refuse("its element type is not given; export the model again")
+        raise NodeRefused("its element type is not given; export the model again")
     dtype = numpy_dtype(info.type.tensor_type.elem_type)
     if dtype.name not in _CARRIED:
         name = onnx.TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
-        raise Refuse(f"its elements are {name}, which is not compiled")
+        raise NodeRefused(f"its elements are {name}, which is not compiled")
     return dtype
 
 
@@ -129,15 +129,15 @@ def _bind(
     dtype = carried(info)
     if not info.type.tensor_type.HasField("shape"):
         if given is None:
-            raise Refuse(f"its shape is not given; add --shape {info.name}=...")
+            raise NodeRefused(f"its shape is not given; add --shape {info.name}=...")
         return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
     indices = range(len(info.type.tensor_type.shape.dim))
     shape = [_size(info, index, given, named, inner, notes) for index in indices]
     if None in shape:
-        raise Refuse(_unbound(info, [index for index in indices if shape[index] is None]))
+        raise NodeRefused(_unbound(info, [index for index in indices if shape[index] is None]))
     sizes = tuple(size for size in shape if size is not None)
     if any(d > MAX_DIMENSION for d in sizes):
-        raise Refuse(f"a dimension is larger than {MAX_DIMENSION}")
+        raise NodeRefused(f"a dimension is larger than {MAX_DIMENSION}")
     return TensorSpec(name=info.name, dtype=dtype.name, shape=sizes)
 
 

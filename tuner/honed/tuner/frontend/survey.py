@@ -14,7 +14,7 @@ from .builder import SHAPE_DATA_LIMIT, static_shape
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec
-from .values import Array, Refuse, Unknown, Value, elem_type, numpy_dtype
+from .values import Array, NodeRefused, Unknown, Value, elem_type, numpy_dtype
 from .walk import Scope, Walker, begin
 
 BEHIND = "what follows on those has a shape that depends on the data"
@@ -153,7 +153,7 @@ class _Surveyor(Walker):
                 continue
             try:
                 dtype = numpy_dtype(kind.tensor_type.elem_type)
-            except Refuse:
+            except NodeRefused:
                 self.open[name] = kind
                 continue
             value = Value(self._builder.unique(f"{name}/surveyed"), dtype, shape)
@@ -224,7 +224,7 @@ def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str
             continue
         try:
             dtype = numpy_dtype(tensor.elem_type)
-        except Refuse:
+        except NodeRefused:
             continue
         shape = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
         found[name] = TensorSpec(name=name, dtype=dtype.name, shape=shape)

@@ -68,7 +68,7 @@ class Unknown:
 Item = Value | Listing | EmptyOptional | Unknown
 
 
-class Refuse(Exception):
+class NodeRefused(Exception):
     """One node cannot be compiled; the text says why, without naming the node."""
 
 
@@ -78,9 +78,9 @@ def elem_type(dtype: np.dtype[Any]) -> int:
 
 
 def numpy_dtype(elem: int) -> np.dtype[Any]:
-    """NumPy's dtype for ONNX's number; raises Refuse where ONNX knows no such type."""
+    """NumPy's dtype for ONNX's number; raises NodeRefused where ONNX knows no such type."""
     try:
         found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(elem))
     except KeyError:
-        raise Refuse(f"element type number {elem} does not exist") from None
+        raise NodeRefused(f"element type number {elem} does not exist") from None
     return found

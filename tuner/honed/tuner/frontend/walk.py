@@ -21,7 +21,7 @@ from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits
 from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .signature import TensorSpec, bind_inputs
-from .values import Array, Item, Listing, Refuse, Unknown, Value
+from .values import Array, Item, Listing, NodeRefused, Unknown, Value
 
 Scope = dict[str, Item]
 MAX_DEPTH = 32  # functions within functions, and branches within branches
@@ -109,7 +109,7 @@ class Walker:
     def _initialiser(self, name: str, proto: Any, read: Callable[[Any], Array]) -> Item:
         try:
             return self._builder.constant(read(proto), hint=name)
-        except (Refuse, *_MISFITS) as error:
+        except (NodeRefused, *_MISFITS) as error:
             self._reasons.general.append(f"initialiser {name!r}: {' '.join(str(error).split())}")
             return Unknown()
 
@@ -126,7 +126,7 @@ class Walker:
             self._builder.scope = bound.name or next((o for o in bound.output if o), bound.op_type)
             try:
                 items = self._node(bound, domain, opsets, scope)
-            except Refuse as refusal:
+            except NodeRefused as refusal:
                 self._reasons.add(bound, domain, opsets.get(domain, 0), str(refusal))
                 items = []
             except _MISFITS as error:
@@ -183,7 +183,7 @@ class Walker:
             return None
         try:
             shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
-        except Refuse:
+        except NodeRefused:
             return None  # the rule for the operator decides
         if call.op not in _SHAPED_BY_VALUES:
             known = [s for s in shapes if s is not None]
@@ -195,7 +195,7 @@ class Walker:
         node = _renamed(call)
         try:
             outputs = fold.evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
-        except Refuse:
+        except NodeRefused:
             return None
         return [
             Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
@@ -207,9 +207,9 @@ class Walker:
         if function is None:
             function = _schema_function(call)
         if function is None:
-            raise Refuse(reasons.UNSUPPORTED)
+            raise NodeRefused(reasons.UNSUPPORTED)
         if self._depth >= MAX_DEPTH:
-            raise Refuse(f"functions are nested more than {MAX_DEPTH} deep")
+            raise NodeRefused(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
         missing = {name: "" for name in function.input if name not in scope}
         opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
@@ -227,7 +227,7 @@ class Walker:
 
     def _flow(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
         if self._depth >= MAX_DEPTH:
-            raise Refuse(f"graphs are nested more than {MAX_DEPTH} deep")
+            raise NodeRefused(f"graphs are nested more than {MAX_DEPTH} deep")
         self._depth += 1
         try:
             if call.op == "If" and (condition := call.x(0)).data is not None:
@@ -241,7 +241,7 @@ class Walker:
         """A graph that is of use only as a whole: what it refuses is a reason of the node that it is in."""
         self._bodies += 1
         if self._bodies > MAX_BODIES:
-            raise Refuse(f"loops and branches of the model become more than {MAX_BODIES} graphs")
+            raise NodeRefused(f"loops and branches of the model become more than {MAX_BODIES} graphs")
         kept, outer = self._reasons, self._builder.scope
         self._reasons = reasons.Reasons()
         try:
@@ -250,7 +250,7 @@ class Walker:
         finally:
             self._reasons, self._builder.scope = kept, outer
         if texts:
-            raise Refuse(f"a graph within it cannot be compiled: {texts[0]}")
+            raise NodeRefused(f"a graph within it cannot be compiled: {texts[0]}")
         return items
 
     def _judge_by_name(self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int]) -> None:
@@ -284,7 +284,7 @@ def _refuse_foreign_types(call: Call) -> None:
         tensors = item.items if isinstance(item, Listing) else (item,)
         for value in tensors:
             if isinstance(value, Value) and value.dtype.kind not in "biuf":
-                raise Refuse(f"it works on {value.dtype.name} elements, which are not compiled")
+                raise NodeRefused(f"it works on {value.dtype.name} elements, which are not compiled")
 
 
 def _schema_function(call: Call) -> onnx.FunctionProto | None:

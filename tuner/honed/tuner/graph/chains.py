@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Type, copied
-from .products import Product, Uses, exact, product
+from .graph import Array, Graph, TensorType, copied
+from .products import GraphUses, Product, exact, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Folder:
 
     def fold(self) -> bool:
         """Fold into every product that takes some in; whether there was any."""
-        uses, producers = Uses.of(self.graph), self.graph.producers()
+        uses, producers = GraphUses.of(self.graph), self.graph.producers()
         changed: set[str] = set()
         replaced: dict[str, list[onnx.NodeProto]] = {}
         for node in self.graph.nodes:
@@ -59,7 +59,7 @@ class _Folder:
         self.graph = self.graph.tidied(nodes)
         return bool(changed)
 
-    def _parts(self, outer: Product, uses: Uses, producers: dict[str, onnx.NodeProto]) -> list[_Part]:
+    def _parts(self, outer: Product, uses: GraphUses, producers: dict[str, onnx.NodeProto]) -> list[_Part]:
         made = producers.get(outer.given)
         rank = len(self.graph.shape(outer.given))
         joined = (
@@ -79,7 +79,7 @@ class _Folder:
         return parts
 
     def _inner(
-        self, value: str, columns: int, uses: Uses, producers: dict[str, onnx.NodeProto]
+        self, value: str, columns: int, uses: GraphUses, producers: dict[str, onnx.NodeProto]
     ) -> Product | None:
         """The product that a value is, where only one node reads it and taking it in costs no more."""
         made = producers.get(value)
@@ -111,7 +111,9 @@ class _Folder:
     def _joined(self, like: str, given: list[str]) -> onnx.NodeProto:
         """A concatenation along the last axis in the place of another."""
         shape = self.graph.shape(like)
-        kind = Type(self.graph.types[like].elem, (*shape[:-1], sum(self.graph.shape(n)[-1] for n in given)))
+        kind = TensorType(
+            self.graph.types[like].elem, (*shape[:-1], sum(self.graph.shape(n)[-1] for n in given))
+        )
         return self.graph.node(
             "Concat", given, self.graph.unique(f"{like}/folded"), kind, axis=len(shape) - 1
         )

@@ -16,13 +16,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Graph, Shape, Type, copied
-from .products import Product, Uses, product
+from .graph import Graph, Shape, TensorType, copied
+from .products import GraphUses, Product, product
 
 
 def slice_first(graph: Graph) -> tuple[Graph, int]:
     """The graph with slices before the transposes they stand behind, and how many transposes those were."""
-    found, uses, moved = graph.copy(), Uses.of(graph), 0
+    found, uses, moved = graph.copy(), GraphUses.of(graph), 0
     replaced: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
         slices = uses.all(node.output[0])
@@ -40,7 +40,7 @@ def _turned(graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto) -> li
     perm = list(helper.get_node_attr_value(transpose, "perm"))
     axes = np.array([perm[axis] for axis in graph.numbers(node.input[3])], np.int64)
     kind = graph.types[node.output[0]]
-    before = Type(kind.elem, tuple(kind.shape[perm.index(axis)] for axis in range(len(perm))))
+    before = TensorType(kind.elem, tuple(kind.shape[perm.index(axis)] for axis in range(len(perm))))
     name = graph.unique(f"{node.output[0]}/first")
     starts, ends, steps = (node.input[i] for i in (1, 2, 4))
     inputs = [transpose.input[0], starts, ends, graph.constant(axes, f"{name}/axes"), steps]
@@ -63,7 +63,7 @@ class _Split:
 
 def permute_columns(graph: Graph) -> tuple[Graph, int]:
     """The graph with weights whose columns are in the order of slices, and how many products those are of."""
-    found, uses = graph.copy(), Uses.of(graph)
+    found, uses = graph.copy(), GraphUses.of(graph)
     replaced: dict[str, list[onnx.NodeProto]] = {}
     splits = [split for node in graph.nodes if (split := _split(graph, node, uses)) is not None]
     for split in splits:
@@ -74,7 +74,7 @@ def permute_columns(graph: Graph) -> tuple[Graph, int]:
     return found.tidied(nodes), len(splits)
 
 
-def _split(graph: Graph, node: onnx.NodeProto, uses: Uses) -> _Split | None:
+def _split(graph: Graph, node: onnx.NodeProto, uses: GraphUses) -> _Split | None:
     made = product(graph, node, uses)
     reshape = uses.only(made.value) if made is not None else None
     if made is None or reshape is None or reshape.op_type != "Reshape":

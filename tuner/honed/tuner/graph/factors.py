@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from .graph import Array, Graph, copied
-from .products import WIDE, Uses, exact
+from .products import WIDE, GraphUses, exact
 
 # Of factors that are folded: others could make weights too small for their type.
 _LEAST, _MOST = 2.0**-16, 2.0**16
@@ -41,7 +41,7 @@ class _Linear:
 
 def fold_factors(graph: Graph) -> tuple[Graph, int]:
     """The graph without such factors and offsets, and how many nodes fewer it has."""
-    found, uses = graph.copy(), Uses.of(graph)
+    found, uses = graph.copy(), GraphUses.of(graph)
     linear: dict[str, _Linear] = {}
     for node in graph.nodes:
         made = _root(graph, node) or _followed(graph, node, linear, uses)
@@ -70,7 +70,9 @@ def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:
     return _Linear(node, ()) if plain and graph.types[node.input[1]].elem in WIDE else None
 
 
-def _followed(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear], uses: Uses) -> _Linear | None:
+def _followed(
+    graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear], uses: GraphUses
+) -> _Linear | None:
     """What a node makes of a value known to be linear that it alone reads, with a constant."""
     if node.op_type not in ("Add", "Sub", "Mul", "Div"):
         return None

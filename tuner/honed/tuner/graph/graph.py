@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TensorType:
     """ONNX's number of an element type, and a static shape."""
 
     elem: int
@@ -32,7 +32,7 @@ class Graph:
     nodes: list[onnx.NodeProto]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    types: dict[str, Type]
+    types: dict[str, TensorType]
     constants: dict[str, Array]
     _digests: dict[str, bytes] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class Graph:
         """The graph of a normalised model."""
         infos = (*proto.input, *proto.output, *proto.value_info)
         types = {i.name: _type(i.type.tensor_type) for i in infos}
-        types |= {t.name: Type(t.data_type, tuple(t.dims)) for t in proto.initializer}
+        types |= {t.name: TensorType(t.data_type, tuple(t.dims)) for t in proto.initializer}
         return cls(
             name=proto.name,
             nodes=list(proto.node),
@@ -107,12 +107,12 @@ class Graph:
         """Add a constant; gives its name."""
         taken = self.unique(name)
         elem = int(helper.np_dtype_to_tensor_dtype(array.dtype))
-        self.types[taken] = Type(elem, array.shape)
+        self.types[taken] = TensorType(elem, array.shape)
         self.constants[taken] = array
         return taken
 
     def node(
-        self, op: str, inputs: Sequence[str], output: str, kind: Type, **attrs: object
+        self, op: str, inputs: Sequence[str], output: str, kind: TensorType, **attrs: object
     ) -> onnx.NodeProto:
         """A node that makes `output`, whose type is noted; it is not put among the nodes."""
         self.types[output] = kind
@@ -121,12 +121,14 @@ class Graph:
     def reshape(self, given: str, output: str, shape: Shape) -> onnx.NodeProto:
         """A Reshape that makes `output`."""
         target = self.constant(np.array(shape, np.int64), f"{output}/shape")
-        return self.node("Reshape", (given, target), output, Type(self.types[given].elem, shape), allowzero=1)
+        return self.node(
+            "Reshape", (given, target), output, TensorType(self.types[given].elem, shape), allowzero=1
+        )
 
     def slice(self, given: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
         """A Slice of one axis, from `start` up to `end`, that makes `output`."""
         shape = self.shape(given)
-        kind = Type(self.types[given].elem, (*shape[:axis], end - start, *shape[axis + 1 :]))
+        kind = TensorType(self.types[given].elem, (*shape[:axis], end - start, *shape[axis + 1 :]))
         return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
 
     def reversed(self, given: str, output: str, axis: int) -> onnx.NodeProto:
@@ -172,8 +174,8 @@ def copied(node: onnx.NodeProto) -> onnx.NodeProto:
     return copy
 
 
-def _type(kind: onnx.TypeProto.Tensor) -> Type:
-    return Type(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
+def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
+    return TensorType(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
 
 
 def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import onnx
 
-from .graph import Array, Graph, Type, copied
+from .graph import Array, Graph, TensorType, copied
 from .lengthrules import Axes, Beyond, Rounding, rounding
 
 _LEAST = 32  # shorter ones are mostly no sequences, and rounding adds much to them
@@ -102,7 +102,7 @@ class _Rewriting:
         shape = tuple(self._more if n in found.result else extent for n, extent in enumerate(kind.shape))
         if node.op_type == "Reshape":
             made.input[1] = self._graph.constant(np.array(shape, np.int64), f"{made.name}/shape")
-        self._graph.types[made.name] = Type(kind.elem, shape)
+        self._graph.types[made.name] = TensorType(kind.elem, shape)
         self._nodes.append(made)
         self.products += node.op_type == "MatMul"
         if found.result:
@@ -149,7 +149,7 @@ class _Rewriting:
         kind = self._graph.types[value]
         shape = (*kind.shape[:axis], self._more, *kind.shape[axis + 1 :])
         parts = (value, *(last,) * (self._more - self._length))
-        yield self._graph.node("Concat", parts, to, Type(kind.elem, shape), axis=axis)
+        yield self._graph.node("Concat", parts, to, TensorType(kind.elem, shape), axis=axis)
 
     def _extended(self, array: Array, axis: int) -> Array:
         beside = [(0, 0)] * array.ndim

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Shape, Type
+from .graph import Array, Graph, Shape, TensorType
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
 _MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
@@ -143,7 +143,7 @@ def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.Nod
     extents = (*ones, *turn.extents)
     perm = [*range(len(ones)), *(len(ones) + axis for axis in turn.perm)]
     split, turned = graph.unique(f"{value}/split"), graph.unique(f"{value}/turned")
-    kind = Type(elem, tuple(extents[axis] for axis in perm))
+    kind = TensorType(elem, tuple(extents[axis] for axis in perm))
     return [
         graph.reshape(source, split, extents),
         graph.node("Transpose", [split], turned, kind, perm=perm),

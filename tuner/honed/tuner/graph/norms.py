@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from .graph import Array, Graph
-from .products import WIDE, Uses, by_rows
+from .products import WIDE, GraphUses, by_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Norm:
 
 def join_norms(graph: Graph) -> tuple[Graph, int]:
     """The graph with LayerNormalization wherever its parts stand, and how often they did."""
-    found, uses, made = graph.copy(), Uses.of(graph), graph.producers()
+    found, uses, made = graph.copy(), GraphUses.of(graph), graph.producers()
     replaced = {}
     for node in graph.nodes:
         one = _norm(graph, node, made, uses)
@@ -35,7 +35,9 @@ def join_norms(graph: Graph) -> tuple[Graph, int]:
     return found.tidied(replaced.get(node.output[0], node) for node in graph.nodes), len(replaced)
 
 
-def _norm(graph: Graph, node: onnx.NodeProto, made: dict[str, onnx.NodeProto], uses: Uses) -> _Norm | None:
+def _norm(
+    graph: Graph, node: onnx.NodeProto, made: dict[str, onnx.NodeProto], uses: GraphUses
+) -> _Norm | None:
     """What a Div of a centred value by its deviation is, with what follows; None where it is no such one."""
     if node.op_type != "Div" or graph.types[node.output[0]].elem not in WIDE:
         return None
@@ -73,7 +75,7 @@ def _constant_last(graph: Graph, node: onnx.NodeProto) -> tuple[str, str]:
     return (other, one) if one in graph.constants else (one, other)
 
 
-def _step(graph: Graph, uses: Uses, op: str, value: str, neutral: Array) -> tuple[str, Array]:
+def _step(graph: Graph, uses: GraphUses, op: str, value: str, neutral: Array) -> tuple[str, Array]:
     """What comes of a value and the constant that is next done to its rows; the value where there is none."""
     reader = uses.only(value)
     constant = by_rows(graph, reader, op, value) if reader is not None else None

@@ -6,14 +6,14 @@ import onnx
 from onnx import helper
 
 from .graph import Graph, copied
-from .products import Uses
+from .products import GraphUses
 
 _KEPT = 2  # axes that a convolution does not pad: images and channels
 
 
 def fold_pads(graph: Graph) -> tuple[Graph, int]:
     """The graph without such Pads, and how many there were."""
-    found, uses, producers = graph.copy(), Uses.of(graph), graph.producers()
+    found, uses, producers = graph.copy(), GraphUses.of(graph), graph.producers()
     folded = {
         node.output[0]: widths
         for node in graph.nodes
@@ -30,7 +30,7 @@ def fold_pads(graph: Graph) -> tuple[Graph, int]:
     return found.tidied(nodes), len(folded)
 
 
-def _widths(graph: Graph, node: onnx.NodeProto, uses: Uses) -> list[int] | None:
+def _widths(graph: Graph, node: onnx.NodeProto, uses: GraphUses) -> list[int] | None:
     """How much a Pad adds before and behind each axis of an image; None where it is not for convolutions."""
     readers = uses.all(node.output[0])
     image = all(one.op_type == "Conv" and one.input[1] != node.output[0] for one in readers)

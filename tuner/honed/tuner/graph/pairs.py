@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
-from .graph import Graph, Shape, Type, copied
-from .products import Uses
+from .graph import Graph, Shape, TensorType, copied
+from .products import GraphUses
 
 _UNARY = frozenset({"Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Erf", "Exp", "Sqrt", "Abs", "Cos", "Sin"})
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
@@ -41,7 +41,7 @@ class _Pair:
 
 def join_pairs(graph: Graph) -> tuple[Graph, int]:
     """The graph with such slices joined, and how many are gone."""
-    found, uses = graph.copy(), Uses.of(graph)
+    found, uses = graph.copy(), GraphUses.of(graph)
     replaced: dict[str, list[onnx.NodeProto]] = {}
     joined = 0
     for first, second in _neighbours(graph, uses):
@@ -56,7 +56,7 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
     return found.tidied(nodes), joined
 
 
-def _neighbours(graph: Graph, uses: Uses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+def _neighbours(graph: Graph, uses: GraphUses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Slices of equal width along one axis of a value, of which the second begins where the first ends."""
     for value in graph.producers():
         slices = [node for node in uses.all(value) if _bounds(graph, node) is not None]
@@ -81,7 +81,7 @@ def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
     return axes[0], starts[0], ends[0]
 
 
-def _grown(graph: Graph, uses: Uses, first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
+def _grown(graph: Graph, uses: GraphUses, first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
     """The largest region that two slices have in common."""
     pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
     bounds = _bounds(graph, first)
@@ -99,7 +99,7 @@ def _grown(graph: Graph, uses: Uses, first: onnx.NodeProto, second: onnx.NodePro
     return pair
 
 
-def _twin(graph: Graph, uses: Uses, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
+def _twin(graph: Graph, uses: GraphUses, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
     """The node that makes the same of the second's values."""
     given = next(name for name in node.input if name in pair.others)
     for other in uses.users.get(pair.others[given], []):
@@ -166,7 +166,7 @@ def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
     return next((n for n, extent in enumerate(after) if math.prod(after[:n]) == outer and extent > 1), None)
 
 
-def _ends(graph: Graph, uses: Uses, pair: _Pair) -> tuple[str, list[int] | None] | None:
+def _ends(graph: Graph, uses: GraphUses, pair: _Pair) -> tuple[str, list[int] | None] | None:
     """The one value that others read of what the first becomes, and the transpose of one of the two.
 
     None where there are several, or none.
@@ -193,7 +193,7 @@ def _ends(graph: Graph, uses: Uses, pair: _Pair) -> tuple[str, list[int] | None]
     return names[0], next((perm for perm in turned if perm is not None), None)
 
 
-def _for_products(uses: Uses, value: str) -> bool:
+def _for_products(uses: GraphUses, value: str) -> bool:
     """Whether products alone read a value, as it is or transposed: they read slices where they lie.
 
     All else would be fused with what is computed before, or take a copy.
@@ -203,7 +203,7 @@ def _for_products(uses: Uses, value: str) -> bool:
     return bool(readers) and all(reader.op_type == "MatMul" for reader in readers)
 
 
-def _perm(uses: Uses, value: str) -> list[int] | None:
+def _perm(uses: GraphUses, value: str) -> list[int] | None:
     """How a value is transposed, where nothing else reads it."""
     node = uses.only(value)
     if node is None or node.op_type != "Transpose":
@@ -227,7 +227,11 @@ def _replaced(
         kind = graph.types[whole]
         new.append(
             graph.node(
-                "Transpose", [whole], turned, Type(kind.elem, tuple(kind.shape[p] for p in perm)), perm=perm
+                "Transpose",
+                [whole],
+                turned,
+                TensorType(kind.elem, tuple(kind.shape[p] for p in perm)),
+                perm=perm,
             )
         )
         back = [perm.index(n) for n in range(len(perm))]
@@ -237,7 +241,7 @@ def _replaced(
         part = value if back is None else graph.unique(f"{value}/part")
         taken = [graph.slice(whole, part, axis, n * width, (n + 1) * width)]
         if back is not None:
-            kind = Type(graph.types[value].elem, shape)
+            kind = TensorType(graph.types[value].elem, shape)
             taken.append(graph.node("Transpose", [part], value, kind, perm=back))
         new += taken
     replaced[end] = new
@@ -258,5 +262,5 @@ def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, s
     copy = copied(node)
     copy.input[:] = [names.get(given, given) for given in node.input]
     copy.output[0] = copy.name = name
-    graph.types[name] = Type(kind.elem, shape)
+    graph.types[name] = TensorType(kind.elem, shape)
     return copy

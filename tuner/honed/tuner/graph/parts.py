@@ -10,13 +10,13 @@ import onnx
 from onnx import helper
 
 from .graph import Graph
-from .products import Product, Uses, product
+from .products import GraphUses, Product, product
 from .siblings import moved
 
 
 def split_parts(graph: Graph) -> tuple[Graph, int]:
     """The graph with such products of both parts, and how many concatenations are gone."""
-    found, uses, producers = graph.copy(), Uses.of(graph), graph.producers()
+    found, uses, producers = graph.copy(), GraphUses.of(graph), graph.producers()
     products = [one for node in graph.nodes if (one := product(graph, node, uses)) is not None]
     siblings = {(one.given, one.bias is not None) for one in products if moved(graph, one, uses)}
     replaced: dict[str, list[onnx.NodeProto]] = {}

@@ -13,14 +13,14 @@ WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # that cons
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class GraphUses:
     """What reads each value of a graph."""
 
     users: dict[str, list[onnx.NodeProto]]
     outputs: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph) -> Uses:
+    def of(cls, graph: Graph) -> GraphUses:
         """Those of a graph as it is."""
         return cls(graph.users(), frozenset(graph.outputs))
 
@@ -53,7 +53,7 @@ class Product:
         return str((self.addition or self.node).output[0])
 
 
-def product(graph: Graph, node: onnx.NodeProto, uses: Uses) -> Product | None:
+def product(graph: Graph, node: onnx.NodeProto, uses: GraphUses) -> Product | None:
     """The product that a MatMul is, with the bias that is added to it alone; None where it is no such one."""
     if node.op_type != "MatMul" or node.input[1] not in graph.constants:
         return None

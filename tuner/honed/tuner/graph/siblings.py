@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from .graph import Graph, Type
-from .products import Product, Uses, product
+from .graph import Graph, TensorType
+from .products import GraphUses, Product, product
 
 _MOVING = frozenset({"Transpose", "Slice", "Concat", "Pad"})
 
 
 def combine_siblings(graph: Graph) -> tuple[Graph, int]:
     """The graph with such products combined, and how many products are gone."""
-    found, uses = graph.copy(), Uses.of(graph)
+    found, uses = graph.copy(), GraphUses.of(graph)
     families: dict[tuple[str, bool], list[Product]] = {}
     for node in graph.nodes:
         one = product(graph, node, uses)
@@ -34,7 +34,7 @@ def combine_siblings(graph: Graph) -> tuple[Graph, int]:
     return found.tidied(nodes), sum(len(family) - 1 for family in combined)
 
 
-def moved(graph: Graph, one: Product, uses: Uses) -> bool:
+def moved(graph: Graph, one: Product, uses: GraphUses) -> bool:
     """Whether all that becomes of a product is that it is moved, with whatever shape, or added to another."""
     readers = uses.all(one.value)
     if len(readers) == 1 and readers[0].op_type == "Add":
@@ -51,12 +51,12 @@ def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
     return same and any(n.output[0] in node.input for n in others)
 
 
-def _combined(graph: Graph, family: list[Product], uses: Uses) -> dict[str, list[onnx.NodeProto]]:
+def _combined(graph: Graph, family: list[Product], uses: GraphUses) -> dict[str, list[onnx.NodeProto]]:
     """What takes the place of the first product, and of each value."""
     first = family[0]
     rows = graph.shape(first.value)[:-1]
     widths = [graph.shape(one.weight)[1] for one in family]
-    kind = Type(graph.types[first.value].elem, (*rows, sum(widths)))
+    kind = TensorType(graph.types[first.value].elem, (*rows, sum(widths)))
     weights = np.concatenate([graph.constants[one.weight] for one in family], axis=1)
     weight = graph.constant(weights, f"{first.weight}/combined")
     name = graph.unique(f"{first.node.output[0]}/combined")
@@ -79,7 +79,7 @@ def _combined(graph: Graph, family: list[Product], uses: Uses) -> dict[str, list
 
 
 def _taken(
-    graph: Graph, whole: str, value: str, columns: slice, uses: Uses
+    graph: Graph, whole: str, value: str, columns: slice, uses: GraphUses
 ) -> dict[str, list[onnx.NodeProto]]:
     """Slices of the combined product in the place of a value, or of the slices of its columns."""
     axis, readers = len(graph.shape(value)) - 1, uses.all(value)

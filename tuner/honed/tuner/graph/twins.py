@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from .graph import Graph, Shape, Type, copied
+from .graph import Graph, Shape, TensorType, copied
 from .groups import Group, Places, find_groups, places
 from .stacking import Role
 from .worth import shared, worthwhile
@@ -39,7 +39,7 @@ class _Merger:
             first = group.values[0]
             kind = self.graph.types[first]
             self.stacks[group.values] = self.graph.unique(f"{first}/twins")
-            self.graph.types[self.stacks[group.values]] = Type(kind.elem, _times(kind.shape, group))
+            self.graph.types[self.stacks[group.values]] = TensorType(kind.elem, _times(kind.shape, group))
         for node in self.graph.nodes:
             number, twin = self.place.get(node.output[0], (-1, -1))
             if number < 0:
@@ -76,7 +76,7 @@ class _Merger:
         if names not in self.stacks:
             name = self.graph.unique(f"{names[0]}/stacked")
             kind = self.graph.types[names[0]]
-            stacked = Type(kind.elem, (len(names), *kind.shape[1:]))
+            stacked = TensorType(kind.elem, (len(names), *kind.shape[1:]))
             if all(n in self.graph.constants for n in names):
                 name = self.graph.constant(np.concatenate([self.graph.constants[n] for n in names]), name)
             elif (source := self._source(names)) is None:

@@ -7,7 +7,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm_ffi import structural_walk
 
-from .program import Value
+from .program import MemoryValue
 
 _UNKNOWN = 2**31  # what the bound of an expression is beyond where it has none
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -23,10 +23,10 @@ def function_bytes(func: tirx.PrimFunc) -> int:
     return sum(value.nbytes for value in parameters(func))
 
 
-def parameters(func: tirx.PrimFunc) -> tuple[Value, ...]:
+def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:
     """A function's parameters as values."""
     return tuple(
-        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
+        MemoryValue(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
     )
 
 

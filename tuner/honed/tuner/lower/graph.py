@@ -17,7 +17,7 @@ from honed.runtime.compiled.model import CPU_PART, Attr
 from honed.tuner import partcall
 
 from .functions.apart import move_of
-from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView, Within
+from .program import Call, FunctionCall, HostFunctionCall, MemoryValue, Program, ValueView, Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ Bound = Seen | tuple["Bound", ...]
 @dataclass
 class _Reader:
     module: IRModule
-    values: list[Value] = field(default_factory=list)
+    values: list[MemoryValue] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     bound: dict[relax.Var, Bound] = field(default_factory=dict)
     constants: dict[object, Seen] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class _Reader:
     parts: dict[tuple[int, tuple[Seen, ...]], int] = field(default_factory=dict)  # numbers of their calls
 
     def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> Seen:
-        self.values.append(Value(dtype=dtype, shape=shape, constant=constant))
+        self.values.append(MemoryValue(dtype=dtype, shape=shape, constant=constant))
         return Seen(len(self.values) - 1, shape)
 
     def of(self, expr: relax.Expr) -> Bound:

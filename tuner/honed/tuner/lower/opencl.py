@@ -27,7 +27,7 @@ from .barriers import divergent_barriers
 from .cost import executed_operations
 from .inner import inner_as_parameters
 from .printer import print_kernels
-from .program import KernelLaunch, Value
+from .program import KernelLaunch, MemoryValue
 from .staging import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
@@ -47,7 +47,7 @@ class Lowered:
 
     source: str
     parameters: int
-    inner: tuple[Value, ...]
+    inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 
 
@@ -175,10 +175,10 @@ def _behind(pointer: ir.Expr) -> ir.Var:
     return pointer
 
 
-def _value(dtype: object, shape: tuple[int, ...]) -> Value:
+def _value(dtype: object, shape: tuple[int, ...]) -> MemoryValue:
     """A buffer's shape in single elements: TVM makes it one of float16x4 where all accesses are vectors."""
     element, _, lanes = str(dtype).partition("x")
-    return Value(dtype=element, shape=(*shape, int(lanes)) if lanes else shape)
+    return MemoryValue(dtype=element, shape=(*shape, int(lanes)) if lanes else shape)
 
 
 def _static_shape(shape: Iterable[object]) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ from honed.runtime.compiled.model import (
 from honed.runtime.compiled.plan import uses
 from honed.runtime.compiled.within import family_of
 
-from .preparation import Room, align, prepared_steps
-from .program import Function, FunctionCall, HostFunctionCall, Program, Value
+from .preparation import PreparedRoom, align, prepared_steps
+from .program import Function, FunctionCall, HostFunctionCall, MemoryValue, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _Draft:
     constant_bytes: int = 0
     kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def add(self, value: Value, place: str, offset: int = 0, within: int | None = None) -> int:
+    def add(self, value: MemoryValue, place: str, offset: int = 0, within: int | None = None) -> int:
         self.buffers.append(
             Buffer(
                 dtype=value.dtype,
@@ -138,7 +138,9 @@ class _Draft:
             self.at[v] = self.add(self.program.values[v], place, offset, within)
 
     def add_constant(self, array: np.ndarray) -> int:
-        index = self.add(Value(dtype=array.dtype.name, shape=array.shape), "constant", self.constant_bytes)
+        index = self.add(
+            MemoryValue(dtype=array.dtype.name, shape=array.shape), "constant", self.constant_bytes
+        )
         self.constants[index] = array
         self.constant_bytes = align(self.constant_bytes + array.nbytes, CONSTANT_ALIGN)
         return index
@@ -189,7 +191,7 @@ def plan(
     draft.steps.extend(Copy(source=draft.at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
-    chosen = _prepared(draft, Room(room, alignment))
+    chosen = _prepared(draft, PreparedRoom(room, alignment))
     prepare, steps = _divided(draft.steps, chosen)
     prepared = _place_prepared(draft, prepare, alignment)
     arena = _place_scratch(draft, steps, alignment)
@@ -236,7 +238,7 @@ def _outputs(draft: _Draft) -> tuple[list[int], list[tuple[int, int]]]:
     copies: list[tuple[int, int]] = []
     for v, shape in zip(program.outputs, program.output_shapes, strict=True):
         value = program.values[v]
-        b = draft.add(Value(dtype=value.dtype, shape=shape), "output")
+        b = draft.add(MemoryValue(dtype=value.dtype, shape=shape), "output")
         buffers.append(b)
         if v in draft.at or value.constant is not None:
             copies.append((v, b))
@@ -287,7 +289,7 @@ def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
     have = draft.buffers[buffer]
     if have.shape == shape:
         return buffer
-    copy = draft.add(Value(dtype=have.dtype, shape=shape), "scratch")
+    copy = draft.add(MemoryValue(dtype=have.dtype, shape=shape), "scratch")
     draft.steps.append(Copy(source=buffer, target=copy))
     return copy
 
@@ -301,7 +303,7 @@ def touched(step: Step) -> tuple[int, ...]:
     return step.inputs + step.outputs
 
 
-def _prepared(draft: _Draft, room: Room) -> frozenset[int]:
+def _prepared(draft: _Draft, room: PreparedRoom) -> frozenset[int]:
     """The numbers of the steps that are prepared, of all steps."""
     found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
     return prepared_steps(found, draft.buffers, room)

@@ -18,7 +18,7 @@ _SMALL_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PreparedRoom:
     """Bytes that all prepared buffers may take, each rounded up to a multiple of `alignment`."""
 
     nbytes: int
@@ -31,7 +31,7 @@ def align(offset: int, to: int) -> int:
 
 
 def prepared_steps(
-    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: Room
+    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: PreparedRoom
 ) -> frozenset[int]:
     """The numbers of the steps that read constants only, or what others of them wrote.
 
@@ -66,7 +66,10 @@ def _changing(steps: Sequence[Sequence[Use] | None], chosen: Container[int]) -> 
 
 
 def _refused(
-    chosen: Mapping[int, Sequence[Use]], changing: Container[int], buffers: Sequence[Buffer], room: Room
+    chosen: Mapping[int, Sequence[Use]],
+    changing: Container[int],
+    buffers: Sequence[Buffer],
+    room: PreparedRoom,
 ) -> set[int]:
     """Those of the chosen steps that cannot be prepared where the buffers in `changing` change."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}

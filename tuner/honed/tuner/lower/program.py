@@ -14,7 +14,7 @@ from honed.runtime.compiled.model import Attr, KernelArg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class MemoryValue:
     """Memory that is written once (by one call, or from outside) and read after that."""
 
     dtype: str
@@ -53,7 +53,7 @@ class Function:
     schedule: str
     source: str
     parameters: int  # inputs and outputs together
-    inner: tuple[Value, ...]
+    inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 
 
@@ -119,7 +119,7 @@ class Program:
     A value lies in one block at most, and memory of its own where it lies in none.
     """
 
-    values: tuple[Value, ...]
+    values: tuple[MemoryValue, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     output_shapes: tuple[tuple[int, ...], ...]

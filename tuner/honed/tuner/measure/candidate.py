@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 
 if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
@@ -22,7 +22,7 @@ class Workload:
     """
 
     task: str
-    parameters: tuple[Value, ...]
+    parameters: tuple[MemoryValue, ...]
     outputs: tuple[int, ...]  # which parameters are outputs
     sets: int
     folder: Path
@@ -48,7 +48,7 @@ class Candidate:
 
     id: str
     source: str
-    inner: tuple[Value, ...]
+    inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 
     @classmethod

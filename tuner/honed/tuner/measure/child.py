@@ -23,7 +23,7 @@ from honed.protocol.strict import from_plain, to_plain
 from . import codec, probes
 from .bound import Reader
 from .examine import Examination
-from .limits import Limits
+from .limits import MeasureLimits
 from .session import DeviceSession
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
@@ -75,7 +75,7 @@ def _serve(channel: socket.socket, read: Reader) -> None:
 
 
 def _opened(message: codec.Message, announce: Callable[[str, float], None], read: Reader) -> DeviceSession:
-    limits = from_plain(Limits, message["limits"], where="limits")
+    limits = from_plain(MeasureLimits, message["limits"], where="limits")
     session = DeviceSession(
         devices.select(message["device"]),
         from_plain(DeviceProfile, message["profile"], where="profile"),

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from honed.protocol.strict import from_plain, to_plain
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .candidate import Candidate, Workload
@@ -125,9 +125,9 @@ def verdict_from_plain(plain: Message) -> Verdict:
     )
 
 
-def _value_to_plain(value: Value) -> list[Any]:
+def _value_to_plain(value: MemoryValue) -> list[Any]:
     return [value.dtype, list(value.shape)]
 
 
-def _value_from_plain(plain: list[Any]) -> Value:
-    return Value(dtype=plain[0], shape=tuple(plain[1]))
+def _value_from_plain(plain: list[Any]) -> MemoryValue:
+    return MemoryValue(dtype=plain[0], shape=tuple(plain[1]))

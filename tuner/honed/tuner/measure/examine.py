@@ -18,9 +18,9 @@ from . import bound, checks
 from .bound import BoundCandidate
 from .candidate import Candidate
 from .checks import Refusal, VerdictCheck
-from .checks.answers import Array, Left, Output
+from .checks.answers import Array, MemoryLeft, RunOutput
 from .checks.ceiling import beyond
-from .checks.clocks import Claimed, Timed, Waited, evident, possible
+from .checks.clocks import Claimed, TimedRuns, Waited, evident, possible
 from .checks.finished import Finished
 from .guarded import Guarded
 from .prepared import prepared_launches
@@ -236,7 +236,7 @@ class Examination:
         self._announce("host", limits.host_seconds)
         self._fetch()
         self._check(checks.LEFT, self._left(self._outputs(number, answers), self._inputs(number)))
-        self._check_again(checks.TIMED, lambda: Timed(timing.median_s, self._runs), runnable, number)
+        self._check_again(checks.TIMED, lambda: TimedRuns(timing.median_s, self._runs), runnable, number)
         self._check_evidence(runnable, number, timing.median_s)
         return Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=turns.yardstick)
 
@@ -244,10 +244,10 @@ class Examination:
         """A copy of the outputs as last fetched, by parameter."""
         return {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
 
-    def _outputs(self, number: int, earlier: Mapping[int, Array] = _NOTHING) -> list[Output]:
+    def _outputs(self, number: int, earlier: Mapping[int, Array] = _NOTHING) -> list[RunOutput]:
         """The outputs as last fetched, with what another run on the same inputs left."""
         return [
-            Output(self._name(i), expected, self._loaded.memory[i].array, earlier.get(i))
+            RunOutput(self._name(i), expected, self._loaded.memory[i].array, earlier.get(i))
             for i, expected in self._loaded.expected[number].items()
         ]
 
@@ -261,11 +261,13 @@ class Examination:
             found.append((self._name(i), given, self._loaded.memory[i].array))
         return found
 
-    def _left(self, outputs: Sequence[Output] = (), inputs: Sequence[tuple[str, Array, Array]] = ()) -> Left:
+    def _left(
+        self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
+    ) -> MemoryLeft:
         """What the last run left, with all guard bands."""
         memory = (*self._loaded.memory, *self._inner)
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
-        return Left(self._poison, bands, inputs, outputs)
+        return MemoryLeft(self._poison, bands, inputs, outputs)
 
     def _check_evidence(self, runnable: BoundCandidate, number: int, seconds: float) -> None:
         """Believe a right candidate beyond the measured peaks on evidence only, and raise them to it then."""

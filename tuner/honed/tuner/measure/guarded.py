@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.opencl import cl
-from honed.tuner.lower.program import Value
+from honed.tuner.lower.program import MemoryValue
 
 GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
 _LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
@@ -23,7 +23,7 @@ class Guarded:
     padding included.
     """
 
-    def __init__(self, context: Any, value: Value) -> None:
+    def __init__(self, context: Any, value: MemoryValue) -> None:
         """Allocate; raises pyopencl's errors."""
         self.value = value
         self.nbytes = value.nbytes
@@ -33,7 +33,7 @@ class Guarded:
         self._host: Bytes = np.empty(self._whole, np.uint8)
 
     @staticmethod
-    def allocated(value: Value) -> int:
+    def allocated(value: MemoryValue) -> int:
         """Bytes of device memory a tensor takes with its bands."""
         return 2 * GUARD_BYTES + _padded(value.nbytes)
 

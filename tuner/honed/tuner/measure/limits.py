@@ -9,7 +9,7 @@ SPARE_CORES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class MeasureLimits:
     """Bounds of one measurement; seconds are wall time."""
 
     start_seconds: float = 60.0  # to open the device, build the yardstick and load a workload

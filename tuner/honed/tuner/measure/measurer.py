@@ -21,11 +21,11 @@ from .building import Builders, cached_in
 from .candidate import Candidate, Workload
 from .checks.submitted import Submitted
 from .faultwatch import FaultWatch
-from .limits import SPARE_CORES, Limits
+from .limits import SPARE_CORES, MeasureLimits
 from .process import COMMAND, NO_CACHES, DriverChild, Ended
 from .protocol import Begin
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = MeasureLimits()
 
 
 class Measurer:
@@ -38,7 +38,7 @@ class Measurer:
         self,
         device_spec: str,
         profile: DeviceProfile,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: MeasureLimits = DEFAULT_LIMITS,
         *,
         kernel_log: Reader | None = None,
         without: frozenset[str] = frozenset(),

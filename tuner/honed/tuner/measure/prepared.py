@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
-from honed.tuner.lower.preparation import Room, prepared_steps
-from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.lower.preparation import PreparedRoom, prepared_steps
+from honed.tuner.lower.program import KernelLaunch, MemoryValue
 
 from .candidate import Candidate, Workload
 
@@ -18,7 +18,7 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
         [Use.of(index, kind.access) for index, kind in zip(launch.args, launch.arg_types, strict=True)]
         for launch in candidate.launches
     ]
-    room = Room(sum(value.nbytes for value in candidate.inner), alignment=1)
+    room = PreparedRoom(sum(value.nbytes for value in candidate.inner), alignment=1)
     return prepared_steps(steps, buffers, room)
 
 
@@ -36,5 +36,5 @@ def _place(workload: Workload, index: int) -> Place:
     return "constant" if index in workload.constants else "input"
 
 
-def _buffer(value: Value, place: Place) -> Buffer:
+def _buffer(value: MemoryValue, place: Place) -> Buffer:
     return Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=0, nbytes=value.nbytes)

@@ -22,7 +22,7 @@ from .candidate import Candidate, Workload
 from .checks.answers import Array, ExpectedOutput
 from .checks.ceiling import Ceiling, ceiling, physical
 from .guarded import Guarded
-from .limits import Limits
+from .limits import MeasureLimits
 from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
@@ -59,7 +59,7 @@ class DeviceSession:
         self,
         device: Device,
         profile: DeviceProfile,
-        limits: Limits,
+        limits: MeasureLimits,
         without: frozenset[str],
         announce: Announce,
         read: Reader = probes.reading,

@@ -15,7 +15,7 @@ from .bound import BoundCandidate, Reader
 from .checks import WAITED, Refusal, first_refusal
 from .checks.clocks import Waited
 from .checks.finished import Finished
-from .limits import Limits
+from .limits import MeasureLimits
 from .median import LEAST, interval
 from .probes import Yardstick
 
@@ -43,7 +43,7 @@ class Warmth:
 
 
 def warm_up(
-    bound: BoundCandidate, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader
+    bound: BoundCandidate, yardstick: Yardstick, warmth: Warmth, limits: MeasureLimits, read: Reader
 ) -> None:
     """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
     until = time.perf_counter() + limits.warm_seconds
@@ -59,7 +59,9 @@ class Schedule:
     group: int  # samples between two waits
 
     @classmethod
-    def of(cls, seconds: float, launches: int, resolution: float, cap: int, limits: Limits) -> Schedule:
+    def of(
+        cls, seconds: float, launches: int, resolution: float, cap: int, limits: MeasureLimits
+    ) -> Schedule:
         """Long enough for the device's clock, short enough for its queue and the run's deadline."""
         wanted = max(_LEAST_SAMPLE, _CLOCK_STEPS * resolution)
         fit = max(1, (cap - 1) // launches)
@@ -106,7 +108,7 @@ class Turns:
 
 
 def time_candidate(
-    turns: Turns, schedule: Schedule, limits: Limits, *, without: Container[str], slow: bool
+    turns: Turns, schedule: Schedule, limits: MeasureLimits, *, without: Container[str], slow: bool
 ) -> Timing | Refusal:
     """Measure until the median is known within `limits.precision`, or a cap is met.
 
@@ -127,7 +129,7 @@ def time_candidate(
     return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
 
 
-def _enough(runs: list[float], limits: Limits, elapsed: float, slow: bool) -> bool:
+def _enough(runs: list[float], limits: MeasureLimits, elapsed: float, slow: bool) -> bool:
     if slow:
         return len(runs) >= limits.few_repeats
     if len(runs) >= limits.max_repeats:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from honed.tuner.halves import Keep, usually
+from honed.tuner.halves import Exemptions, usually
 from honed.tuner.prove import confined
 
 from .search import PrecisionTrials, search
@@ -89,9 +89,9 @@ def decided(
     simulation = Simulation(model, sets, threads)
     names, work = simulation.operators, simulation.multiply_adds
     usual = usually(model.graph).single
-    deviations: dict[Keep, Deviation] = {}
+    deviations: dict[Exemptions, Deviation] = {}
 
-    def error(keep: Keep) -> float:
+    def error(keep: Exemptions) -> float:
         deviations[keep] = simulation.deviation(keep, runs)
         return deviations[keep].error
 
@@ -100,7 +100,7 @@ def decided(
     most = min(_MOST_TRIALS, affordable // runs - 1)
     trials = PrecisionTrials(error, most)
     found = search(names, list(work), usual, trials, BOUND) if most > 0 else None
-    plain = deviations.get(Keep(single=usual))
+    plain = deviations.get(Exemptions(single=usual))
     single = found.keep.single if found else frozenset(names)
     halves = sum(n for name, n in work.items() if name not in single)
     return PrecisionAnswer(

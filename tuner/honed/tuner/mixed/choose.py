@@ -16,13 +16,13 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Choice
+from honed.runtime.compiled.model import PrecisionChoice
 from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.frontend.partnodes import PART_OP
 from honed.tuner.frontend.precision import all_single
-from honed.tuner.halves import Keep, operators
+from honed.tuner.halves import Exemptions, operators
 from honed.tuner.prove import confined, inputs
 
 from . import sets
@@ -42,7 +42,7 @@ def decide(
     *,
     calibration: Path | None = None,
     like: Path | None = None,
-) -> Choice:
+) -> PrecisionChoice:
     """The choice for a model as given, normalised in its own types.
 
     `calibration` is a folder with inputs of the user's, `like` a compiled form of the same model whose choice
@@ -51,36 +51,36 @@ def decide(
     """
     if like is not None:
         with modelfile.read(like, verify=False) as file:
-            earlier = file.model.source.choice or Choice(half=False, why="as it was compiled before")
+            earlier = file.model.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
         if _fits(earlier, normalised):
             return earlier
     given = sets.load(calibration, normalised.inputs) if calibration is not None else None
     why = _why_own(normalised, profile)
     if why:
-        return Choice(half=False, why=why)
+        return PrecisionChoice(half=False, why=why)
     if given is None:
         try:
             bound = bind_shapes(model, {spec.name: spec.shape for spec in normalised.inputs})
             given = inputs.generate(bound, _SETS)
         except (InvalidArgument, ModelRefused) as error:
-            return Choice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
+            return PrecisionChoice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
     found = _tried(normalised.model, given)
     if isinstance(found, str):
-        return Choice(half=False, why=f"fp16 could not be tried: {found}")
+        return PrecisionChoice(half=False, why=f"fp16 could not be tried: {found}")
     origin = "made-up" if calibration is None else "given"
     return _choice(found, f"on {found.sets} {origin} input{'s' if found.sets > 1 else ''}")
 
 
-def applied(choice: Choice, normalised: Normalised) -> Normalised:
+def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
     """The model as the choice has it. Raises InvalidArgument where the choice does not fit it."""
     if not choice.half:
         return normalised
     if not _fits(choice, normalised):
         raise InvalidArgument("what is in fp16 was chosen for another model; choose for this one")
-    return in_half(normalised, Keep(single=frozenset(choice.single), wide=frozenset(choice.wide)))
+    return in_half(normalised, Exemptions(single=frozenset(choice.single), wide=frozenset(choice.wide)))
 
 
-def _fits(choice: Choice, normalised: Normalised) -> bool:
+def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
     """Whether the model has all operators that the choice names."""
     if not choice.half:
         return True
@@ -118,16 +118,18 @@ def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) ->
         return str(error)
 
 
-def _choice(found: PrecisionAnswer, on: str) -> Choice:
+def _choice(found: PrecisionAnswer, on: str) -> PrecisionChoice:
     if found.plain is None:
-        return Choice(half=False, why="trying fp16 would take too long; --precision fp16 takes it untried")
+        return PrecisionChoice(
+            half=False, why="trying fp16 would take too long; --precision fp16 takes it untried"
+        )
     if found.single is None or found.error is None:
         error = f"errs by {found.plain:.2g} of its range"
         error = "overflows or changes" if math.isinf(found.plain) else error
         why = f"in fp16 output {found.output!r} {error} {on}, {BOUND:.2g} is allowed"
-        return Choice(half=False, why=why)
+        return PrecisionChoice(half=False, why=why)
     if found.halves < _LEAST_SHARE:
-        return Choice(
+        return PrecisionChoice(
             half=False,
             why=f"for an error within {BOUND:.2g} of an output's range {on} "
             f"{1 - found.halves:.0%} of the work would stay in float32",
@@ -135,4 +137,4 @@ def _choice(found: PrecisionAnswer, on: str) -> Choice:
     kept = f"{len(found.single)} of {found.operators} operators kept in float32"
     added = f"{len(found.wide)} of {found.products} products added up in float32"
     error = f"largest error {found.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
-    return Choice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)
+    return PrecisionChoice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from honed.tuner.halves import Keep
+from honed.tuner.halves import Exemptions
 
-Error = Callable[[Keep], float]
+Error = Callable[[Exemptions], float]
 # A group of operators that alone errs by less of the bound than this is not looked at more closely.
 _NEGLIGIBLE = 1 / 16
 
@@ -16,7 +16,7 @@ _NEGLIGIBLE = 1 / 16
 class KeptOperators:
     """What is kept, and the error then."""
 
-    keep: Keep
+    keep: Exemptions
     error: float
 
 
@@ -26,9 +26,9 @@ class PrecisionTrials:
     def __init__(self, error: Error, most: int) -> None:
         self._error = error
         self.left = most
-        self._known: dict[Keep, float] = {}
+        self._known: dict[Exemptions, float] = {}
 
-    def __call__(self, keep: Keep) -> float:
+    def __call__(self, keep: Exemptions) -> float:
         """The error; a trial more where it is not known."""
         if keep not in self._known:
             self.left -= 1
@@ -48,16 +48,16 @@ def search(
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
     products are added up in fp16 where the error allows.
     """
-    plain = Keep(single=usual)
+    plain = Exemptions(single=usual)
     if trials(plain) <= bound:
         return KeptOperators(keep=plain, error=trials(plain))
     single = usual
-    most = Keep(single=usual, wide=frozenset(products) - usual)
+    most = Exemptions(single=usual, wide=frozenset(products) - usual)
     if trials(most) > bound:
         others = [name for name in operators if name not in usual]
         single = usual | _least(
             others,
-            lambda kept: trials(Keep(single=usual | kept, wide=frozenset(products) - usual - kept)),
+            lambda kept: trials(Exemptions(single=usual | kept, wide=frozenset(products) - usual - kept)),
             bound,
             lambda: trials.left // 2,
         )
@@ -65,11 +65,11 @@ def search(
             return None
     wide = _least(
         [name for name in products if name not in single],
-        lambda kept: trials(Keep(single=single, wide=kept)),
+        lambda kept: trials(Exemptions(single=single, wide=kept)),
         bound,
         lambda: trials.left,
     )
-    keep = Keep(single=single, wide=wide)
+    keep = Exemptions(single=single, wide=wide)
     return KeptOperators(keep=keep, error=trials(keep))
 
 

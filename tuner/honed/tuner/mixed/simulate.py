@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from honed.runtime.execution.proof import compare
-from honed.tuner.halves import PRODUCTS, Array, Keep, operators, saturated, typed
+from honed.tuner.halves import PRODUCTS, Array, Exemptions, operators, saturated, typed
 
 from . import products
 from .operators import Operators, Run
@@ -92,7 +92,7 @@ class Simulation:
         work = _NODE * len(self._graph.node) + _ELEMENT * made
         return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
 
-    def deviation(self, keep: Keep, runs: int) -> Deviation:
+    def deviation(self, keep: Exemptions, runs: int) -> Deviation:
         """How far off the outputs are at most, in so many runs: of the sets in turn.
 
         A set that comes again has the errors of its products in another order.
@@ -106,7 +106,7 @@ class Simulation:
                     worst = Deviation(output=name, error=error)
         return worst
 
-    def outputs(self, number: int, keep: Keep, again: int = 0) -> dict[str, Array]:
+    def outputs(self, number: int, keep: Exemptions, again: int = 0) -> dict[str, Array]:
         """Of one set, in fp16 but for what is kept; `again` is how often it was run before."""
         if number not in self._expected:
             self._expected[number] = self._in_single(number)

@@ -13,8 +13,8 @@ from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.tuner.verdict import Stored, Timing
 
 from .rows import (
+    RecordState,
     Setup,
-    State,
     TaskRecord,
     TuningRecord,
     check_figures,
@@ -112,7 +112,7 @@ def line_setup(line: Line) -> Setup:
 def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
-    assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Stored.RIGHT
+    assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is Stored.RIGHT
     return Line(
         honed_records=FORMAT,
         device=setup.device,
@@ -122,7 +122,7 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
         flops=task.flops if task else None,
         bytes=task.bytes if task else None,
         trace=candidate.trace,
-        state="quarantined" if candidate.state is State.QUARANTINED else "done",
+        state="quarantined" if candidate.state is RecordState.QUARANTINED else "done",
         outcome=candidate.outcome.value,
         reason=candidate.reason,
         story=candidate.story,

@@ -18,7 +18,7 @@ from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
 
-class State(StrEnum):
+class RecordState(StrEnum):
     """Where a candidate stands."""
 
     IN_FLIGHT = "in-flight"  # noted before it runs; still so after a crash
@@ -66,7 +66,7 @@ class TuningRecord:
     compiler: str
     trace: str
     trace_sha256: str
-    state: State
+    state: RecordState
     outcome: Stored | None  # RIGHT ones alone have figures that count
     reason: str
     story: str | None
@@ -144,7 +144,7 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
     return TuningRecord(
         **values
         | {
-            "state": State(values["state"]),
+            "state": RecordState(values["state"]),
             "outcome": None if outcome is None else Stored(outcome),
             "timing": None if figures["median_s"] is None else Timing(**figures),
             "way": None if way is None else Way(way),

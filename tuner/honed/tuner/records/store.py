@@ -27,8 +27,8 @@ from .rows import (
     Default,
     NewCandidate,
     ProgressRecord,
+    RecordState,
     Setup,
-    State,
     TaskRecord,
     TuningRecord,
     VersionRecord,
@@ -139,7 +139,7 @@ class Records:
         flight.
         """
         check_verdict(verdict)
-        state = State.QUARANTINED if verdict.outcome.quarantines else State.DONE
+        state = RecordState.QUARANTINED if verdict.outcome.quarantines else RecordState.DONE
         values = {
             "id": candidate_id,
             "owner": self._owner,
@@ -380,7 +380,7 @@ class Records:
                 self._connection.execute(sql.ADD_TASK, asdict(task))
             if self._connection.execute(sql.IMPORT, here).rowcount == 1:
                 return True
-            if values["state"] == State.QUARANTINED:
+            if values["state"] == RecordState.QUARANTINED:
                 self._connection.execute(sql.IMPORT_BAN, here)
             return False
 

@@ -52,7 +52,7 @@ class Nest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launch:
+class LaunchLoops:
     """The loops bound to the work-items of a group, and those bound to groups, of one launch."""
 
     threads: tuple[tirx.For, ...]
@@ -84,24 +84,24 @@ def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
     return [(_steps(launch.threads), _steps(launch.groups)) for launch in launches(func)]
 
 
-def launches(func: tirx.PrimFunc) -> list[Launch]:
+def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
     """What a scheduled function will launch."""
-    return _launches(func.body, Launch((), ()))
+    return _launches(func.body, LaunchLoops((), ()))
 
 
 def _steps(loops: Iterable[tirx.For]) -> int:
     return math.prod(int(loop.extent) for loop in loops)
 
 
-def _launches(stmt: tirx.Stmt, around: Launch) -> list[Launch]:
+def _launches(stmt: tirx.Stmt, around: LaunchLoops) -> list[LaunchLoops]:
     if isinstance(stmt, tirx.SeqStmt):
         return [found for part in stmt.seq for found in _launches(part, around)]
     if isinstance(stmt, tirx.For):
         tag = _tag(stmt)
         if tag.startswith("threadIdx"):
-            around = Launch((*around.threads, stmt), around.groups)
+            around = LaunchLoops((*around.threads, stmt), around.groups)
         elif tag.startswith("blockIdx"):
-            around = Launch(around.threads, (*around.groups, stmt))
+            around = LaunchLoops(around.threads, (*around.groups, stmt))
         return _launches(stmt.body, around)
     if isinstance(stmt, tirx.AttrStmt):
         return _launches(stmt.body, around)

@@ -12,13 +12,15 @@ from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
 from .blocks import REDUCE, SPATIAL, info, reads_along, step_along
-from .parts import Part, is_elementwise
+from .parts import BlockPart, is_elementwise
 
 _AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # of a convolution: batch, channels, rows, columns; the sum's
 PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input channels
 
 
-def flatten(schedule: Schedule, before: Sequence[Part], rest: Sequence[Part]) -> list[Part] | None:
+def flatten(
+    schedule: Schedule, before: Sequence[BlockPart], rest: Sequence[BlockPart]
+) -> list[BlockPart] | None:
     """The rest of a contraction with flat images, its first three axes spatial, the last the sum's.
 
     None, and nothing done, where it is no convolution or has a window or steps, or something is computed
@@ -50,7 +52,7 @@ def _rows_and_columns(image: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in image.shape[2:]) if len(image.shape) == len("nchw") else ()
 
 
-def _flatten_images(schedule: Schedule, part: Part, kind: str, shape: tuple[int, ...]) -> None:
+def _flatten_images(schedule: Schedule, part: BlockPart, kind: str, shape: tuple[int, ...]) -> None:
     """Make one dimension of the rows and columns of each image that a block reads or writes."""
 
     def flat(n: ir.Expr, c: ir.Expr, h: ir.Expr, w: ir.Expr) -> list[ir.Expr]:
@@ -62,7 +64,7 @@ def _flatten_images(schedule: Schedule, part: Part, kind: str, shape: tuple[int,
             schedule.transform_layout(part.block, (kind, number), flat)
 
 
-def _as_it_is(schedule: Schedule, part: Part) -> Part:
+def _as_it_is(schedule: Schedule, part: BlockPart) -> BlockPart:
     known = info(schedule, part.block)
     assert known is not None  # its axes are those that were known before
-    return Part(block=part.block, info=known)
+    return BlockPart(block=part.block, info=known)

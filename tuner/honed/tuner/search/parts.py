@@ -58,7 +58,7 @@ def sketch(place: int) -> Callable[[Sketch], Sketch]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BlockPart:
     """One block of a function with what it is."""
 
     block: SBlockRV
@@ -80,7 +80,7 @@ def lanes_of(extent: int, most: int) -> int:
     return next((v for v in _VECTORS if v <= most and extent % v == 0), 1)
 
 
-def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[Part]:
+def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
     """The blocks left after inlining; raises ValueError where one is not understood."""
     inline_elementwise(schedule, keep)
     found = []
@@ -88,17 +88,17 @@ def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[Part]:
         what = info(schedule, block)
         if what is None:
             raise ValueError("an axis is neither spatial nor a reduction")
-        found.append(Part(block=block, info=what))
+        found.append(BlockPart(block=block, info=what))
     return found
 
 
-def is_contraction(schedule: Schedule, found: Sequence[Part]) -> bool:
+def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
     """Whether it is a single reduction over several operands, whose elements are used again and again."""
     reductions = [p for p in found if p.info.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
-def contraction(schedule: Schedule, keep: Keep) -> tuple[list[Part], list[Part]] | None:
+def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[BlockPart]] | None:
     """What a contraction reads that is computed before, and the contraction with its tail, if any.
 
     None where the function is no contraction.
@@ -116,7 +116,7 @@ def by_single_items(limits: SketchLimits) -> bool:
     return limits.contractions and not limits.groups_of_one
 
 
-def accumulate(schedule: Schedule, rest: Sequence[Part]) -> SBlockRV:
+def accumulate(schedule: Schedule, rest: Sequence[BlockPart]) -> SBlockRV:
     """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
     main = rest[0].block
     if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
@@ -182,7 +182,7 @@ def bind_copied(
     schedule.vectorize(vector)
 
 
-def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
+def alone(schedule: Schedule, part: BlockPart, limits: SketchLimits, most: int) -> None:
     """Compute an elementwise block in a launch of its own.
 
     A work-item has a vector. Where none divides the rows, it has an element of several channels, but for
@@ -204,7 +204,11 @@ def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> No
 
 
 def launch_others(
-    schedule: Schedule, before: Sequence[Part], rest: Sequence[Part], limits: SketchLimits, most: int
+    schedule: Schedule,
+    before: Sequence[BlockPart],
+    rest: Sequence[BlockPart],
+    limits: SketchLimits,
+    most: int,
 ) -> None:
     """Launch what a contraction, the first of the rest, does not compute itself: blocks before, and a tail
     that is not elementwise.
@@ -215,7 +219,7 @@ def launch_others(
         alone(schedule, rest[1], limits, most)
 
 
-def _by_rows(schedule: Schedule, part: Part, most: int) -> None:
+def _by_rows(schedule: Schedule, part: BlockPart, most: int) -> None:
     """Give each work-group as many of a block's last axes as make a job that is worth its launch.
 
     Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
@@ -232,7 +236,7 @@ def _by_rows(schedule: Schedule, part: Part, most: int) -> None:
         schedule.vectorize(vector)
 
 
-def is_elementwise(tail: Part, main: Part) -> bool:
+def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
     """Whether a tail has one element for each result of a reduction, and can be computed with it.
 
     One that pads or repeats has more, and what it adds belongs to no tile of the reduction.

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from honed.runtime.origin import Origin, Source
+from honed.runtime.origin import Origin, ScheduleSource
 
 from .costmodel import Array
 from .features import WIDTH
@@ -54,4 +54,6 @@ def prior_of(family: str) -> Prior | None:
     booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
     if booster.num_features() != WIDTH:
         raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
-    return Prior(str(Origin(Source.PRIOR, f"{family}-{VERSION}")), booster, booster.attr(RULES) == str(True))
+    return Prior(
+        str(Origin(ScheduleSource.PRIOR, f"{family}-{VERSION}")), booster, booster.attr(RULES) == str(True)
+    )

@@ -25,7 +25,7 @@ from honed.tuner.setup import setup_for
 from . import profiles
 from .choice import PassPlan, Wanted, choose, failed, hinted, passed
 from .memory import TuningState
-from .onepass import Place, TuningPass
+from .onepass import TuningPass, TuningPlaces
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
 # Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
@@ -156,7 +156,7 @@ class _View:
 
     wanted: tuple[Wanted, ...]
     unprofiled: tuple[profiles.Unprofiled, ...]  # of models that are not finished
-    places: dict[str, Place]
+    places: dict[str, TuningPlaces]
     memory: TuningState
     records: Path
 
@@ -206,7 +206,7 @@ def _look(client: Client) -> _View:
         wanted=tuple(wanted),
         unprofiled=tuple(unprofiled),
         places={
-            name: Place(device=spec, records=records, cache_dir=cache_dir, hints=hints)
+            name: TuningPlaces(device=spec, records=records, cache_dir=cache_dir, hints=hints)
             for name, spec in devices.homes.items()
         },
         memory=memory,

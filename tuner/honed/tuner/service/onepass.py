@@ -16,7 +16,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin
 from honed.tuner.leasegate import LeaseGate
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.tune.compiling import compile_apart
 from honed.tuner.tune.opening import OpenedSession
 from honed.tuner.tune.rivals import lost_by_forms
@@ -26,7 +26,7 @@ from honed.tuner.tune.task import headroom, headrooms
 from .choice import Known, PassPlan, passed
 
 # A candidate under the lease is bounded more tightly than one of `hone tune`: a request may be waiting.
-LIMITS = Limits(build_seconds=5.0, run_seconds=0.7)
+LIMITS = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 # A search that had to wait so long for the lease ends, and gives its memory back.
 _PATIENCE_SECONDS = 900.0
 # A version is published when the estimate is so much better than at the last one, and not more often.
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TuningPlaces:
     """Where the service and its tuner keep things, and the device, as a spec.
 
     Of a task so many `hints` of a hub may be tried in a day.
@@ -55,7 +55,7 @@ class TuningPass:
         self,
         client: Client,
         lease: LeaseHolder,
-        place: Place,
+        place: TuningPlaces,
         plan: PassPlan,
         given: ExportedFiles,
         folder: Path,

@@ -25,7 +25,7 @@ Values = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class FormTiming:
     """Times of a form and of the CPU engine, the fewest rows it is to run for, or 0, and why not, or ""."""
 
     times: FormTimes
@@ -33,7 +33,7 @@ class Timed:
     why_not: str
 
 
-def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> Timed:
+def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> FormTiming:
     """Time part `number` of the compiled file `main` in both, on the inputs of its form's first probe.
 
     With `slower_too` the form is to run whatever it takes. Raises as running does.
@@ -54,8 +54,8 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
                 times.compiled_us, times.cpu_us, same_cores=device.profile.family.processor
             )
             if not (serves or slower_too):
-                return Timed(times, 0, _why_not(times))
-            return Timed(times, both.least(given, times.compiled_us, device, slower_too=slower_too), "")
+                return FormTiming(times, 0, _why_not(times))
+            return FormTiming(times, both.least(given, times.compiled_us, device, slower_too=slower_too), "")
 
 
 def _why_not(times: FormTimes) -> str:

@@ -28,7 +28,7 @@ _DEADLINE = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class MedianTimes:
     """Median seconds of one inference of each, host time; `wrong` says what the new one answered wrong."""
 
     old: float
@@ -37,14 +37,14 @@ class Comparison:
     wrong: str
 
 
-def compare(old: Path, new: Path, spec: str) -> Comparison:
+def compare(old: Path, new: Path, spec: str) -> MedianTimes:
     """Compare in a child process. Raises DeviceError where one of them cannot be run."""
     program = python("honed.tuner.tune.compare", str(old), str(new), "--device", spec)
     said, death = run(program, seconds=_DEADLINE)
     lines = said.splitlines()
     answer = json.loads(lines[-1]) if lines else {}
     if "runs" in answer:
-        return Comparison(**answer)
+        return MedianTimes(**answer)
     raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {death}")
 
 

@@ -28,7 +28,7 @@ from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import legal_model, task_key
 from honed.tuner.lower.operands import mark_constants, marked
-from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
+from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
 from honed.tuner.measure.candidate import Workload
@@ -299,7 +299,7 @@ def product_scale(func: tirx.PrimFunc) -> float:
 
 
 def _draw(
-    rng: np.random.Generator, value: Value, n: int, values: tuple[Value, ...], scale: float
+    rng: np.random.Generator, value: MemoryValue, n: int, values: tuple[MemoryValue, ...], scale: float
 ) -> np.ndarray:
     """Floats of one of three distributions; integers that are indices into every axis they could index."""
     if value.dtype == "bool":

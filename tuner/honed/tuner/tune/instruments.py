@@ -12,7 +12,7 @@ from honed.machine import peaks
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.valhall.benches import predicted
@@ -58,7 +58,7 @@ class Instrument:
     batch: int = BATCH
 
 
-def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader | None) -> Instrument:
+def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None) -> Instrument:
     """The device of a spec, None: the best there is. Raises DeviceError without one."""
     found = survey(device, cache_dir)
     profile = found.measured()

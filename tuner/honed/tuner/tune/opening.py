@@ -9,7 +9,7 @@ from honed.jobs import events
 from honed.machine.kernellog import Reader, open_reader
 from honed.protocol.errors import HonedError
 from honed.tuner.gate import Gate
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
@@ -37,7 +37,7 @@ class OpenedSession:
         seed: int,
         emit: Emit,
         gate: Gate | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: MeasureLimits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
         bench: BenchChoice | None = None,
         farm: FarmChoice | None = None,

@@ -13,7 +13,7 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.verdict import Stored
 
-from .search_child import DefaultSchedule, Entry, LoadedTask, Proposed, SearchBroke, SearchChild
+from .search_child import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
 from .task import TaskProgress, TuningTask
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Proposals:
         entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
         return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
 
-    def _hinted(self, task: TuningTask) -> list[Entry]:
+    def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
         """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
         entries = []
         for hint in self._records.hints(task.key, self._setup, self._hints):

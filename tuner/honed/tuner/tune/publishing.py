@@ -11,7 +11,7 @@ from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
 from honed.machine import profilefile
 
-from .compare import Comparison, compare
+from .compare import MedianTimes, compare
 from .compiling import compile_apart
 from .opening import OpenedSession
 from .session import Emit, TuningSession
@@ -94,7 +94,7 @@ def _nothing(session: TuningSession) -> str:
     return f"nothing could be tried: no task is left to tune{most}"
 
 
-def _sentence(found: Comparison) -> str:
+def _sentence(found: MedianTimes) -> str:
     times = f"{found.old * 1e3:.3g} ms before, {found.new * 1e3:.3g} ms now, {found.runs} runs each"
     if found.wrong:
         return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"

@@ -64,7 +64,7 @@ class NoSchedule(SearchBroke):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProposedCandidate:
     """A proposed candidate; `candidate` is None where lowering refused it, and `refused` says why."""
 
     id: str
@@ -95,7 +95,7 @@ class Proposed:
     """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
 
     loaded: LoadedTask
-    entries: list[Entry]
+    entries: list[ProposedCandidate]
     way: Way
     last: bool
 
@@ -266,7 +266,7 @@ class SearchChild:
             last=answer["last"],
         )
 
-    def replay(self, task: str, traces: Sequence[str]) -> list[Entry]:
+    def replay(self, task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         """Candidates of a loaded task with the schedules of `traces`, less those that do not fit."""
         message = {"do": "replay", "task": task, "traces": list(traces)}
         answer = self._ask(message, self._deadlines.propose)
@@ -337,9 +337,9 @@ def _absolute(path: Path | None) -> str:
     return str(path.absolute()) if path is not None else ""
 
 
-def _entry(plain: Mapping[str, Any]) -> Entry:
+def _entry(plain: Mapping[str, Any]) -> ProposedCandidate:
     candidate = plain.get("candidate")
-    return Entry(
+    return ProposedCandidate(
         str(plain["id"]),
         str(plain["trace"]),
         plain["score"],

@@ -21,7 +21,7 @@ from honed.tuner.verdict import Outcome, Verdict
 from . import rivals
 from .proposals import Proposals
 from .rooflines import Rooflines
-from .search_child import Entry, Found, LoadedTask, NoSchedule, Proposed, SearchBroke
+from .search_child import Found, LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
 from .spent import on_candidate
 from .task import TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
 from .trials import Trials
@@ -322,7 +322,7 @@ class TuningSession:
         return batch
 
     def _end_idle(
-        self, progress: TaskProgress, entries: list[Entry], tried: int, budget: SearchBudget
+        self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int, budget: SearchBudget
     ) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key

@@ -19,7 +19,7 @@ _VECTORS = re.compile(r"\bhalf(?:2|4|8|16)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedLaunch:
     """One launch. `plain` is its bound with Mesa's code as it is, `packed` where halves go in pairs."""
 
     launch: KernelLaunch
@@ -39,7 +39,7 @@ class Compiler(Protocol):
         """End it."""
 
 
-class Judge:
+class MachineCodeJudge:
     """Judges programs with one compiler."""
 
     def __init__(self, compiler: Compiler) -> None:
@@ -51,7 +51,7 @@ class Judge:
 
     def judge(
         self, source: str, launches: Sequence[KernelLaunch], dump: Future[Dump] | None = None
-    ) -> list[Judged]:
+    ) -> list[JudgedLaunch]:
         """The launches of a program, in order; raises NotBuilt where the compiler does not give its code."""
         try:
             found = kernels((dump or self.begin(source)).result())
@@ -60,14 +60,14 @@ class Judge:
         return [self._launch(source, launch, found) for launch in launches]
 
     @staticmethod
-    def _launch(source: str, launch: KernelLaunch, found: dict[str, KernelDump]) -> Judged:
+    def _launch(source: str, launch: KernelLaunch, found: dict[str, KernelDump]) -> JudgedLaunch:
         kernel = found.get(launch.entry) or found.get(f"__wrapped_{launch.entry}")
         if kernel is None:
             raise NotBuilt(f"the compiler made {', '.join(found)}, and no {launch.entry}")
         counts = counted(kernel)
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
         packs = bool(_VECTORS.search(source))
-        return Judged(
+        return JudgedLaunch(
             launch=launch,
             kernel=kernel,
             counted=counts,
@@ -76,6 +76,6 @@ class Judge:
         )
 
 
-def seconds(judged: Sequence[Judged]) -> float:
+def seconds(judged: Sequence[JudgedLaunch]) -> float:
     """What the launches take one after the other, each with its cost."""
     return sum(one.packed.seconds + LAUNCH_SECONDS for one in judged)

@@ -12,13 +12,13 @@ from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks.submitted import Submitted
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .compiler import Dump, NotBuilt
-from .judge import Compiler, Judge, seconds
+from .judge import Compiler, MachineCodeJudge, seconds
 
 YARDSTICK = 1.0  # seconds; the device's speed is always the same
 # A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
@@ -43,7 +43,7 @@ class BenchMeasurer:
             raise InvalidArgument("the bench's profile has no peaks; give them in its [peaks]")
         self.peaks: DevicePeaks = profile.peaks
         self._compiler = compiler
-        self._judge = Judge(compiler)
+        self._judge = MachineCodeJudge(compiler)
         self._profile = profile
         self._begin = begin
         self.spent: dict[str, float] = {}
@@ -103,7 +103,7 @@ class BenchMeasurer:
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
-        submitted = Submitted(self._loaded(), candidate, self._profile, Limits())
+        submitted = Submitted(self._loaded(), candidate, self._profile, MeasureLimits())
         return checks.first_refusal(checks.SUBMITTED, submitted)
 
     def _loaded(self) -> Workload:

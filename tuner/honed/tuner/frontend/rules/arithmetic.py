@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import EmptyOptional, Item, Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import EmptyOptional, Item, NodeRefused, Value, elem_type, numpy_dtype
 
 _UNARY = (
     "Abs",
@@ -73,7 +73,7 @@ def binary(b: Builder, c: Call) -> Value:
     """Itself, elementwise with NumPy broadcasting."""
     x, y = pair(b, c)
     if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
-        raise Refuse("it divides integers by a constant 0")
+        raise NodeRefused("it divides integers by a constant 0")
     return b(c.op, x, y)
 
 
@@ -164,7 +164,7 @@ def cast(b: Builder, c: Call) -> Value:
     x = c.x()
     to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
-        raise Refuse(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
+        raise NodeRefused(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
     return x if elem_type(x.dtype) == to else b("Cast", x, to=to)
 
 
@@ -184,7 +184,7 @@ def dropout(b: Builder, c: Call) -> list[Value]:
     given = c.opt_const(1, "ratio") if training and c.opset >= 12 else None
     ratio = 0.5 if given is None else float(given.reshape(-1)[0])
     if training and ratio != 0.0:
-        raise Refuse("it is in training mode; export the model for inference")
+        raise NodeRefused("it is in training mode; export the model for inference")
     mask_type = np.bool_ if c.opset >= 10 else x.dtype
     return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import cut, join, pieces, reshape, transpose
 from .linear import matmul
@@ -39,7 +39,7 @@ def _apart(b: Builder, x: Value, heads: int) -> Value:
     """[B, L, N * H] to [B, N, L, H]."""
     batch, length, width = x.shape
     if heads < 1 or width % heads:
-        raise Refuse(f"its {heads} heads do not divide {width} numbers")
+        raise NodeRefused(f"its {heads} heads do not divide {width} numbers")
     return transpose(b, reshape(b, x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
 
 
@@ -62,7 +62,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
             starts = reshape(b, cut(b, given, 0, batch, 2 * batch), [batch, 1, 1, 1])
             seen = b("And", seen, b("GreaterOrEqual", places, starts))
     else:
-        raise Refuse(f"its mask of shape {list(given.shape)} is not supported; give one for each place")
+        raise NodeRefused(f"its mask of shape {list(given.shape)} is not supported; give one for each place")
     hidden = b.like(c.number("mask_filter_value", -10000.0), heads.q)
     return b("Where", seen, b.like(0, heads.q), hidden)
 
@@ -91,7 +91,7 @@ def _behind(b: Builder, past: Value | None, new: Value) -> Value:
 
 def _plain_state(c: Call) -> None:
     if c.integer("past_present_share_buffer") or c.integer("do_rotary"):
-        raise Refuse(
+        raise NodeRefused(
             "it keeps its state in a shared buffer, or turns positions itself; export it without that"
         )
 
@@ -103,7 +103,7 @@ def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: in
     if not sizes:
         sizes = [whole.shape[2] // 3] * 3
     if len(sizes) != 3 or sum(sizes) != whole.shape[2]:
-        raise Refuse(f"its hidden sizes {sizes} do not make up {whole.shape[2]} columns")
+        raise NodeRefused(f"its hidden sizes {sizes} do not make up {whole.shape[2]} columns")
     q, k, v = (_apart(b, part, count) for part in pieces(b, whole, 2, sizes))
     state, new = c.opt(past), k.shape[2]
     if state is not None:
@@ -125,7 +125,7 @@ def attention(b: Builder, c: Call) -> list[Value]:
     """A product for queries, keys and values; softmax of scores, with masks, bias, past; values."""
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
-        raise Refuse("it keeps its state in a shared buffer; export it without that")
+        raise NodeRefused("it keeps its state in a shared buffer; export it without that")
     return _projected(b, c, whole if bias is None else b("Add", whole, bias), mask=3, past=4, bias=5)
 
 
@@ -142,14 +142,14 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     count = c.integer("num_heads")
     q, k, v, bias = c.x(0), c.opt(1), c.opt(2), c.opt(3)
     if q.rank != 3 or k is None or v is None or k.rank == 5:
-        raise Refuse("its queries, keys and values are in one tensor; export them apart")
+        raise NodeRefused("its queries, keys and values are in one tensor; export them apart")
     if c.opt(8) is not None or c.opt(9) is not None:
-        raise Refuse("it keeps its state in a shared buffer; export it without that")
+        raise NodeRefused("it keeps its state in a shared buffer; export it without that")
     if c.wants(3):
-        raise Refuse("its scores are wanted; export the model without ONNX Runtime's fusions")
+        raise NodeRefused("its scores are wanted; export the model without ONNX Runtime's fusions")
     if bias is not None:
         if k.rank == 4:
-            raise Refuse("it has a bias for keys that are laid out already")
+            raise NodeRefused("it has a bias for keys that are laid out already")
         sizes = [q.shape[2], k.shape[2], v.shape[2]]
         q, k, v = (b("Add", x, part) for x, part in zip((q, k, v), pieces(b, bias, 0, sizes), strict=True))
     k, v = (x if x.rank == 4 else _apart(b, x, count) for x in (k, v))
@@ -163,7 +163,7 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
 def rotary_embedding(b: Builder, c: Call) -> Value:
     """Pairs of numbers turned by the angles of their place; the others as they are."""
     if c.integer("is_packed_batching"):
-        raise Refuse("its sequences are packed together; export it without that")
+        raise NodeRefused("its sequences are packed together; export it without that")
     x, positions, cosines, sines = (c.x(i) for i in range(4))
     half = cosines.shape[1]
     given, count = c.integer("rotary_embedding_dim"), c.integer("num_heads")
@@ -175,7 +175,7 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
         _, _, length, size = x.shape
         apart = x
     if 2 * half > size or (given and given != 2 * half):
-        raise Refuse(f"its cosines for {half} pairs do not fit heads of {size} numbers")
+        raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {size} numbers")
     if positions.size == 1:
         first = reshape(b, positions, [1])
         positions = b("Add", first, b.constant(np.arange(length), positions.dtype))

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, first_tensor, normal_axis, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import gelu_of
 from .convolution import channel_bias, convolve, geometry
@@ -87,7 +87,9 @@ def fused_conv(b: Builder, c: Call) -> Value:
     if name == "HardSigmoid" and len(params) == 2:
         line = b("Add", b("Mul", y, b.like(params[0], y)), b.like(params[1], y))
         return b("Min", b("Max", line, b.like(0, y)), b.like(1, y))
-    raise Refuse(f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions")
+    raise NodeRefused(
+        f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions"
+    )
 
 
 @rule("SkipLayerNormalization", domain="com.microsoft")
@@ -97,7 +99,7 @@ def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     bias = c.opt(4)
     total = total if bias is None else b("Add", total, bias)
     if c.wants(1) or c.wants(2):
-        raise Refuse("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
+        raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
     y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
     beta = c.opt(3)
     y = y if beta is None else b("Add", y, beta)

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import RULES, Call, Result, first_tensor, normal_axis, rule
-from honed.tuner.frontend.values import Array, Refuse, Value
+from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .contrib import quantised, real
 from .layout import pad_rule, reshape, transpose
@@ -87,9 +87,9 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
     bits, block = c.integer("bits", 4), c.integer("block_size")
     terms, columns = c.integer("K"), c.integer("N")
     if bits not in (2, 4, 8) or block < 16 or columns < 1 or terms < 1:
-        raise Refuse(f"its weights of {bits} bits in blocks of {block} are not supported")
+        raise NodeRefused(f"its weights of {bits} bits in blocks of {block} are not supported")
     if c.integer("accuracy_level") > 3 or c.integer("weight_prepacked") or c.opt(4) is not None:
-        raise Refuse(
+        raise NodeRefused(
             "it quantises its input, or its weights are ordered for one machine; export it without that"
         )
     blocks = -(-terms // block)

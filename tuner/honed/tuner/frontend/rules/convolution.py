@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import cut, pad, reshape
 
@@ -19,7 +19,7 @@ def window(c: Call, name: str, spatial: int, default: int = 1) -> list[int]:
     """A per-axis attribute such as strides, or its default."""
     found = c.ints(name) or [default] * spatial
     if len(found) != spatial or min(found) < 0 or (name != "output_padding" and min(found) < 1):
-        raise Refuse(f"its {name} {found} do not fit {spatial} spatial dimensions")
+        raise NodeRefused(f"its {name} {found} do not fit {spatial} spatial dimensions")
     return found
 
 
@@ -39,7 +39,7 @@ def spatial_pads(
         return before, after
     given = [0] * (2 * spatial) if mode == "VALID" else (c.ints("pads") or [0] * (2 * spatial))
     if mode not in ("NOTSET", "VALID") or len(given) != 2 * spatial:
-        raise Refuse(f"its auto_pad {mode} or pads {given} do not fit {spatial} spatial dimensions")
+        raise NodeRefused(f"its auto_pad {mode} or pads {given} do not fit {spatial} spatial dimensions")
     return given[:spatial], given[spatial:]
 
 
@@ -67,12 +67,16 @@ def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
     """The call's attributes resolved; negative padding is cut from `x`, which is returned too."""
     spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
-        raise Refuse(f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
+        raise NodeRefused(
+            f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported"
+        )
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     before, after = spatial_pads(c, x.shape[2:], w.shape[2:], strides, dilations)
     group = c.integer("group", 1)
     if group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
-        raise Refuse(f"its {group} groups do not fit {x.shape[1]} input and {w.shape[0]} output channels")
+        raise NodeRefused(
+            f"its {group} groups do not fit {x.shape[1]} input and {w.shape[0]} output channels"
+        )
     x = without_negative(b, x, before, after)
     return x, Geometry(strides=strides, dilations=dilations, before=before, after=after, group=group)
 
@@ -123,7 +127,9 @@ def conv_transpose(b: Builder, c: Call) -> Value:
     x, w = c.x(0), c.x(1)
     spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
-        raise Refuse(f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
+        raise NodeRefused(
+            f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported"
+        )
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     extra = window(c, "output_padding", spatial, 0)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Array, Refuse, Value, elem_type
+from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 
 from .layout import cut, expand, pad, reshape, transpose
 from .reduction import reduce
@@ -26,10 +26,10 @@ _VALUES = "the shape of its output depends on the values of its inputs; honed co
 
 
 def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
-    """Indices counted from the front. Constant ones are checked; raises Refuse where one is out of range."""
+    """Indices counted from the front. Constant ones are checked; raises NodeRefused for one out of range."""
     if indices.data is not None:
         if indices.size and (indices.data.min() < -extent or indices.data.max() >= extent):
-            raise Refuse(f"its constant {what} is out of range for {extent} elements")
+            raise NodeRefused(f"its constant {what} is out of range for {extent} elements")
         return b.constant(
             np.where(indices.data < 0, indices.data + extent, indices.data).astype(indices.dtype)
         )
@@ -186,7 +186,7 @@ def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: s
     rows, width, inner = x.shape
     slots = places.shape[1]
     if rows * width * slots * (1 if reduction == "none" else inner) > MAX_WORK:
-        raise Refuse(f"it scatters {slots} updates over {width} places, too many to search")
+        raise NodeRefused(f"it scatters {slots} updates over {width} places, too many to search")
     meant = b("Equal", reshape(b, places, [rows, slots, 1]), b.constant(np.arange(width, dtype=np.int64)))
     if reduction == "none":
         order = b.constant(np.arange(slots, dtype=np.int64).reshape(1, slots, 1))
@@ -217,7 +217,7 @@ def _reduction(x: Value, name: str) -> tuple[float, str, str]:
         "min": (high, "ReduceMin", "Min"),
     }
     if name not in table:
-        raise Refuse(f"its reduction {name!r} does not exist")
+        raise NodeRefused(f"its reduction {name!r} does not exist")
     return table[name]
 
 
@@ -244,7 +244,7 @@ def top_k(b: Builder, c: Call) -> list[Value]:
     count = c.integer("k") if c.opset < 10 else int(c.const(1, "k").reshape(-1)[0])
     size = x.shape[axis]
     if not 0 <= count <= size or x.size * size > MAX_WORK:
-        raise Refuse(
+        raise NodeRefused(
             f"it takes the best {count} of {size} elements, which is not possible or too many to compare"
         )
     order = [i for i in range(x.rank) if i != axis] + [axis]
@@ -321,7 +321,7 @@ def compress(b: Builder, c: Call) -> Value:
 @rule("NonZero", "Unique", "NonMaxSuppression")
 def shaped_by_values(b: Builder, c: Call) -> Value:
     """Refused: how many results there are is known at run time only."""
-    raise Refuse(_VALUES)
+    raise NodeRefused(_VALUES)
 
 
 @rule("Range")
@@ -329,11 +329,11 @@ def value_range(b: Builder, c: Call) -> Value:
     """A constant; refused otherwise: how many results there are is known at run time only."""
     values = [c.x(i).data for i in range(3)]
     if any(v is None or v.size != 1 for v in values):
-        raise Refuse(_VALUES)
+        raise NodeRefused(_VALUES)
     start, limit, delta = (v.reshape(-1)[0] for v in values if v is not None)
     count = max(0, math.ceil((float(limit) - float(start)) / float(delta))) if delta else MAX_WORK
     if count > MAX_RANGE:
-        raise Refuse(f"it counts {count} steps, more than {MAX_RANGE}")
+        raise NodeRefused(f"it counts {count} steps, more than {MAX_RANGE}")
     return b.constant((start + np.arange(count) * delta).astype(c.x(0).dtype))
 
 

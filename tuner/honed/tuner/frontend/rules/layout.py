@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Array, Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
 
@@ -56,18 +56,18 @@ def reshape_rule(b: Builder, c: Call) -> Value:
     x = c.x()
     wanted = c.ints("shape") if c.opset < 5 else [int(v) for v in c.const(1, "shape")]
     if wanted is None:
-        raise Refuse("its shape is missing")
+        raise NodeRefused("its shape is missing")
     if not c.integer("allowzero"):
         if any(v == 0 and i >= x.rank for i, v in enumerate(wanted)):
-            raise Refuse(f"its shape {wanted} copies a dimension the input does not have")
+            raise NodeRefused(f"its shape {wanted} copies a dimension the input does not have")
         wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
     if -1 in wanted:
         rest = math.prod(v for v in wanted if v != -1)
         if wanted.count(-1) > 1 or rest == 0 or x.size % rest:
-            raise Refuse(f"its shape {wanted} does not fit a tensor of {x.size} elements")
+            raise NodeRefused(f"its shape {wanted} does not fit a tensor of {x.size} elements")
         wanted[wanted.index(-1)] = x.size // rest
     if any(v < 0 for v in wanted) or math.prod(wanted) != x.size:
-        raise Refuse(f"its shape {wanted} does not fit a tensor of {x.size} elements")
+        raise NodeRefused(f"its shape {wanted} does not fit a tensor of {x.size} elements")
     return reshape(b, x, wanted)
 
 
@@ -89,7 +89,7 @@ def squeeze(b: Builder, c: Call) -> Value:
         else {normal_axis(a, x.rank) for a in axes}
     )
     if any(x.shape[i] != 1 for i in dropped):
-        raise Refuse(f"it squeezes axes {sorted(dropped)} of shape {list(x.shape)}, which are not all 1")
+        raise NodeRefused(f"it squeezes axes {sorted(dropped)} of shape {list(x.shape)}, which are not all 1")
     return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in dropped])
 
 
@@ -100,7 +100,7 @@ def unsqueeze(b: Builder, c: Call) -> Value:
     rank = x.rank + len(axes)
     places = {normal_axis(a, rank) for a in axes}
     if len(places) != len(axes):
-        raise Refuse(f"its axes {axes} name one dimension twice")
+        raise NodeRefused(f"its axes {axes} name one dimension twice")
     rest = iter(x.shape)
     return reshape(b, x, [1 if i in places else next(rest) for i in range(rank)])
 
@@ -119,7 +119,7 @@ def transpose_rule(b: Builder, c: Call) -> Value:
     x = c.x()
     perm = c.ints("perm") or list(reversed(range(x.rank)))
     if sorted(perm) != list(range(x.rank)):
-        raise Refuse(f"perm {perm} is no permutation of {x.rank} axes")
+        raise NodeRefused(f"perm {perm} is no permutation of {x.rank} axes")
     return transpose(b, x, perm)
 
 
@@ -157,7 +157,7 @@ def split(b: Builder, c: Call) -> list[Value]:
         chunk = -(-x.shape[axis] // count)
         sizes = [max(0, min(chunk, x.shape[axis] - i * chunk)) for i in range(count)]
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
-        raise Refuse(f"it splits {x.shape[axis]} elements into {sizes}")
+        raise NodeRefused(f"it splits {x.shape[axis]} elements into {sizes}")
     return pieces(b, x, axis, sizes)
 
 
@@ -181,11 +181,11 @@ def slice_rule(b: Builder, c: Call) -> Value:
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise Refuse("its starts, ends, axes and steps differ in length")
+        raise NodeRefused("its starts, ends, axes and steps differ in length")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         place = normal_axis(axis, x.rank)
         if step == 0:
-            raise Refuse("its step is 0")
+            raise NodeRefused("its step is 0")
         first, last = _clamped(start, end, step, x.shape[place])
         if step > 0:
             x = cut(b, x, place, first, last, step)
@@ -215,7 +215,7 @@ def expand_rule(b: Builder, c: Call) -> Value:
     try:
         return expand(b, x, np.broadcast_shapes(x.shape, tuple(wanted)))
     except ValueError:
-        raise Refuse(f"shape {list(x.shape)} does not broadcast to {wanted}") from None
+        raise NodeRefused(f"shape {list(x.shape)} does not broadcast to {wanted}") from None
 
 
 @rule("Tile")
@@ -223,10 +223,10 @@ def tile(b: Builder, c: Call) -> Value:
     """A new axis before each repeated one, broadcast, and merged."""
     x = c.x()
     if c.opset < 6:
-        raise Refuse("its form before opset 6 is not supported; export with a newer opset")
+        raise NodeRefused("its form before opset 6 is not supported; export with a newer opset")
     repeats = [int(v) for v in c.const(1, "repeats")]
     if len(repeats) != x.rank or min(repeats, default=0) < 0:
-        raise Refuse(f"its repeats {repeats} do not fit a tensor of {x.rank} dimensions")
+        raise NodeRefused(f"its repeats {repeats} do not fit a tensor of {x.rank} dimensions")
     apart = [d for extent in x.shape for d in (1, extent)]
     wide = [d for times, extent in zip(repeats, x.shape, strict=True) for d in (times, extent)]
     merged = [times * extent for times, extent in zip(repeats, x.shape, strict=True)]
@@ -243,7 +243,7 @@ def constant(b: Builder, c: Call) -> Value:
         return b.constant(given, np.float32, hint=c.outputs[0])
     if name in ("value_int", "value_ints"):
         return b.constant(given, np.int64, hint=c.outputs[0])
-    raise Refuse(f"its value is given as {name or 'nothing'}, which honed does not carry")
+    raise NodeRefused(f"its value is given as {name or 'nothing'}, which honed does not carry")
 
 
 @rule("ConstantOfShape")
@@ -259,7 +259,7 @@ def eye_like(b: Builder, c: Call) -> Value:
     """A constant: only the input's shape counts."""
     x = c.x()
     if x.rank != 2:
-        raise Refuse("its input does not have two dimensions")
+        raise NodeRefused("its input does not have two dimensions")
     dtype = numpy_dtype(c.integer("dtype")) if "dtype" in c.attrs else x.dtype
     return b.constant(np.eye(x.shape[0], x.shape[1], k=c.integer("k")).astype(dtype))
 
@@ -280,7 +280,7 @@ def depth_space(b: Builder, c: Call) -> Value:
     """Blocks between channels and space, by reshape and transpose (ONNX's definitions)."""
     x, block = c.x(), c.integer("blocksize")
     if x.rank != 4 or block < 1:
-        raise Refuse("its input does not have four dimensions")
+        raise NodeRefused("its input does not have four dimensions")
     n, ch, h, w = x.shape
     if c.op == "SpaceToDepth":
         apart = reshape(b, x, [n, ch, h // block, block, w // block, block])
@@ -335,7 +335,7 @@ def _amounts(c: Call, rank: int) -> tuple[list[int], list[int]]:
     axes_input = c.opt_const(3, "axes") if c.opset >= 18 else None
     axes = list(range(rank)) if axes_input is None else [normal_axis(a, rank) for a in _list(axes_input)]
     if given is None or len(given) != 2 * len(axes):
-        raise Refuse(f"its pads {given} do not fit {len(axes)} axes")
+        raise NodeRefused(f"its pads {given} do not fit {len(axes)} axes")
     before, after = [0] * rank, [0] * rank
     for index, axis in enumerate(axes):
         before[axis], after[axis] = given[index], given[index + len(axes)]
@@ -350,7 +350,7 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
     if mode == "wrap":
         return places % extent
     if mode != "reflect":
-        raise Refuse(f"padding mode {mode!r} does not exist")
+        raise NodeRefused(f"padding mode {mode!r} does not exist")
     if extent == 1:
         return np.zeros_like(places)
     period = 2 * (extent - 1)

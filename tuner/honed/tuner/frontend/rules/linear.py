@@ -9,7 +9,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import expand, reshape, transpose
 
@@ -54,7 +54,7 @@ def einsum(b: Builder, c: Call) -> Value:
     for term, value in zip(terms, operands, strict=True):
         for label, extent in zip(term, value.shape, strict=True):
             if dims.setdefault(label, extent) not in (extent, 1) and extent != 1:
-                raise Refuse(f"equation {equation!r} gives dimension {label!r} two sizes")
+                raise NodeRefused(f"equation {equation!r} gives dimension {label!r} two sizes")
             dims[label] = max(dims[label], extent)
     pairs = [_diagonal(b, v, t) for v, t in zip(operands, terms, strict=True)]
     while len(pairs) > 1:
@@ -70,7 +70,7 @@ def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(operands):
-        raise Refuse(f"equation {equation!r} is for {len(terms)} operands, not {len(operands)}")
+        raise NodeRefused(f"equation {equation!r} is for {len(terms)} operands, not {len(operands)}")
     free = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # labels no equation uses
     widest = max(
         (v.rank - len(t.replace("...", "")) for t, v in zip(terms, operands, strict=True) if "..." in t),
@@ -80,7 +80,7 @@ def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
     for term, value in zip(terms, operands, strict=True):
         count = value.rank - len(term.replace("...", ""))
         if count < 0 or (count and "..." not in term):
-            raise Refuse(f"equation {equation!r} does not fit an operand of {value.rank} dimensions")
+            raise NodeRefused(f"equation {equation!r} does not fit an operand of {value.rank} dimensions")
         spelled.append(term.replace("...", "".join(free[widest - count : widest])))
     if arrow:
         return spelled, result.replace("...", "".join(free[:widest]))

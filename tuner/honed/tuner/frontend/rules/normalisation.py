@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Refuse, Value, elem_type
+from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
 from .layout import cut, pad, reshape
 from .reduction import reduce
@@ -79,9 +79,9 @@ def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
     if c.opset >= 14 and c.integer("training_mode"):
         return _by_own_statistics(b, c)
     if any(c.wants(i) for i in range(1, 5)):
-        raise Refuse("it is in training mode; export the model for inference")
+        raise NodeRefused("it is in training mode; export the model for inference")
     if c.opset < 9 and not c.integer("spatial", 1):
-        raise Refuse("it normalises every element apart (spatial=0); export with a newer opset")
+        raise NodeRefused("it normalises every element apart (spatial=0); export with a newer opset")
     wide = [_compute_in_single(b, v) for v in (scale, bias, mean, variance)]
     scale, bias, mean, variance = wide
     inverse = b("Sqrt", b("Add", variance, b.like(c.number("epsilon", 1e-5), variance)))
@@ -127,7 +127,7 @@ def group_normalisation(b: Builder, c: Call) -> Value:
     x, groups = c.x(), c.integer("num_groups", 1)
     n, channels = x.shape[:2]
     if groups < 1 or channels % groups:
-        raise Refuse(f"its {groups} groups do not divide {channels} channels")
+        raise NodeRefused(f"its {groups} groups do not divide {channels} channels")
     apart = reshape(b, x, [n, groups, channels // groups, *x.shape[2:]])
     y = reshape(b, standardised(b, apart, list(range(2, apart.rank)), c.number("epsilon", 1e-5)), x.shape)
     scale, bias = c.x(1), c.x(2)
@@ -183,7 +183,7 @@ def lp_normalisation(b: Builder, c: Call) -> Value:
     x, order = c.x(), c.integer("p", 2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
     if order not in (1, 2):
-        raise Refuse(f"its order p = {order} is neither 1 nor 2")
+        raise NodeRefused(f"its order p = {order} is neither 1 nor 2")
     norm = reduce(b, "ReduceSum", b("Abs", x) if order == 1 else b("Mul", x, x), [axis])
     norm = b("Sqrt", norm) if order == 2 else norm
     return b("Div", x, norm)

@@ -10,7 +10,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Array, Refuse, Value
+from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .convolution import MAX_SPATIAL, spatial_pads, window
 from .indexing import scatter_elements
@@ -36,12 +36,12 @@ class Window:
 def _window(c: Call, x: Value) -> Window:
     spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL:
-        raise Refuse(f"it pools a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
+        raise NodeRefused(f"it pools a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
     kernel, strides = window(c, "kernel_shape", spatial), window(c, "strides", spatial)
     dilations = window(c, "dilations", spatial)
     before, after = spatial_pads(c, x.shape[2:], kernel, strides, dilations)
     if min([*before, *after]) < 0:
-        raise Refuse("its padding is negative")
+        raise NodeRefused("its padding is negative")
     outputs, beyond = [], [0] * spatial
     for i, extent in enumerate(x.shape[2:]):
         reach = (kernel[i] - 1) * dilations[i] + 1
@@ -51,7 +51,7 @@ def _window(c: Call, x: Value) -> Window:
         if c.integer("ceil_mode") and (count - 1) * strides[i] >= extent + before[i]:
             count -= 1
         if count < 1:
-            raise Refuse(f"its window of {reach} is larger than the padded input of {room + reach}")
+            raise NodeRefused(f"its window of {reach} is larger than the padded input of {room + reach}")
         needed = (count - 1) * strides[i] + reach - extent - before[i]
         beyond[i] = max(0, needed - after[i])
         after[i] = max(after[i], needed) if needed > 0 else after[i]
@@ -114,7 +114,7 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
 def _taps(b: Builder, x: Value, w: Window, fill: float) -> list[Value]:
     """For each place in the window, the input elements it meets: tensors shaped like the output."""
     if math.prod(w.kernel) > MAX_TAPS:
-        raise Refuse(f"its window of {math.prod(w.kernel)} elements is too large to be unrolled")
+        raise NodeRefused(f"its window of {math.prod(w.kernel)} elements is too large to be unrolled")
     padded = pad(b, x, [0, 0, *w.before], [0, 0, *w.after], fill)
     taps: list[Value] = []
     for place in itertools.product(*(range(k) for k in w.kernel)):
@@ -233,5 +233,5 @@ def max_unpool(b: Builder, c: Call) -> Value:
     flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")
     missing = [wanted - have for wanted, have in zip(shape[2:], least, strict=True)]
     if min(missing) < 0:
-        raise Refuse(f"its output shape {shape} is smaller than the {least} it needs")
+        raise NodeRefused(f"its output shape {shape} is smaller than the {least} it needs")
     return pad(b, reshape(b, flat, [*x.shape[:2], *least]), [0] * x.rank, [0, 0, *missing], 0)

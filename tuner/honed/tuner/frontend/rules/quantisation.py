@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import NodeRefused, Value, elem_type, numpy_dtype
 
 from . import signedbytes
 from .convolution import Geometry, channel_bias, geometry
@@ -75,7 +75,7 @@ def qlinear_matmul(b: Builder, c: Call) -> Value:
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
     if z_zero.dtype.kind == "i" and z_scale.data is None:
         # Where scales were calibrated, saturation is meant, as ONNX's text and ONNX Runtime have it.
-        raise Refuse("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
+        raise NodeRefused("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
     product = integer_product(b, x, x_zero, y, y_zero)
     if x_scale.rank == 1 and x_scale.size > 1:
         x_scale = reshape(b, x_scale, [x_scale.size, 1])
@@ -86,7 +86,7 @@ def qlinear_matmul(b: Builder, c: Call) -> Value:
 def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """A convolution in int32 as one matrix product for each kernel element: ONNX's Conv is for floats."""
     if math.prod(w.shape[2:]) > MAX_TAPS:
-        raise Refuse(f"its integer kernel of {math.prod(w.shape[2:])} elements is too large")
+        raise NodeRefused(f"its integer kernel of {math.prod(w.shape[2:])} elements is too large")
     n, channels = x.shape[:2]
     outputs = [
         (extent + low + high - (k - 1) * d - 1) // s + 1
@@ -106,7 +106,7 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
         part = matmul(b, weights, columns)
         total = part if total is None else b("Add", total, part)
     if total is None:
-        raise Refuse("its kernel is empty")
+        raise NodeRefused("its kernel is empty")
     return reshape(b, total, [n, w.shape[0], *outputs])
 
 
@@ -149,13 +149,13 @@ def _placed(b: Builder, c: Call, v: Value, x: Value) -> Value:
         each = np.arange(x.shape[axis], dtype=np.int64) // block
         return b("Gather", v, b.constant(each), axis=axis)
     if v.rank != 1 or v.size != x.shape[axis]:
-        raise Refuse(f"its scale of shape {list(v.shape)} does not fit axis {axis} of {list(x.shape)}")
+        raise NodeRefused(f"its scale of shape {list(v.shape)} does not fit axis {axis} of {list(x.shape)}")
     return reshape(b, v, [v.size] + [1] * (x.rank - axis - 1))
 
 
 def _integer_type(dtype: np.dtype[np.generic]) -> None:
     if dtype.kind not in "iu":
-        raise Refuse(f"it quantises to {dtype.name}, which honed does not carry")
+        raise NodeRefused(f"it quantises to {dtype.name}, which honed does not carry")
 
 
 @rule("QuantizeLinear")

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .contrib import quantised, real, rounded_from_zero_point
 from .layout import reshape, transpose
@@ -35,7 +35,7 @@ def matmul_integer_to_float(b: Builder, c: Call) -> Value:
     for index in (2, 4):
         given = c.opt(index)
         if given is not None and given.size > 1:
-            raise Refuse("it has scales for the rows of its first input")
+            raise NodeRefused("it has scales for the rows of its first input")
     product = integer_product(b, c.x(0), c.opt(4), c.x(1), c.opt(5))
     return scaled_product(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
 
@@ -85,7 +85,7 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
     if c.integer("opset") < 13:
         flat, axis = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]), 1
     if flat.shape[axis] == 1:
-        raise Refuse("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
+        raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
     shares, zero = reshape(b, b("Softmax", flat, axis=axis), x.shape), c.opt(4)
     # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
     steps = b("Floor", b("Div", b.like(1, shares), c.x(3)))
@@ -99,7 +99,7 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
     total, bias = b("Add", c.x(0), c.x(1)), c.opt(3)
     total = total if bias is None else b("Add", total, bias)
     if c.wants(1) or c.wants(2):
-        raise Refuse("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
+        raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
     wide = single(b, total)
     square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
     root = b("Sqrt", b("Add", square, b.like(c.number("epsilon", 1e-5), wide)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import softplus_of
 from .layout import cut, join, reshape, transpose
@@ -65,7 +65,7 @@ def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Valu
             return b("Mul", b("Tanh", b("Mul", x, b.like(beta, x))), b.like(alpha, x))
         case "hardsigmoid":
             return b("Min", b("Max", _line(b, x, alpha, beta), nought), b.like(1, x))
-    raise Refuse(f"its activation {name!r} is not one of ONNX's")
+    raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
     """Unrolled, up to 64 steps; input and state are quantised by their range for products of integers."""
     lengths = c.opt_const(4, "sequence lengths")
     if lengths is not None and (lengths != c.x(0).shape[0]).any():
-        raise Refuse(
+        raise NodeRefused(
             "its sequences differ in length, and are quantised together; export it without quantisation"
         )
     return _unrolled(b, c, LAYERS["LSTM"])
@@ -217,11 +217,11 @@ def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
 def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
     batchwise = bool(c.integer("layout"))
     if c.x(0).rank != 3:
-        raise Refuse(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
+        raise NodeRefused(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
     x = transpose(b, c.x(0), [1, 0, 2]) if batchwise else c.x(0)
     steps, batch, _ = x.shape
     if not 0 < steps <= MAX_STEPS:
-        raise Refuse(f"its sequence of {steps} steps is not unrolled; at most {MAX_STEPS} are")
+        raise NodeRefused(f"its sequence of {steps} steps is not unrolled; at most {MAX_STEPS} are")
     directions = _directions(b, c, layer, batchwise)
     active = _active(b, c, steps, batch)
     sequences: list[Value] = []
@@ -278,7 +278,7 @@ def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
     if lengths is None:
         return [None] * steps
     if lengths.shape != (batch,) or lengths.min() < 1 or lengths.max() > steps:
-        raise Refuse(f"its sequence lengths are not between 1 and {steps} for {batch} sequences")
+        raise NodeRefused(f"its sequence lengths are not between 1 and {steps} for {batch} sequences")
     masks = [lengths[:, None] > t for t in range(steps)]
     return [None if mask.all() else b.constant(mask) for mask in masks]
 
@@ -287,7 +287,7 @@ def _directions(b: Builder, c: Call, layer: Layer, batchwise: bool) -> list[Dire
     name = c.text("direction", "forward")
     reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(name)
     if reversals is None:
-        raise Refuse(f"its direction {name!r} is not forward, reverse or bidirectional")
+        raise NodeRefused(f"its direction {name!r} is not forward, reverse or bidirectional")
     activations = _activations(c, layer, len(reversals))
     return [
         _direction(b, c, layer, index, reverse, batchwise, activations[index])
@@ -357,16 +357,18 @@ def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activatio
     given = [n.decode() if isinstance(n, bytes) else str(n) for n in c.attrs.get("activations", [])]
     names = [n.lower() for n in given] or list(layer.activations) * directions
     if len(names) != count * directions:
-        raise Refuse(f"it names {len(names)} activations, not {count * directions}")
+        raise NodeRefused(f"it names {len(names)} activations, not {count * directions}")
     alphas, betas = ([float(v) for v in c.attrs.get(f"activation_{k}", [])] for k in ("alpha", "beta"))
     clip = c.number("clip", 0.0)
     made: list[Activation] = []
     for index, name in enumerate(names):
         if name not in _PARAMETERS:
-            raise Refuse(f"its activation {name!r} is not one of ONNX's")
+            raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
         defaults = _PARAMETERS[name]
         if name in _WITHOUT_DEFAULTS and not (alphas and betas):
-            raise Refuse(f"its activation {name!r} has no alpha and beta, for which ONNX has no defaults")
+            raise NodeRefused(
+                f"its activation {name!r} has no alpha and beta, for which ONNX has no defaults"
+            )
         alpha = alphas.pop(0) if alphas and defaults else (*defaults, 0.0)[0]
         beta = betas.pop(0) if betas and len(defaults) == 2 else (*defaults, 0.0, 0.0)[1]
         # ONNX Runtime bounds what goes into the gates, and not the cell.

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Refuse, Value, elem_type
+from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
 from .layout import given_axes, reshape
 
@@ -68,7 +68,7 @@ def composed(b: Builder, c: Call) -> Value:
 def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
     """The largest element is taken out first, so that exp cannot overflow."""
     if not x.is_float:
-        raise Refuse(f"it works on {x.dtype.name}; cast to a floating point type first")
+        raise NodeRefused(f"it works on {x.dtype.name}; cast to a floating point type first")
     top = reduce(b, "ReduceMax", x, axes)
     total = reduce(b, "ReduceSum", b("Exp", b("Sub", x, top)), axes)
     result = b("Add", b("Log", total), top)

@@ -13,7 +13,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Array, Refuse, Value
+from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .layout import expand, reshape
 
@@ -94,7 +94,7 @@ def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
     if sizes is not None:
         scales, sizes = _from_sizes(c.text("keep_aspect_ratio_policy", "stretch"), extents, sizes)
     if scales is None or len(scales) != len(axes) or min(scales, default=1) <= 0:
-        raise Refuse(f"its scales or sizes do not fit {len(axes)} axes")
+        raise NodeRefused(f"its scales or sizes do not fit {len(axes)} axes")
     roi = c.opt_const(1, "roi") if c.op == "Resize" and c.opset >= 11 else None
     crop = c.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     plan: dict[int, Axis] = {}
@@ -102,7 +102,7 @@ def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
         start, end = (float(roi[i]), float(roi[i + len(axes)])) if crop and roi is not None else (0.0, 1.0)
         length = int(np.floor(extents[i] * (end - start) * scales[i])) if sizes is None else sizes[i]
         if length < 1:
-            raise Refuse(f"it shrinks axis {axis} to nothing")
+            raise NodeRefused(f"it shrinks axis {axis} to nothing")
         plan[axis] = Axis(extent=extents[i], output=length, scale=float(scales[i]), crop=(start, end))
     return plan
 
@@ -141,7 +141,7 @@ def coordinates(how: Axis, mode: str) -> Array:
         ),
     }
     if mode not in table:
-        raise Refuse(f"its coordinate transformation {mode!r} does not exist")
+        raise NodeRefused(f"its coordinate transformation {mode!r} does not exist")
     return table[mode]()
 
 
@@ -157,7 +157,7 @@ def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method:
             part = b("Mul", part, b.constant(weight.reshape(shape).astype(x.dtype)))
         total = part if total is None else b("Add", total, part)
     if total is None:
-        raise Refuse("its interpolation weights are all zero")
+        raise NodeRefused("its interpolation weights are all zero")
     return total
 
 
@@ -169,7 +169,7 @@ def _rounded(positions: Array, mode: str, how: Axis) -> Array:
         "ceil": np.ceil,
     }
     if mode not in table:
-        raise Refuse(f"its nearest mode {mode!r} does not exist")
+        raise NodeRefused(f"its nearest mode {mode!r} does not exist")
     return np.clip(table[mode](positions), 0, how.extent - 1).astype(np.int64)
 
 
@@ -190,7 +190,7 @@ def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array]
     stretch = max(1.0, 1.0 / how.scale) if method.antialias else 1.0
     reach = int(np.ceil(support * stretch))
     if 2 * reach > MAX_TAPS:
-        raise Refuse(f"it shrinks by so much that {2 * reach} elements make one; use pooling before it")
+        raise NodeRefused(f"it shrinks by so much that {2 * reach} elements make one; use pooling before it")
     base = np.floor(positions).astype(np.int64)
     offsets = np.arange(-reach + 1, reach + 1)
     places = base[None, :] + offsets[:, None]
@@ -209,7 +209,7 @@ def _kernel(method: ResizeMethod) -> tuple[Callable[[Array], Array], float]:
     if method.mode in ("linear", "bilinear"):
         return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0
     if method.mode != "cubic":
-        raise Refuse(f"its mode {method.mode!r} does not exist")
+        raise NodeRefused(f"its mode {method.mode!r} does not exist")
     a = method.cubic
 
     def cubic(d: Array) -> Array:

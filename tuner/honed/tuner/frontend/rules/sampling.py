@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import cut, reshape, transpose
 from .reduction import reduce
@@ -27,7 +27,7 @@ def grid_sample(b: Builder, c: Call) -> Value:
     """For each output position a few input elements, chosen along each axis, times their weights."""
     x, grid = c.x(0), c.x(1)
     if x.rank < 3 or grid.shape[-1] != x.rank - 2:
-        raise Refuse(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
+        raise NodeRefused(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.text("mode", "linear"), c.text("mode", "linear"))
     padding, corners = c.text("padding_mode", "zeros"), bool(c.integer("align_corners"))
     spatial = x.shape[2:]
@@ -68,7 +68,7 @@ def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: 
     if padding == "border":
         return _clamped(b, position, extent)
     if padding != "reflection":
-        raise Refuse(f"its padding mode {padding!r} does not exist")
+        raise NodeRefused(f"its padding mode {padding!r} does not exist")
     low, high = (0.0, extent - 1.0) if corners else (-0.5, extent - 0.5)
     span = high - low
     if span == 0:
@@ -100,7 +100,7 @@ def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
     if mode == "linear":
         return [(base, b("Sub", one, part)), (b("Add", base, one), part)]
     if mode != "cubic":
-        raise Refuse(f"its mode {mode!r} does not exist")
+        raise NodeRefused(f"its mode {mode!r} does not exist")
     taps: list[Tap] = []
     for offset in (-1, 0, 1, 2):
         distance = b("Abs", b("Sub", part, b.like(offset, part)))
@@ -159,7 +159,7 @@ def roi_align(b: Builder, c: Call) -> Value:
     x, rois, batches = c.x(0), c.x(1), c.x(2)
     ratio, mode = c.integer("sampling_ratio"), c.text("mode", "avg")
     if ratio < 1:
-        raise Refuse(
+        raise NodeRefused(
             "its number of samples depends on the regions' size (sampling_ratio 0); give it a number"
         )
     transform = c.text(

@@ -6,7 +6,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import EmptyOptional, Item, Listing, Refuse, Value
+from honed.tuner.frontend.values import EmptyOptional, Item, Listing, NodeRefused, Value
 
 from .layout import join, pieces, reshape
 
@@ -62,7 +62,7 @@ def concat(b: Builder, c: Call) -> Value:
     """Joined along an axis, or stacked along a new one."""
     items = list(c.listing().items)
     if not items:
-        raise Refuse("it joins an empty sequence")
+        raise NodeRefused("it joins an empty sequence")
     new = bool(c.integer("new_axis"))
     axis = normal_axis(c.integer("axis"), items[0].rank + new)
     if new:
@@ -79,12 +79,12 @@ def split(b: Builder, c: Call) -> Listing:
     if given is None or given.ndim == 0:
         chunk = 1 if given is None else int(given)
         if chunk < 1:
-            raise Refuse(f"it splits into parts of {chunk}")
+            raise NodeRefused(f"it splits into parts of {chunk}")
         sizes = [min(chunk, extent - i) for i in range(0, extent, chunk)]
     else:
         sizes = [int(v) for v in given]
     if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise Refuse(f"it splits {extent} elements into {sizes}")
+        raise NodeRefused(f"it splits {extent} elements into {sizes}")
     parts = pieces(b, x, axis, sizes)
     if given is None and not c.integer("keepdims", 1):
         parts = [reshape(b, p, [d for i, d in enumerate(p.shape) if i != axis]) for p in parts]
@@ -109,5 +109,5 @@ def get_element(b: Builder, c: Call) -> Item:
     """The value of an optional that has one."""
     found = c.inputs[0] if c.inputs else None
     if found is None or isinstance(found, EmptyOptional):
-        raise Refuse("it takes the element of an empty optional")
+        raise NodeRefused("it takes the element of an empty optional")
     return found

@@ -8,7 +8,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Array, Refuse, Value
+from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .convolution import Geometry, transposed
 from .layout import cut, pad, reshape, transpose
@@ -22,7 +22,7 @@ def fourier(b: Builder, x: Value, axis: int, length: int, *, inverse: bool, ones
     """Discrete Fourier transform of `x` [..., 1 or 2] along an axis, zero-padded or cut to `length`."""
     count = length // 2 + 1 if onesided else length
     if length * count > MAX_MATRIX:
-        raise Refuse(f"its transform of {length} elements is too long")
+        raise NodeRefused(f"its transform of {length} elements is too long")
     extent = x.shape[axis]
     if extent > length:
         x = cut(b, x, axis, 0, length)
@@ -63,7 +63,7 @@ def dft(b: Builder, c: Call) -> Value:
     wanted = c.opt_const(1, "dft_length")
     length = x.shape[axis] if wanted is None else int(wanted.reshape(-1)[0])
     if axis == x.rank - 1 or x.shape[-1] not in (1, 2) or length < 1:
-        raise Refuse("its axis or length does not fit its input")
+        raise NodeRefused("its axis or length does not fit its input")
     return fourier(
         b, x, axis, length, inverse=bool(c.integer("inverse")), onesided=bool(c.integer("onesided"))
     )
@@ -81,7 +81,7 @@ def stft(b: Builder, c: Call) -> Value:
     if x.rank == 2:
         x = reshape(b, x, [*x.shape, 1])
     if step < 1 or not 1 <= length <= signal or x.shape[-1] not in (1, 2):
-        raise Refuse("its frames do not fit its signal")
+        raise NodeRefused("its frames do not fit its signal")
     frames = 1 + (signal - length) // step
     places = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
     framed = b("Gather", x, b.constant(places.astype(np.int64)), axis=1)  # [batch, frames, length, 1 or 2]
@@ -101,7 +101,7 @@ def col2im(b: Builder, c: Call) -> Value:
     reach = [(k - 1) * d for k, d in zip(block, dilations, strict=True)]
     counts = [(n + pads[i] + pads[i + spatial] - reach[i] - 1) // strides[i] + 1 for i, n in enumerate(image)]
     if spatial > 3 or x.shape[1] % taps or math.prod(counts) != x.shape[2]:
-        raise Refuse(f"its blocks {block} do not fit an image of {image} and columns of {list(x.shape)}")
+        raise NodeRefused(f"its blocks {block} do not fit an image of {image} and columns of {list(x.shape)}")
     channels = x.shape[1] // taps
     columns = reshape(b, x, [x.shape[0], x.shape[1], *counts])
     kernels = np.tile(np.eye(taps, dtype=x.dtype), (channels, 1)).reshape(channels * taps, 1, *block)
@@ -118,7 +118,9 @@ def determinant(b: Builder, c: Call) -> Value:
     x = c.x()
     size = x.shape[-1]
     if x.rank < 2 or x.shape[-2] != size or not 1 <= size <= MAX_DETERMINANT:
-        raise Refuse(f"its matrices of {list(x.shape[-2:])} are not square or larger than {MAX_DETERMINANT}")
+        raise NodeRefused(
+            f"its matrices of {list(x.shape[-2:])} are not square or larger than {MAX_DETERMINANT}"
+        )
     flat = reshape(b, x, [math.prod(x.shape[:-2]), size, size])
 
     def element(row: int, column: int) -> Value:

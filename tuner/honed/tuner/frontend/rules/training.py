@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import Refuse, Value, elem_type
+from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
 DOMAIN = "ai.onnx.preview.training"
 # One tensor's step: learning rate, count of steps as a float, the tensor, its gradient, its state.
@@ -18,7 +18,7 @@ def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
     rate, count, tensors = c.x(0), c.x(1), c.tensors()[2:]
     n = len(tensors) // (2 + states)
     if n < 1 or len(tensors) != n * (2 + states):
-        raise Refuse(f"its {len(tensors)} tensors are not {2 + states} for each one that it changes")
+        raise NodeRefused(f"its {len(tensors)} tensors are not {2 + states} for each one that it changes")
     kinds = [tensors[k * n : (k + 1) * n] for k in range(2 + states)]
     found: list[Sequence[Value]] = []
     for x, gradient, *state in zip(*kinds, strict=True):
@@ -68,7 +68,9 @@ def adam(b: Builder, c: Call) -> list[Value]:
     """Running means of gradients and of their squares, with the bias of their first steps taken away."""
     alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
     if "epsilon" not in c.attrs:
-        raise Refuse("on the default of epsilon ONNX's text and its tests contradict each other; give it")
+        raise NodeRefused(
+            "on the default of epsilon ONNX's text and its tests contradict each other; give it"
+        )
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
         mean, square = _mixed(b, state[0], g, alpha), _mixed(b, state[1], b("Mul", g, g), beta)

@@ -61,7 +61,7 @@ def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
+class BlockedConvolution:
     """A convolution of images by one constant, its result blocked.
 
     With `selects` zeros beside the image are selected, and an element within it is read in their place: Malis

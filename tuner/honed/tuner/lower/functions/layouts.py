@@ -13,7 +13,7 @@ from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
 
-from .blocked import Convolution, block, blocked_shape, blocking, concatenated, unblocking
+from .blocked import BlockedConvolution, block, blocked_shape, blocking, concatenated, unblocking
 from .strided import extents, is_fixed
 from .views import INJECTIVE, PRODUCT
 
@@ -82,7 +82,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
     return regions.paying(lanes)
 
 
-def _saved(call: relax.Call, what: Convolution) -> int:
+def _saved(call: relax.Call, what: BlockedConvolution) -> int:
     """Bytes that a convolution moves less when its channels lie in blocks.
 
     No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
@@ -160,7 +160,7 @@ def _is_image(expr: relax.Expr) -> bool:
     return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) == _DTYPE
 
 
-def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Convolution | None:
+def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> BlockedConvolution | None:
     """The convolution that a call is, where it can be computed so."""
     if str(getattr(call.op, "name", "")) != "relax.nn.conv2d":
         return None
@@ -176,7 +176,7 @@ def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Convo
     if not depthwise and int(attrs.groups) != 1:
         return None
     above, left, below, right = (int(n) for n in attrs.padding)
-    return Convolution(
+    return BlockedConvolution(
         channels=outputs,
         depthwise=depthwise,
         blocked=depthwise or image in blocked,
@@ -332,7 +332,7 @@ class _Writer:
         widths = [*(int(n) for n in call.attrs.pad_width), 0, 0]
         return relax.op.nn.pad(given, widths, call.attrs.pad_mode, float(call.attrs.pad_value))
 
-    def _convolved(self, call: relax.Call, what: Convolution) -> relax.Expr:
+    def _convolved(self, call: relax.Call, what: BlockedConvolution) -> relax.Expr:
         image, weights = call.args
         given = self.as_blocked(image) if what.blocked else self.as_plain(image)
         constant = relax.const(what.weights(weights.value.numpy()))

@@ -17,7 +17,7 @@ _Bytes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class StridedIndex:
     """Of one dimension: `start`, plus or minus (`sign`) the index along `axis` of what is seen.
 
     `sign` 0: the same for all of it.
@@ -29,12 +29,12 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StridedView:
     """What is seen of `source`, once that has the shape `dimensions`: an index for each of them."""
 
     source: relax.Expr
     dimensions: Shape
-    indices: tuple[Index, ...]
+    indices: tuple[StridedIndex, ...]
     shape: Shape
 
     @property
@@ -68,12 +68,12 @@ class View:
         ]
 
 
-def view(expr: relax.Expr, lookup: Lookup) -> View | None:
+def view(expr: relax.Expr, lookup: Lookup) -> StridedView | None:
     """An expression as a view of the value furthest behind it; None where it has no elements."""
     return next(views(expr, lookup), None)
 
 
-def views(expr: relax.Expr, lookup: Lookup) -> Iterator[View]:
+def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
     """An expression as views of the values behind it, the furthest first; none where it has no elements."""
     steps: list[tuple[relax.Call, Callable[[_Bytes, relax.Call], _Bytes | None]]] = []
     sources = [expr]
@@ -93,11 +93,11 @@ def views(expr: relax.Expr, lookup: Lookup) -> Iterator[View]:
         sources.pop()
 
 
-def whole(expr: relax.Expr) -> View:
+def whole(expr: relax.Expr) -> StridedView:
     """A value as it is."""
     shape = extents(expr)
-    indices = [Index(axis, int(extent > 1), 0) for axis, extent in enumerate(shape)]
-    return View(expr, shape, tuple(indices), shape)
+    indices = [StridedIndex(axis, int(extent > 1), 0) for axis, extent in enumerate(shape)]
+    return StridedView(expr, shape, tuple(indices), shape)
 
 
 def extents(expr: relax.Expr) -> Shape:
@@ -158,14 +158,14 @@ _MOVES: Mapping[str, Callable[[_Bytes, relax.Call], _Bytes | None]] = {
 }
 
 
-def _view(source: relax.Expr, memory: _Bytes, seen: _Bytes) -> View | None:
+def _view(source: relax.Expr, memory: _Bytes, seen: _Bytes) -> StridedView | None:
     """The dimensions that strides divide the source into, and the index along each.
 
     None where they do not divide it.
     """
     offset = _address(seen) - _address(memory)
     axes = [axis for axis, extent in enumerate(seen.shape) if extent > 1]
-    found: list[tuple[int, Index]] = []
+    found: list[tuple[int, StridedIndex]] = []
     left = memory.size
     for axis in sorted(axes, key=lambda axis: -abs(seen.strides[axis])):
         stride, extent = seen.strides[axis], seen.shape[axis]
@@ -175,12 +175,15 @@ def _view(source: relax.Expr, memory: _Bytes, seen: _Bytes) -> View | None:
             return None
         left, offset = abs(stride), offset % abs(stride)
         if stride > 0 and start % extent == 0 and size % extent == 0:
-            found += [(size // extent, Index(0, 0, start // extent)), (extent, Index(axis, 1, 0))]
+            found += [
+                (size // extent, StridedIndex(0, 0, start // extent)),
+                (extent, StridedIndex(axis, 1, 0)),
+            ]
         else:
-            found.append((size, Index(axis, 1 if stride > 0 else -1, start)))
-    found.append((left, Index(0, 0, offset)))
+            found.append((size, StridedIndex(axis, 1 if stride > 0 else -1, start)))
+    found.append((left, StridedIndex(0, 0, offset)))
     kept = [(size, index) for size, index in found if size > 1]
-    return View(source, tuple(size for size, _ in kept), tuple(index for _, index in kept), seen.shape)
+    return StridedView(source, tuple(size for size, _ in kept), tuple(index for _, index in kept), seen.shape)
 
 
 def _address(array: _Bytes) -> int:

@@ -12,7 +12,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .strided import Shape, View, extents, is_fixed, view, views, whole
+from .strided import Shape, StridedView, extents, is_fixed, view, views, whole
 
 # What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
 _KIND = "honed.pattern"
@@ -100,7 +100,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
                 return self.sum(self.visit_expr(made), one)
         return None
 
-    def operands(self, call: relax.Call) -> list[View]:
+    def operands(self, call: relax.Call) -> list[StridedView]:
         """What the operands of a product are views of, where elements lie as its sums need them.
 
         Those of the second are read along its rows, which a copy would have, too: vectors of columns would be
@@ -114,11 +114,11 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         shared = [one for one in lefts if one.source.same_as(right.source)]
         return [next(iter((*shared, *lefts)), whole(first)), right]
 
-    def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[View]:
+    def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
         """The views that an operand is of which whole rows lie along one of the axes, the furthest first."""
         return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
-    def product(self, operands: Sequence[View], call: relax.Call, axes: Sequence[int]) -> relax.Expr:
+    def product(self, operands: Sequence[StridedView], call: relax.Call, axes: Sequence[int]) -> relax.Expr:
         """The product of two views with its axes in the order given."""
         shape, dtype = extents(call), str(call.ty.dtype)
 
@@ -130,7 +130,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             product, *given, primfunc_name_hint="matmul", primfunc_attrs=dict(PRODUCT)
         )
 
-    def sum(self, made: relax.Expr, one: View) -> relax.Expr:
+    def sum(self, made: relax.Expr, one: StridedView) -> relax.Expr:
         """The sum of a product and a view."""
 
         def added(product: te.Tensor, other: te.Tensor) -> te.Tensor:
@@ -140,7 +140,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             added, made, self.seen_as(one), primfunc_name_hint="add", primfunc_attrs=dict(_ELEMENTWISE)
         )
 
-    def seen_as(self, one: View) -> relax.Expr:
+    def seen_as(self, one: StridedView) -> relax.Expr:
         """The source of a view with the dimensions that it is indexed by, which nothing is fused with.
 
         Two views of one value are two operands: of what is one operand, all between two places is copied.
@@ -164,7 +164,9 @@ def _is_product(expr: relax.Expr) -> bool:
     return min(len(extents(one)) for one in expr.args) > 1
 
 
-def _product(tensors: Sequence[te.Tensor], views: Sequence[View], shape: Shape, dtype: str) -> te.Tensor:
+def _product(
+    tensors: Sequence[te.Tensor], views: Sequence[StridedView], shape: Shape, dtype: str
+) -> te.Tensor:
     """The matrix product of two views in one block."""
     k = te.reduce_axis((0, views[0].shape[-1]), name="k")
 

@@ -31,7 +31,7 @@ _BACK = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class WinogradConvolution:
     """What is convolved: `tiles` along rows and columns of each image."""
 
     images: int
@@ -50,7 +50,7 @@ class Convolution:
         return -(-self.images * math.prod(self.tiles) // _ALIGNED) * _ALIGNED
 
 
-def convolved(builder: relax.BlockBuilder, call: relax.Call, what: Convolution) -> relax.Expr:
+def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvolution) -> relax.Expr:
     """The result of a convolution that is `suited`."""
     image, weights = call.args
     transformed = relax.const(_weights(weights.value.numpy()))
@@ -63,7 +63,7 @@ def convolved(builder: relax.BlockBuilder, call: relax.Call, what: Convolution) 
     return builder.call_te(lambda m: _result(m, what), sums, primfunc_name_hint="winograd_result")
 
 
-def suited(call: relax.Call) -> Convolution | None:
+def suited(call: relax.Call) -> WinogradConvolution | None:
     """Its extents, where it can be computed so and that pays; else None."""
     image, weights = call.args
     attrs = call.attrs
@@ -77,7 +77,7 @@ def suited(call: relax.Call) -> Convolution | None:
         return None
     outputs, channels, *window = (int(extent) for extent in weights.ty.shape)
     images, _, rows, columns = (int(extent) for extent in image.ty.shape)
-    what = Convolution(images, channels, rows, columns)
+    what = WinogradConvolution(images, channels, rows, columns)
     pays = min(outputs, channels) >= _LEAST_CHANNELS and what.count >= _LEAST_TILES
     return what if window == [_WINDOW, _WINDOW] and pays else None
 
@@ -88,7 +88,7 @@ def _weights(weights: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(points.reshape(POINTS, *weights.shape[:2]).astype(weights.dtype))
 
 
-def _image(image: te.Tensor, what: Convolution) -> te.Tensor:
+def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
     """The points of all tiles, [16, channels, tiles]."""
     down, across = what.tiles
 
@@ -122,7 +122,7 @@ def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
     )
 
 
-def _result(sums: te.Tensor, what: Convolution) -> te.Tensor:
+def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
     """Pixels of the sums of all points, [images, outputs, rows, columns]."""
     down, across = what.tiles
 

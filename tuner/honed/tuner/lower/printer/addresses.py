@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from . import types
 from .blocks import Block, Blocks
-from .buffers import Buffer
-from .linear import Linear
+from .buffers import KernelBuffer
+from .linear import LinearForm
 from .terms import ADD, PRIMARY, UNARY, Term
 from .types import Type
 
@@ -23,7 +23,7 @@ class Addresses:
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
 
-    def pointer(self, buffer: Buffer, index: Linear) -> tuple[Term, int]:
+    def pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
         """A pointer and the elements from it to the one indexed (counted in scalars)."""
         size = types.stored(buffer.element).bits // 8
         parts = sorted(((term, n * size) for term, n in index.terms.values()), key=lambda part: part[0].home)
@@ -39,7 +39,7 @@ class Addresses:
         whole = Term(text, types.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
 
-    def _chain(self, buffer: Buffer, parts: list[Part], of: Type, within: int | None = None) -> Term:
+    def _chain(self, buffer: KernelBuffer, parts: list[Part], of: Type, within: int | None = None) -> Term:
         """The base plus some of the terms, for use in block `within` (else in the innermost)."""
         if not parts:
             return Term(buffer.name, buffer.element)
@@ -60,7 +60,7 @@ class Addresses:
         term = Term(total(parts, of), of, ADD, home, all(t.pure for t, _ in parts))
         return self.blocks.kept(term, "at", always=True)
 
-    def _offset(self, buffer: Buffer, base: Term, offset: Term, within: int | None = None) -> Term:
+    def _offset(self, buffer: KernelBuffer, base: Term, offset: Term, within: int | None = None) -> Term:
         """A pointer some bytes further, declared where its offset is known."""
         kind = _pointed(buffer)
         text = f"AT({kind}, {base.text}, {offset.text})"
@@ -79,7 +79,9 @@ class Addresses:
             pointer = Term(text, buffer.element, PRIMARY, home)
         return self.blocks.declare(text, pointer, f"__global {kind}*", self._name(buffer, home), at)
 
-    def _moved(self, buffer: Buffer, outer: list[Part], counted: Part, home: int, of: Type) -> Term | None:
+    def _moved(
+        self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
+    ) -> Term | None:
         """A pointer that starts before the loop and moves with it, while there is room for one more."""
         block = self.blocks.open[home]
         term, factor = counted
@@ -99,7 +101,7 @@ class Addresses:
         block.known[key] = Term(name, buffer.element, PRIMARY, home)
         return block.known[key]
 
-    def _name(self, buffer: Buffer, home: int) -> str:
+    def _name(self, buffer: KernelBuffer, home: int) -> str:
         loop = self.blocks.open[home].loop
         return f"{buffer.name}_{loop.text if loop is not None else 'at'}"
 
@@ -112,7 +114,7 @@ def _first(block: Block, factor: int) -> str:
     return f" + {factor} * {block.start.within(PRIMARY)}"
 
 
-def _pointed(buffer: Buffer) -> str:
+def _pointed(buffer: KernelBuffer) -> str:
     """What pointers into the buffer point at."""
     element = types.stored(buffer.element)
     scalar = types.name(types.vector(element, 1))

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from . import types
-from .loads import Load, Loads
+from .loads import Loads, LoadText
 from .names import Names
 from .terms import Term
 
@@ -73,7 +73,7 @@ class Blocks:
         self.open[-1].lines.append(block)
         self.open[-1].marks.clear()
 
-    def load(self, load: Load) -> str:
+    def load(self, load: LoadText) -> str:
         """A mark for a load; the same for the same load while nothing is stored to its memory."""
         if self.lazy:
             return load.text

@@ -18,7 +18,7 @@ _MOST_REGISTERS = 256  # scalars of one array
 
 
 @dataclass(slots=True)
-class Buffer:
+class KernelBuffer:
     """Memory as the kernel sees it; `element` is what TIR indexes, perhaps a vector."""
 
     name: str
@@ -37,7 +37,7 @@ class Buffer:
 
 
 @dataclass(slots=True)
-class Uses:
+class ArrayUses:
     """How a private array is indexed."""
 
     constant: bool = True
@@ -45,9 +45,9 @@ class Uses:
     widest: int = 1  # scalars read or written at once
 
 
-def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
+def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     """How the arrays of a kernel are indexed, by buffer; under other names of the same memory, too."""
-    found: dict[Any, Uses] = {}
+    found: dict[Any, ArrayUses] = {}
     behind: dict[Any, Any] = {}
 
     def declared(statement: tirx.DeclBuffer) -> None:
@@ -56,7 +56,7 @@ def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
             behind[statement.buffer] = behind.get(source.args[0], source.args[0])
 
     def used(buffer: Any, indices: list[Any]) -> None:
-        uses = found.setdefault(behind.get(buffer, buffer), Uses())
+        uses = found.setdefault(behind.get(buffer, buffer), ArrayUses())
         _note(uses, indices)
         lanes = parsed(str(indices[0].ty.dtype)).lanes * parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
@@ -73,7 +73,7 @@ def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
     return found
 
 
-def _note(uses: Uses, indices: list[Any]) -> None:
+def _note(uses: ArrayUses, indices: list[Any]) -> None:
     index = indices[0] if len(indices) == 1 else None
     if isinstance(index, tirx.IntImm):
         uses.lanes.add(1)
@@ -88,7 +88,7 @@ def _note(uses: Uses, indices: list[Any]) -> None:
         uses.lanes.add(1)
 
 
-def register_width(uses: Uses, element: Type, elements: int) -> int | None:
+def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
     """How many scalars each variable holds if the array is held in registers; None if it must stay one."""
     if not uses.constant or elements * element.lanes > _MOST_REGISTERS:
         return None

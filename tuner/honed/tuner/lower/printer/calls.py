@@ -9,7 +9,7 @@ from tvm import ir
 from . import types
 from .blocks import Block, Blocks
 from .expressions import FALSE, TRUE, Expressions
-from .memory import Memory
+from .memory import KernelMemory
 from .terms import BIT_AND, BIT_OR, BIT_XOR, EQUAL, OR, PRIMARY, SHIFT, TERNARY, Term, bounded, number
 from .types import Type, Unprintable
 
@@ -23,7 +23,7 @@ _RENAMED = {"nearbyint": "rint"}
 class Calls:
     """Prints the calls of one kernel."""
 
-    def __init__(self, blocks: Blocks, expressions: Expressions, memory: Memory) -> None:
+    def __init__(self, blocks: Blocks, expressions: Expressions, memory: KernelMemory) -> None:
         self.blocks = blocks
         self.expressions = expressions
         self.memory = memory

@@ -16,7 +16,7 @@ from honed.tuner.lower.intrinsics import DOT_ADD, is_dot
 from . import types
 from .blocks import Blocks
 from .lanes import lane
-from .linear import Linear
+from .linear import LinearForm
 from .terms import (
     ADD,
     AND,
@@ -63,7 +63,7 @@ class Expressions:
         self.load: Callable[[ir.TensorLoad], Term]  # both set by the kernel: what they print has expressions
         self.call: Callable[[ir.Call], Term]
         self.variables: dict[Any, Term] = {}
-        self.sums: dict[Any, Linear] = {}  # of integer variables: what they stand for, as a sum
+        self.sums: dict[Any, LinearForm] = {}  # of integer variables: what they stand for, as a sum
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
             tirx.FloatImm: self._float,
@@ -355,11 +355,11 @@ class Expressions:
 
     # Sums
 
-    def linear(self, expr: Any) -> Linear:
+    def linear(self, expr: Any) -> LinearForm:
         """An integer index as a sum; wider or narrower integers in between are taken to hold it."""
         kind = type(expr)
         if kind is tirx.IntImm:
-            return Linear({}, int(expr.value))
+            return LinearForm({}, int(expr.value))
         if kind is ir.Var:
             return self.sums[expr] if expr in self.sums else self._single(self.variables[expr])
         if kind is tirx.Add:
@@ -374,15 +374,15 @@ class Expressions:
                 return self.linear(expr.value)
         return self._atom(expr)
 
-    def _atom(self, expr: Any) -> Linear:
+    def _atom(self, expr: Any) -> LinearForm:
         return self._single(self.settled(self.term(expr)))
 
-    def _single(self, term: Term) -> Linear:
+    def _single(self, term: Term) -> LinearForm:
         if term.pure and term.low is not None and term.low == term.high:
-            return Linear({}, term.low)
-        return Linear.of(term)
+            return LinearForm({}, term.low)
+        return LinearForm.of(term)
 
-    def _product(self, expr: Any) -> Linear:
+    def _product(self, expr: Any) -> LinearForm:
         a, b = expr.a, expr.b
         if isinstance(b, tirx.IntImm):
             value = int(b.value)
@@ -391,6 +391,6 @@ class Expressions:
             return self.linear(b).times(int(a.value))
         return self._atom(expr)
 
-    def lane_sums(self, index: Any, lanes: int) -> list[Linear]:
+    def lane_sums(self, index: Any, lanes: int) -> list[LinearForm]:
         """The index of each lane of a vector."""
         return [self.linear(lane(index, n)) for n in range(lanes)]

@@ -10,10 +10,10 @@ from tvm_ffi import structural_walk
 
 from . import types
 from .blocks import Blocks
-from .buffers import Buffer, private_uses
+from .buffers import KernelBuffer, private_uses
 from .calls import Calls
 from .expressions import Expressions
-from .memory import Memory
+from .memory import KernelMemory
 from .names import Names
 from .statements import Statements
 from .types import Unprintable
@@ -39,7 +39,7 @@ def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
     names.fresh(entry)
     blocks = Blocks(names)
     expressions = Expressions(blocks, contract=contract)
-    memory = Memory(blocks, expressions)
+    memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
     calls = Calls(blocks, expressions, memory)
     expressions.call = calls.term
@@ -61,11 +61,11 @@ def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
     return f"__kernel {group}\nvoid {entry}({', '.join(arguments)}) {{\n{lines}\n}}\n"
 
 
-def _argument(pointer: ir.Var, names: Names, written: bool) -> Buffer:
+def _argument(pointer: ir.Var, names: Names, written: bool) -> KernelBuffer:
     if not isinstance(pointer.ty, ir.PointerType):
         raise Unprintable(f"kernel argument {pointer.name} is not a pointer")
     element = types.vector(types.parsed(str(pointer.ty.element_type.dtype)), 1)
-    return Buffer(names.fresh(str(pointer.name).removesuffix("_ptr")), "global", element, 0, written)
+    return KernelBuffer(names.fresh(str(pointer.name).removesuffix("_ptr")), "global", element, 0, written)
 
 
 def _written(func: tirx.PrimFunc) -> set[Any]:

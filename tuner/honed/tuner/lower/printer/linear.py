@@ -10,18 +10,18 @@ from .terms import Term
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearForm:
     """`constant` + the sum of factor * term; terms are told apart by their text."""
 
     terms: dict[str, tuple[Term, int]]
     constant: int = 0
 
     @staticmethod
-    def of(term: Term) -> Linear:
+    def of(term: Term) -> LinearForm:
         """A single term."""
-        return Linear({term.text: (term, 1)})
+        return LinearForm({term.text: (term, 1)})
 
-    def plus(self, other: Linear, factor: int = 1) -> Linear:
+    def plus(self, other: LinearForm, factor: int = 1) -> LinearForm:
         """The sum of both, `other` multiplied."""
         terms = dict(self.terms)
         for text, (term, times) in other.terms.items():
@@ -30,13 +30,15 @@ class Linear:
                 terms[text] = (term, total)
             else:
                 del terms[text]
-        return Linear(terms, self.constant + factor * other.constant)
+        return LinearForm(terms, self.constant + factor * other.constant)
 
-    def times(self, factor: int) -> Linear:
+    def times(self, factor: int) -> LinearForm:
         """A multiple."""
         if factor == 0:
-            return Linear({})
-        return Linear({t: (term, n * factor) for t, (term, n) in self.terms.items()}, self.constant * factor)
+            return LinearForm({})
+        return LinearForm(
+            {t: (term, n * factor) for t, (term, n) in self.terms.items()}, self.constant * factor
+        )
 
     def multiple(self) -> int:
         """The greatest number that provably divides the value; 0 divides only 0."""

@@ -19,7 +19,7 @@ _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadText:
     """A load: its text (with marks of loads in it), the type of its value, and the memory it reads."""
 
     text: str
@@ -32,9 +32,9 @@ class Loads:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._loads: list[Load] = []
+        self._loads: list[LoadText] = []
 
-    def mark(self, load: Load) -> str:
+    def mark(self, load: LoadText) -> str:
         """A mark for a load not met before."""
         self._loads.append(load)
         return f"\ue000{len(self._loads) - 1}\ue001"

@@ -10,22 +10,22 @@ from tvm import ir, tirx
 from . import types
 from .addresses import Addresses, total
 from .blocks import Blocks
-from .buffers import Buffer
+from .buffers import KernelBuffer
 from .expressions import Expressions
-from .linear import Linear
-from .loads import Load
+from .linear import LinearForm
+from .loads import LoadText
 from .terms import ADD, EQUAL, PRIMARY, UNARY, Term
 from .types import Type, Unprintable
 
 
-class Memory:
+class KernelMemory:
     """The buffers of one kernel and the ways into them."""
 
     def __init__(self, blocks: Blocks, expressions: Expressions) -> None:
         self.blocks = blocks
         self.expressions = expressions
         self.addresses = Addresses(blocks)
-        self.buffers: dict[Any, Buffer] = {}
+        self.buffers: dict[Any, KernelBuffer] = {}
 
     def load(self, load: ir.TensorLoad) -> Term:
         """What a load reads; bools are read as bytes and compared with 0."""
@@ -36,7 +36,7 @@ class Memory:
         text = self._read(buffer, index, stored)
         level = UNARY if text[0] == "*" else PRIMARY
         if buffer.space != "private":
-            text = self.blocks.load(Load(text, stored, buffer.name))
+            text = self.blocks.load(LoadText(text, stored, buffer.name))
         found = Term(text, stored, level, self.blocks.here, pure=False)
         if of.kind == "bool":
             return replace(found, text=f"{found.within(EQUAL + 1)} != 0", type=of, level=EQUAL)
@@ -54,14 +54,14 @@ class Memory:
         self._write(buffer, index, stored, value)
         self.blocks.stored(buffer.name)
 
-    def _buffer(self, key: Any) -> Buffer:
+    def _buffer(self, key: Any) -> KernelBuffer:
         if key not in self.buffers:
             raise Unprintable(f"{key.name} is used where it is not declared")
         return self.buffers[key]
 
     # Reading
 
-    def _read(self, buffer: Buffer, index: Any, of: Type) -> str:
+    def _read(self, buffer: KernelBuffer, index: Any, of: Type) -> str:
         base = self._contiguous(buffer, index, of)
         if base is None:
             lanes = self.expressions.lane_sums(index, of.lanes)
@@ -74,7 +74,7 @@ class Memory:
         place = self._vector(buffer, base, of)
         return place if place is not None else f"vload{of.lanes}(0, {self._address(buffer, base)})"
 
-    def _element(self, buffer: Buffer, index: Linear, of: Type) -> str:
+    def _element(self, buffer: KernelBuffer, index: LinearForm, of: Type) -> str:
         """A scalar in memory."""
         if buffer.registers:
             return _gathered(_pieces(buffer, index.constant, 1), of)
@@ -85,7 +85,7 @@ class Memory:
 
     # Writing
 
-    def _write(self, buffer: Buffer, index: Any, of: Type, value: Term) -> None:
+    def _write(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
         base = self._contiguous(buffer, index, of)
         if base is None or (buffer.registers and len(_pieces(buffer, base.constant, of.lanes)) > 1):
             self._scatter(buffer, index, of, value)
@@ -98,7 +98,7 @@ class Memory:
         else:
             self.blocks.line(f"vstore{of.lanes}({value.text}, 0, {self._address(buffer, base)});")
 
-    def _scatter(self, buffer: Buffer, index: Any, of: Type, value: Term) -> None:
+    def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
         """Lanes stored one by one; all are computed before the first is stored."""
         name = self.blocks.names.fresh(f"{buffer.name}_lanes")
         self.blocks.line(f"const {types.name(of)} {name} = {value.text};")
@@ -108,7 +108,7 @@ class Memory:
 
     # Places
 
-    def _contiguous(self, buffer: Buffer, index: Any, of: Type) -> Linear | None:
+    def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
         """Where an access begins, in scalars, if its lanes follow one another."""
         within = types.stored(buffer.element).lanes
         if types.parsed(str(index.ty.dtype)).lanes == 1:
@@ -119,7 +119,7 @@ class Memory:
             raise Unprintable(f"the vectors of {buffer.name} are not read one after another")
         return None
 
-    def _vector(self, buffer: Buffer, base: Linear, of: Type) -> str | None:
+    def _vector(self, buffer: KernelBuffer, base: LinearForm, of: Type) -> str | None:
         """An aligned vector as a place in memory; None where the alignment is not proven."""
         size = types.vector(of, 1).nbytes
         if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
@@ -131,14 +131,14 @@ class Memory:
             space = "__local " if buffer.space == "local" else ""
         return f"*({space}{types.name(of)}*)({self._address(buffer, base)})"
 
-    def _address(self, buffer: Buffer, base: Linear) -> str:
+    def _address(self, buffer: KernelBuffer, base: LinearForm) -> str:
         """A pointer to a scalar, as text that another operator may follow in parentheses."""
         if buffer.space == "global":
             pointer, offset = self.addresses.pointer(buffer, base)
             return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
         return f"{buffer.name} + {self._index(base)}"
 
-    def _index(self, index: Linear) -> str:
+    def _index(self, index: LinearForm) -> str:
         """An index into an array of the kernel's own; the parts that loops do not change are named.
 
         Signed where a part may be negative: PoCL 3.1 crashes on some unsigned ones that wrap between.
@@ -170,7 +170,7 @@ def _only(indices: Any) -> Any:
     return indices[0]
 
 
-def _pieces(buffer: Buffer, base: int, lanes: int) -> list[tuple[str, int]]:
+def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]]:
     """The registers that hold so many scalars from `base`, each as a place and how many of them it holds."""
     found: list[tuple[str, int]] = []
     at = base

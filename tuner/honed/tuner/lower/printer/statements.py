@@ -10,10 +10,10 @@ from tvm import ir, tirx
 
 from . import types
 from .blocks import Block, Blocks, Declaration
-from .buffers import Buffer, Uses, register_width, space_of
+from .buffers import ArrayUses, KernelBuffer, register_width, space_of
 from .calls import Calls
 from .expressions import FALSE, TRUE, Expressions
-from .memory import Memory
+from .memory import KernelMemory
 from .terms import ADD, Term
 from .types import Unprintable
 
@@ -23,12 +23,12 @@ _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
 class Statements:
     """Writes the statements of one kernel."""
 
-    def __init__(self, blocks: Blocks, expressions: Expressions, memory: Memory, calls: Calls) -> None:
+    def __init__(self, blocks: Blocks, expressions: Expressions, memory: KernelMemory, calls: Calls) -> None:
         self.blocks = blocks
         self.expressions = expressions
         self.memory = memory
         self.calls = calls
-        self.uses: dict[Any, Uses] = {}
+        self.uses: dict[Any, ArrayUses] = {}
         self.work_group = [1, 1, 1]  # work-items along x, y, z
         self._threads: dict[str, Term] = {}
         self._write: dict[type, Callable[[Any], None]] = {
@@ -99,16 +99,16 @@ class Statements:
         elements = _elements(buffer)
         space = space_of(str(buffer.scope()))
         name = self.blocks.names.fresh(str(buffer.name))
-        made = Buffer(name, space, element, _nbytes(buffer))
+        made = KernelBuffer(name, space, element, _nbytes(buffer))
         self.memory.buffers[buffer] = made
-        uses = self.uses.get(buffer, Uses())
+        uses = self.uses.get(buffer, ArrayUses())
         width = register_width(uses, element, elements) if space == "private" else None
         if width is not None:
             self._registers(made, elements * element.lanes, width)
         else:
             self._array(made, elements * element.lanes, uses)
 
-    def _registers(self, buffer: Buffer, scalars: int, width: int) -> None:
+    def _registers(self, buffer: KernelBuffer, scalars: int, width: int) -> None:
         count = -(-scalars // width)
         buffer.width = width
         fresh = self.blocks.names.fresh
@@ -119,7 +119,7 @@ class Statements:
         for first in range(0, count, 8):
             self.blocks.line(f"{kind} {', '.join(buffer.registers[first : first + 8])};")
 
-    def _array(self, buffer: Buffer, scalars: int, uses: Uses) -> None:
+    def _array(self, buffer: KernelBuffer, scalars: int, uses: ArrayUses) -> None:
         """An array, of vectors where it is only read and written by whole ones."""
         element = types.stored(buffer.element)
         space = "__local " if buffer.space == "local" else ""

@@ -112,7 +112,7 @@ def _repeated(byte: int, size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class RunOutput:
     """An output as a run left it; `earlier` is what another run on the same inputs left, None without one."""
 
     name: str
@@ -122,7 +122,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class MemoryLeft:
     """What a run left in memory that was filled with bytes `poison` before.
 
     `bands` are the guard bands before and after each buffer, `inputs` what was given and what is there now.
@@ -132,15 +132,15 @@ class Left:
     poison: int
     bands: Sequence[tuple[str, Array, Array]]
     inputs: Sequence[tuple[str, Array, Array]] = ()
-    outputs: Sequence[Output] = ()
+    outputs: Sequence[RunOutput] = ()
     unjudged: int | None = None
 
 
-def _all_intact(left: Left) -> Refusal | None:
+def _all_intact(left: MemoryLeft) -> Refusal | None:
     return first_of(guard_intact(before, after, left.poison, name) for name, before, after in left.bands)
 
 
-def _all_written(left: Left) -> Refusal | None:
+def _all_written(left: MemoryLeft) -> Refusal | None:
     if left.unjudged is None:
         return None
     return first_of(
@@ -150,13 +150,13 @@ def _all_written(left: Left) -> Refusal | None:
     )
 
 
-def _all_right(left: Left) -> Refusal | None:
+def _all_right(left: MemoryLeft) -> Refusal | None:
     earlier = [] if left.unjudged is None else [(o, o.earlier) for o in left.outputs if o.earlier is not None]
     answers = [*earlier, *((output, output.found) for output in left.outputs)]
     return first_of(right(output.expected, found, output.name) for output, found in answers)
 
 
-def _all_repeated(left: Left) -> Refusal | None:
+def _all_repeated(left: MemoryLeft) -> Refusal | None:
     return first_of(
         repeated(output.earlier, output.found, output.name)
         for output in left.outputs
@@ -165,7 +165,7 @@ def _all_repeated(left: Left) -> Refusal | None:
 
 
 # After each run that is looked at.
-LEFT: tuple[VerdictCheck[Left], ...] = (
+LEFT: tuple[VerdictCheck[MemoryLeft], ...] = (
     VerdictCheck("guards", _all_intact),
     VerdictCheck(
         "inputs", lambda left: first_of(unchanged(given, now, name) for name, given, now in left.inputs)

@@ -153,7 +153,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRuns:
     """The median time of many runs in a row (seconds), beside runs on inputs that were just written."""
 
     seconds: float
@@ -174,6 +174,6 @@ CLAIMED: tuple[VerdictCheck[Claimed], ...] = (
     ),
 )
 # Once the median is known.
-TIMED: tuple[VerdictCheck[Timed], ...] = (
+TIMED: tuple[VerdictCheck[TimedRuns], ...] = (
     VerdictCheck("anew", lambda seen: computed_anew(seen.fresh, seen.seconds), more_runs=4),
 )

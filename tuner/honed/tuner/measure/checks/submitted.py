@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from honed.machine.profile import DeviceLimits, DeviceProfile
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.verdict import Outcome
 
 from .row import Refusal, VerdictCheck
@@ -82,7 +82,7 @@ class Submitted:
     workload: Workload
     candidate: Candidate
     profile: DeviceProfile
-    limits: Limits
+    limits: MeasureLimits
 
 
 def _memory(seen: Submitted) -> Refusal | None:

@@ -18,7 +18,7 @@ from tvm_ffi import structural_walk
 
 from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, info, is_dear
 from honed.tuner.search.blocks import blocks as blocks_of
-from honed.tuner.search.parts import Part, SketchLimits, below, fuse, lanes_of, sample_tile, set_private
+from honed.tuner.search.parts import BlockPart, SketchLimits, below, fuse, lanes_of, sample_tile, set_private
 from honed.tuner.search.traces import as_module, unscheduled
 
 
@@ -30,10 +30,10 @@ class Attention:
     and row, a column, and the keys it is summed over. `rows` are between them, in order of execution.
     """
 
-    scores: Part
-    rows: list[Part]
-    product: Part
-    tail: Part | None
+    scores: BlockPart
+    rows: list[BlockPart]
+    product: BlockPart
+    tail: BlockPart | None
     element_bytes: int  # of a score
 
     @property
@@ -81,7 +81,7 @@ def read(schedule: Schedule) -> Attention | None:
         return None
     first, second = products
     _inline_between(schedule, found, first, second)
-    left = [Part(block=block, info=_known(schedule, block)) for block in blocks_of(schedule)]
+    left = [BlockPart(block=block, info=_known(schedule, block)) for block in blocks_of(schedule)]
     names = [part.info.name for part in left]
     if names[0] != found[first][1].name or found[second][1].name not in names[-2:]:
         return None
@@ -269,7 +269,7 @@ def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limit
     return outer
 
 
-def _partial_results(schedule: Schedule, part: Part, lanes: int) -> SBlockRV | None:
+def _partial_results(schedule: Schedule, part: BlockPart, lanes: int) -> SBlockRV | None:
     """Split a reduction into lanes with a partial result each; None where it is none, or has no lanes."""
     if not part.info.is_reduction or lanes == 1:
         return None

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from honed.tuner.search.blocks import SPATIAL, Keep, reads_along
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     below,
@@ -74,7 +74,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def depthwise_of(schedule: Schedule, main: Part, lanes: int) -> bool | None:
+def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
     extents, kinds = main.info.extents, main.info.kinds
     spatial = [n for n, kind in enumerate(kinds) if kind == SPATIAL]
@@ -90,11 +90,11 @@ def depthwise_of(schedule: Schedule, main: Part, lanes: int) -> bool | None:
     return len(lane) == 2
 
 
-def _is_block(part: Part, lanes: int) -> bool:
+def _is_block(part: BlockPart, lanes: int) -> bool:
     return len(part.info.extents) == _AXES and part.info.extents[-1] == lanes
 
 
-def _split(schedule: Schedule, main: Part, limits: SketchLimits, *, depthwise: bool) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> _Loops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)

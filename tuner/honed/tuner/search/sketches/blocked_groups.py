@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     below,
     bind,
@@ -79,7 +79,7 @@ def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _tail(schedule: Schedule, rest: list[Part]) -> tuple[SBlockRV, list[Part]]:
+def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
     """The block that writes results from registers, and the rest without what is computed with it."""
     main = rest[0]
     if len(rest) == _BOTH and all(
@@ -90,7 +90,7 @@ def _tail(schedule: Schedule, rest: list[Part]) -> tuple[SBlockRV, list[Part]]:
     return schedule.cache_write(main.block, 0, "local"), rest
 
 
-def _held(schedule: Schedule, main: SBlockRV, before: list[Part]) -> tuple[SBlockRV, list[Part]]:
+def _held(schedule: Schedule, main: SBlockRV, before: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
     """The block that brings an image into registers, padded where it must be, and what is left before."""
     (image, *_) = reads_along(schedule, main, _ROWS)
     read = schedule.get(main).reads[image].source
@@ -106,7 +106,7 @@ def most_pixels(limits: SketchLimits, lanes: int) -> int:
     return min(_MOST_PIXELS, limits.accumulators // lanes)
 
 
-def _split(schedule: Schedule, main: Part, pixels: int, *, depthwise: bool) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> _Loops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)

@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
 from honed.tuner.search.packing import channels_last, pack
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     below,
     contraction,
@@ -43,7 +43,7 @@ _MOST_BESIDE = 2  # vectors of channels that share the pixels
 class _Convolution:
     """What is convolved, by the numbers of its reads and axes."""
 
-    main: Part
+    main: BlockPart
     image: int
     weights: int
     depthwise: bool
@@ -92,7 +92,7 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _understood(schedule: Schedule, main: Part, limits: SketchLimits, most: int) -> _Convolution | None:
+def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
     """The convolution; None where the function is none, its channels fill no vector, or `tile` is better."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
@@ -129,7 +129,7 @@ def _understood(schedule: Schedule, main: Part, limits: SketchLimits, most: int)
     )
 
 
-def _made(schedule: Schedule, what: _Convolution, before: list[Part]) -> SBlockRV | None:
+def _made(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> SBlockRV | None:
     """The block that makes the image; None where it is given."""
     read = schedule.get(what.main.block).reads[what.image].source
     return next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)
@@ -155,7 +155,7 @@ def _split(schedule: Schedule, what: _Convolution) -> _Loops:
     )
 
 
-def _write(schedule: Schedule, what: _Convolution, rest: list[Part], under: LoopRV) -> None:
+def _write(schedule: Schedule, what: _Convolution, rest: list[BlockPart], under: LoopRV) -> None:
     """Run the tail in lanes, if there is one, then take them apart."""
     main = what.main
     tail = rest[1] if len(rest) == 2 and is_elementwise(rest[1], main) else None

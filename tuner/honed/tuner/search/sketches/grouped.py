@@ -14,7 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, is_dear
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     alone,
@@ -151,7 +151,7 @@ def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
 
 
 def prepare(
-    schedule: Schedule, before: list[Part], limits: SketchLimits, most: int, *, inlined: bool
+    schedule: Schedule, before: list[BlockPart], limits: SketchLimits, most: int, *, inlined: bool
 ) -> None:
     """Compute what operands are made from: while they are copied, or where dear in a launch before."""
     for part in reversed(before):

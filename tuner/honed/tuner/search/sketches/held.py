@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
 from honed.tuner.search.flat import flatten
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     below,
@@ -96,7 +96,7 @@ def _spatial(what: BlockInfo) -> list[int]:
     return [n for n, kind in enumerate(what.kinds) if kind == SPATIAL]
 
 
-def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _Loops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
     found = _Loops([], [], [], [], [], {})
     loops, what = schedule.get_loops(main.block), main.info
@@ -133,7 +133,7 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> 
     return found
 
 
-def _element_bytes(schedule: Schedule, main: Part) -> int:
+def _element_bytes(schedule: Schedule, main: BlockPart) -> int:
     """Of the operand with the widest elements."""
     return max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
 

@@ -20,7 +20,7 @@ from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along, step_a
 from honed.tuner.search.packing import channels_last, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     below,
@@ -44,7 +44,7 @@ _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end bey
 class _Convolution:
     """What is convolved: the numbers of axes and of reads, and how rows are cut."""
 
-    main: Part
+    main: BlockPart
     image: int
     weights: int
     batch: list[int]
@@ -104,7 +104,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _understood(schedule: Schedule, main: Part, limits: SketchLimits, most: int) -> _Convolution | None:
+def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
     """The convolution, and how it is cut; None where the function is none, or one without a window."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     reduced = [e for e, kind in zip(main.info.extents, main.info.kinds, strict=True) if kind == REDUCE]
@@ -156,7 +156,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
     return math.gcd(step, 2), 1
 
 
-def _image(schedule: Schedule, what: _Convolution, before: list[Part]) -> SBlockRV:
+def _image(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> SBlockRV:
     """The block that writes the image, padded or as it is, with its rows cut into vectors."""
     read = schedule.get(what.main.block).reads[what.image].source
     made = next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)

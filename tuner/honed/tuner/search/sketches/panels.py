@@ -19,7 +19,7 @@ from honed.tuner.lower.operands import marked
 from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
 from honed.tuner.search.packing import pack
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     alone,
     contraction,
@@ -73,7 +73,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _understood(schedule: Schedule, main: Part, most: int) -> _Product | None:
+def _understood(schedule: Schedule, main: BlockPart, most: int) -> _Product | None:
     """The product; None where it is none, or nothing of it is to be laid out."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     reduced = [n for n, kind in enumerate(main.info.kinds) if kind == REDUCE]

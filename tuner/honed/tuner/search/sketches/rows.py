@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     below,
     bind,
@@ -33,9 +33,9 @@ from honed.tuner.search.parts import (
 class _Work:
     """A function that fits: its blocks, the last of them, and which axes of that the reductions keep."""
 
-    parts: list[Part]
-    reductions: list[Part]
-    final: Part
+    parts: list[BlockPart]
+    reductions: list[BlockPart]
+    final: BlockPart
     kept: tuple[int, ...]
 
 
@@ -90,7 +90,7 @@ class _RowLimits:
     limits: SketchLimits
 
 
-def _row(schedule: Schedule, part: Part, split: SBlockRV | None, under: LoopRV, by: _RowLimits) -> None:
+def _row(schedule: Schedule, part: BlockPart, split: SBlockRV | None, under: LoopRV, by: _RowLimits) -> None:
     """Compute a block, and the partial results it is made from, row by row in private memory."""
     schedule.compute_at(part.block, under, preserve_unit_loops=True)
     if not part.info.is_reduction:
@@ -131,7 +131,7 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
     return True
 
 
-def _column_loops(schedule: Schedule, part: Part, under: LoopRV, limits: SketchLimits) -> None:
+def _column_loops(schedule: Schedule, part: BlockPart, under: LoopRV, limits: SketchLimits) -> None:
     """Put the loop over a block's lanes innermost; raises ValueError where the block has another form."""
     inner = below(schedule, part.block, under)
     spatial = [
@@ -177,7 +177,7 @@ def _last(schedule: Schedule, work: _Work) -> SBlockRV:
     return work.final.block
 
 
-def _partial_results(schedule: Schedule, part: Part, most: int) -> SBlockRV | None:
+def _partial_results(schedule: Schedule, part: BlockPart, most: int) -> SBlockRV | None:
     """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
     lanes = lanes_of(part.info.extents[-1], most)
     if lanes == 1:

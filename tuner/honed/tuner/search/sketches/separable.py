@@ -15,7 +15,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import CHOICES, BlockInfo, blocks, calls, info
-from honed.tuner.search.parts import Part, SketchLimits, accumulate, below, fuse, sample_tile, set_private
+from honed.tuner.search.parts import (
+    BlockPart,
+    SketchLimits,
+    accumulate,
+    below,
+    fuse,
+    sample_tile,
+    set_private,
+)
 
 from .blocked import MOST_BESIDE, MOST_VECTORS, depthwise_of
 
@@ -28,11 +36,11 @@ _POINTWISE_AXES, _WINDOW = 9, slice(6, 8)
 class _Separable:
     """The blocks of both convolutions; elementwise ones are inlined but for those named here."""
 
-    padded: Part | None
-    depthwise: Part
-    between: Part | None  # what the second reads, where that is made of the first
-    pointwise: Part
-    tail: Part | None
+    padded: BlockPart | None
+    depthwise: BlockPart
+    between: BlockPart | None  # what the second reads, where that is made of the first
+    pointwise: BlockPart
+    tail: BlockPart | None
 
 
 def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
@@ -88,7 +96,7 @@ def _write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
 
 def _understood(schedule: Schedule, lanes: int) -> _Separable | None:
     """The two convolutions that a function is; None where it is none. Raises ValueError likewise."""
-    found = [Part(block=block, info=_known(schedule, block)) for block in blocks(schedule)]
+    found = [BlockPart(block=block, info=_known(schedule, block)) for block in blocks(schedule)]
     sums = [n for n, part in enumerate(found) if part.info.is_reduction]
     if len(sums) != 2:
         return None

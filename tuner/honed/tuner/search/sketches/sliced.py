@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     contraction,
@@ -87,11 +87,11 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     return True
 
 
-def _spatial(main: Part) -> list[int]:
+def _spatial(main: BlockPart) -> list[int]:
     return [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
 
 
-def _share(main: Part, most: int, slices: int) -> _Shared | None:
+def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
     extents, spatial = main.info.extents, _spatial(main)
     lanes = lanes_of(extents[spatial[-1]], most)
@@ -106,7 +106,7 @@ def _share(main: Part, most: int, slices: int) -> _Shared | None:
 
 
 def _split(
-    schedule: Schedule, loop: LoopRV, number: int, main: Part, shared: _Shared, by: GroupTile
+    schedule: Schedule, loop: LoopRV, number: int, main: BlockPart, shared: _Shared, by: GroupTile
 ) -> _Axis:
     """Split an axis into its levels; how many steps each has is left open."""
     if main.info.kinds[number] == REDUCE:
@@ -180,7 +180,7 @@ def _add_up(
 
 
 def _meet(
-    schedule: Schedule, rest: Sequence[Part], group: LoopRV, items: Sequence[ExprRV], slices: int
+    schedule: Schedule, rest: Sequence[BlockPart], group: LoopRV, items: Sequence[ExprRV], slices: int
 ) -> None:
     """Have all work-items add the slices' sums up, element by element, and write them through the tail."""
     main = rest[0].block

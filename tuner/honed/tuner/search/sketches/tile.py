@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     alone,
     below,
@@ -98,7 +98,7 @@ class _Tiled:
     unrolled: LoopRV  # the innermost reduction loop, above the tile
 
 
-def _fits(schedule: Schedule, found: list[Part], limits: SketchLimits) -> bool:
+def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
     """Whether it is one reduction that leaves something, with at most an elementwise tail."""
     kinds = [p.info.is_reduction for p in found]
     if kinds not in ([True], [True, False]) or not _spatial(found[0].info):
@@ -106,7 +106,9 @@ def _fits(schedule: Schedule, found: list[Part], limits: SketchLimits) -> bool:
     return limits.contractions or not is_contraction(schedule, found)
 
 
-def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int, *, laned: int) -> _Tiled:
+def _tile(
+    schedule: Schedule, found: list[BlockPart], limits: SketchLimits, most: int, *, laned: int
+) -> _Tiled:
     """Tile the reduction with its lanes along the spatial axis number `laned`."""
     block, what = found[0].block, found[0].info
     loops = schedule.get_loops(block)

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, last_axis, reads_along, step_along
 from honed.tuner.search.parts import (
-    Part,
+    BlockPart,
     SketchLimits,
     accumulate,
     below,
@@ -74,7 +74,7 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _image(schedule: Schedule, main: Part) -> int | None:
+def _image(schedule: Schedule, main: BlockPart) -> int | None:
     """The number of the operand that a window moves over; None where the function is another."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     if len(spatial) < 3 or not 1 < main.info.reduced <= _MOST_WINDOW:
