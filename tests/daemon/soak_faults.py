@@ -29,7 +29,7 @@ WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
 FOREIGN = f"""
 import sys
 import pyopencl as cl
-from honed.runtime import devices, opencl
+from honed.machine import devices, opencl
 device = devices.select(sys.argv[1])
 program = cl.Program(opencl.context(device.cl), "__kernel void wild() {WILD}").build()
 queue = cl.CommandQueue(opencl.context(device.cl))

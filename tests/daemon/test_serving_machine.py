@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon import serving as serving_package
+from honed.daemon import core
 from honed.daemon.core import actions as do
 from honed.daemon.core import events as told
 from honed.daemon.core.failover import LINGERING_SECONDS
@@ -416,7 +416,7 @@ def imports(path: Path) -> set[str]:
 
 
 def test_the_machine_does_nothing_itself_and_its_files_import_in_one_direction() -> None:
-    files = {f".{path.stem}": imports(path) for path in Path(serving_package.__file__).parent.glob("*.py")}
+    files = {f".{path.stem}": imports(path) for path in Path(core.__file__).parent.glob("*.py")}
     doing = {
         "asyncio",
         "time",

@@ -78,7 +78,7 @@ def test_a_spec_that_fits_nothing_is_told_what_there_is(device: Device) -> None:
 @pytest.mark.opencl
 def test_a_machine_without_drivers(tmp_path: Path) -> None:
     code = """
-from honed.runtime import devices
+from honed.machine import devices
 from honed.runtime.errors import DeviceError
 print(devices.discover())
 try:

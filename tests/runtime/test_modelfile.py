@@ -286,7 +286,7 @@ def test_a_full_disk_leaves_what_was_there(path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from honed.runtime import modelfile
+from honed.runtime.compiled import modelfile
 from honed.runtime.errors import ResourceExhausted
 file = modelfile.read({str(path)!r})
 constants = {{i: file.constant(i) for i, b in enumerate(file.model.buffers) if b.place == "constant"}}

@@ -209,7 +209,7 @@ def test_the_child_dies_with_its_parent(
     script = tmp_path / "parent.py"
     script.write_text(
         "import pathlib, sys\n"
-        "from honed.runtime import devices, peaks\n"
+        "from honed.machine import devices, peaks\n"
         "from honed.tuner.measure.limits import Limits\n"
         "from honed.tuner.measure.measurer import Measurer\n"
         "from tests.tuner.liars import honest, kinds\n"
