@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from honed.daemon.core.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
 from honed.daemon.core.statistics import ServedInference, Statistics
+from honed.daemon.observe.counting import counted
 from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument
 
@@ -108,9 +109,9 @@ def served(statistics: Statistics, seconds: float = 0.2) -> None:
 def test_what_a_model_counts_is_counted_for_all() -> None:
     whole = Statistics()
     one, other = Statistics(whole=whole), Statistics(whole=whole)
-    with one.request():
+    with counted(one):
         served(one)
-    with pytest.raises(InvalidArgument), other.request():
+    with pytest.raises(InvalidArgument), counted(other):
         raise InvalidArgument("no")
     other.retried()
     told = whole.figures(now=5.0, uptime=10.0)
@@ -139,7 +140,7 @@ def test_what_a_model_counts_is_counted_for_all() -> None:
 )
 def test_every_end_of_a_request_is_counted(error: BaseException, code: str) -> None:
     statistics = Statistics()
-    with pytest.raises(type(error)), statistics.request():
+    with pytest.raises(type(error)), counted(statistics):
         raise error
     assert statistics.failures == {code: 1}
     assert statistics.requests == 1

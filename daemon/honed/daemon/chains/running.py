@@ -18,6 +18,7 @@ from typing import Protocol
 from honed.daemon.blocking import in_thread
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
+from honed.daemon.observe.counting import counted
 from honed.daemon.serving.inference import InferencePlan, RegionRange, nbytes_of
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.regions import HeldRegion, RegionLookup, unknown
@@ -161,7 +162,7 @@ class ChainRun:
 
     async def _step(self, step: ChainStep, infer: RunsModel) -> None:
         try:
-            with self._registry.statistics(step.model).request():
+            with counted(self._registry.statistics(step.model)):
                 entry = self._registry.model(step.model)
                 params, lent = self._asked(step, entry)
                 result = await infer(entry, params, self._regions)

@@ -13,6 +13,7 @@ from honed.daemon.changes.jobs import Jobs
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, State
 from honed.daemon.core.statistics import ServedInference, Statistics
+from honed.daemon.observe.counting import counted
 from honed.daemon.serving import inference
 from honed.daemon.serving.sequencing import key_of
 from honed.daemon.settings.limits import Limits
@@ -222,7 +223,7 @@ class Chains:
     ) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         name, begun = served.chain.name, time.monotonic()
-        with served.statistics.request():
+        with counted(served.statistics):
             if key_of(user, params) is not None:
                 raise InvalidArgument(
                     f"{name!r} is a chain, for which no state is kept; leave sequence_id out, or run the "

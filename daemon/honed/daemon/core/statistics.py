@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
 from honed.protocol import strict
-from honed.protocol.errors import HonedError
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 from honed.protocol.service import Figures, RecentFigures
@@ -69,22 +64,16 @@ class Statistics:
     compute_infer: Tally = field(default_factory=Tally)
     compute_output: Tally = field(default_factory=Tally)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Around the work for one request: counts it, and its failure if it raises."""
-        self._arrived()
-        begun = time.monotonic_ns()
-        try:
-            yield
-        except HonedError as error:
-            self._failed(error.code, time.monotonic_ns() - begun)
-            raise
-        except asyncio.CancelledError:
-            self._failed("CANCELLED", time.monotonic_ns() - begun)
-            raise
-        except BaseException:
-            self._failed("INTERNAL", time.monotonic_ns() - begun)
-            raise
+    def arrived(self) -> None:
+        """A request came."""
+        for each in self._self_and_whole():
+            each.requests += 1
+
+    def failed(self, code: str, ns: int) -> None:
+        """A request failed with an error of this code, after so long."""
+        for each in self._self_and_whole():
+            each.failures[code] += 1
+            each.fail.add(ns)
 
     def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """An inference was answered, at `now` of a monotonic clock."""
@@ -150,15 +139,6 @@ class Statistics:
                 latency=recent.spans(),
             ),
         )
-
-    def _arrived(self) -> None:
-        for each in self._self_and_whole():
-            each.requests += 1
-
-    def _failed(self, code: str, ns: int) -> None:
-        for each in self._self_and_whole():
-            each.failures[code] += 1
-            each.fail.add(ns)
 
     def _self_and_whole(self) -> tuple[Statistics, ...]:
         return (self,) if self.whole is None else (self, *self.whole._self_and_whole())

@@ -12,6 +12,7 @@ from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
 from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.counting import counted
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving import inference
 from honed.daemon.serving.pool import Pool
@@ -61,7 +62,7 @@ class Inferring:
             return await self.chains.infer(chain, params, user, regions, run)
         if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
             self.bringer.used(params.model_name)
-        with self.registry.statistics(params.model_name).request():
+        with counted(self.registry.statistics(params.model_name)):
             check_version(params.model_version)
             key = key_of(user, params)
             if key is None:
