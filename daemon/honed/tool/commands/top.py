@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from honed.protocol.methods import METRICS
 from honed.tool.output import Output, clean, console, fields, line, seconds_text, table
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from honed.protocol.service import Metrics, ModelFigures, Spans
+    from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
     from honed.protocol.tuning import TuningFigures
     from honed.runtime.client import Client
 
 _AROUND = 14  # lines of the view besides the models
+_AROUND_CHAINS = 2  # lines besides the chains, where there are any
 _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
+F = TypeVar("F", "ModelFigures", "ChainFigures")
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
@@ -43,7 +45,7 @@ def register(commands: Any) -> None:
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
             "Below a model are the shapes that have a compiled form of their own, with the requests that it "
-            "answered. "
+            "answered. Chains of models have a table of their own. "
             "q or Ctrl-C ends. What is no terminal gets one table."
         ),
         examples="hone top\nhone top --interval 0.5\nhone top --json",
@@ -70,6 +72,9 @@ def _print(console: Console, document: Metrics) -> None:
     if document.models:
         console.print()
         console.print(models_table(document, console.width, len(_rows(document))))
+        if document.chains:
+            console.print()
+            console.print(chains_table(document, console.width, len(document.chains)))
     else:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
 
@@ -135,6 +140,9 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
     from rich.text import Text
 
     room = max(1, height - _AROUND - max(0, len(document.devices) - 1))
+    chains = min(len(document.chains), max(1, room // 3))
+    if chains:
+        room = max(1, room - chains - _AROUND_CHAINS)
     parts: list[RenderableType] = [_summary(document), Text("")]
     if document.models:
         parts.append(models_table(document, width, room))
@@ -143,13 +151,15 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
     hidden = len(_rows(document)) - room
     if hidden > 0:
         parts.append(Text(f"and {hidden} more with fewer requests"))
+    if chains:
+        parts += [Text(""), chains_table(document, width, chains)]
     parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
     return Group(*parts)
 
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
     """The first `room` rows in `width` columns: with fewer it shows less."""
-    columns = [
+    columns: list[tuple[str, Callable[[ModelFigures], str]]] = [
         (">req/s", _per_second),
         (">p50 ms", _latency(lambda spans: spans.p50)),
         (">p99 ms", _latency(lambda spans: spans.p99)),
@@ -174,6 +184,25 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
     return table(["model", *(heading for heading, _ in columns)], rows)
 
 
+def chains_table(document: Metrics, width: int, most: int) -> Table:
+    """The busiest chains, as models_table has models; what their steps take is counted there, too."""
+    columns: list[tuple[str, Callable[[ChainFigures], str]]] = [
+        (">req/s", _per_second),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
+    ]
+    if width >= _NARROW:
+        columns.append((">served", lambda chain: str(chain.served)))
+        columns.append((">failed", lambda chain: str(sum(chain.failures.values()))))
+        columns.append(("state", lambda chain: chain.state.lower()))
+    room = max(_NAME, width - _COLUMN * len(columns))
+    rows = [
+        [short(each.name, room), *(cell(each) for _, cell in columns)]
+        for each in _busiest(document.chains)[:most]
+    ]
+    return table(["chain", *(heading for heading, _ in columns)], rows)
+
+
 def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
     """Models, and below each the shapes that have a compiled form of their own; the busiest first."""
     rows: list[tuple[str, ModelFigures]] = []
@@ -184,20 +213,20 @@ def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
     return rows
 
 
-def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
+def _busiest(figures: Iterable[F]) -> list[F]:
     return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
 
 
-def _per_second(model: ModelFigures) -> str:
-    return f"{model.recent.per_second:.1f}"
+def _per_second(figures: Figures) -> str:
+    return f"{figures.recent.per_second:.1f}"
 
 
-def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
+def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[Figures], str]:
     """A cell: of the last minute, or of all time where there was no request in it."""
 
-    def cell(model: ModelFigures) -> str:
-        recent = model.recent.latency
-        return _milliseconds(quantile(recent if recent.count else model.latency))
+    def cell(figures: Figures) -> str:
+        recent = figures.recent.latency
+        return _milliseconds(quantile(recent if recent.count else figures.latency))
 
     return cell
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from honed.protocol.methods import (
 )
 from honed.protocol.params import HistoryParams, ModelParams, TunerRunParams
 
-from .contents import Report, ReportedFaults, ReportedModel, ReportedVariant
+from .contents import Report, ReportedChain, ReportedFaults, ReportedModel, ReportedVariant
 
 if TYPE_CHECKING:
     from honed.protocol.faults import KernelLog
@@ -45,8 +45,9 @@ def gather(
     model. Raises HonedError where the service does not answer.
     """
     status, metrics = client.ask(SERVER_STATUS), client.ask(METRICS)
+    index = client.ask(REPOSITORY_INDEX).models
     recorded = _Records(client, "" if records else f"{_RECORDED} are left out here")
-    models = tuple(_models(client, metrics, recorded, told))
+    models = tuple(_models(client, index, metrics, recorded, told))
     quarantine, log = recorded.faults()
     log = log or kernel_log()
     quarantined = quarantine.faults if quarantine is not None else None
@@ -58,6 +59,7 @@ def gather(
         status=status,
         metrics=metrics,
         models=models,
+        chains=tuple(_chains(index, metrics)),
         faults=ReportedFaults(
             quarantined=quarantined,
             log=blamed(log, ours(metrics, status), quarantined or ()),
@@ -69,21 +71,27 @@ def gather(
 
 def _models(
     client: Client,
+    index: Sequence[IndexedModel],
     metrics: Metrics,
     records: _Records,
     told: Callable[[str, float], None],
 ) -> Iterator[ReportedModel]:
     """Those that are there while they are asked for."""
     figures = {each.name: each for each in metrics.models}
-    models = client.ask(REPOSITORY_INDEX).models
+    models = [listed for listed in index if listed.name in figures]
     for number, listed in enumerate(models):
-        if listed.name not in figures:  # it was added since
-            continue
         told(listed.name, number / len(models))
         try:
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
         except NotFound:  # it was removed since
             continue
+
+
+def _chains(index: Sequence[IndexedModel], metrics: Metrics) -> Iterator[ReportedChain]:
+    listed = {each.name: each for each in index}
+    for figures in metrics.chains:
+        if figures.name in listed:
+            yield ReportedChain(listed=listed[figures.name], figures=figures)
 
 
 def _model(

@@ -14,13 +14,13 @@ from honed.tool.view.devices import placement_text
 from honed.tool.view.parts import in_parts
 
 from .chart import drawn
-from .contents import ReportedModel, gain, served_median
+from .contents import ReportedChain, ReportedModel, gain, served_median
 from .curves import served, tuned
 from .markup import Cell, Ids, badge, element, facts, more, name_of, table
 from .words import QUANTILES, day, gain_text, moment, state_badge
 
 if TYPE_CHECKING:
-    from honed.protocol.service import ModelFigures, Spans
+    from honed.protocol.service import Figures, ModelFigures, Spans
     from honed.protocol.versions import ModelHistory, ModelVersion
 
 _LATENCIES = (">p50", ">p95", ">p99")
@@ -60,6 +60,28 @@ def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element
     )
 
 
+def chains(reported: Sequence[ReportedChain]) -> Element | None:
+    """Chains with their steps, in a table; latencies as those of models."""
+    if not reported:
+        return None
+    return table(
+        "Chains, the models that they run, and latencies in milliseconds",
+        ("chain", "state", "~runs", "engine", ">p50", ">p95", ">p99", ">requests", ">failed"),
+        [
+            (
+                name_of(chain.listed.name),
+                state_badge(chain.listed.state),
+                name_of(", ".join(chain.listed.steps)) if not chain.listed.reason else chain.listed.reason,
+                chain.listed.engine,
+                *_latencies(chain.figures),
+                f"{chain.figures.served:,}",
+                f"{sum(chain.figures.failures.values()):,}",
+            )
+            for chain in reported
+        ],
+    )
+
+
 def card(model: ReportedModel, anchor: str, ids: Ids) -> Element:
     """Everything about a model."""
     shown = model.shown
@@ -91,7 +113,7 @@ def _why(model: ReportedModel) -> str:
     return served if not why or why in served else f"{served}: {why}"
 
 
-def _latencies(figures: ModelFigures) -> tuple[str, str, str]:
+def _latencies(figures: Figures) -> tuple[str, str, str]:
     spans = figures.recent.latency if figures.recent.latency.count else figures.latency
     return _ms(spans.p50), _ms(spans.p95), _ms(spans.p99)
 
