@@ -185,18 +185,22 @@ def _compiled_part(
             return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
                 :_TOLD
             ]
-        with modelfile.read(output, verify=False) as file:
-            if file.model.split is not None:
-                return "it cannot be compiled whole"
-            indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
-            constants = {i: np.array(file.constant(i)) for i in indices}
-            return sized.CompiledPart(
-                met=met,
-                model=file.model,
-                constants=constants,
-                times=timed.times if timed is not None else None,
-                least=timed.least if timed is not None else 0,
-            )
+        return _read_part(output, met, timed)
+
+
+def _read_part(output: Path, met: MetSizes, timed: timing.FormTiming | None) -> sized.CompiledPart | str:
+    with modelfile.read(output, verify=False) as file:
+        if file.model.split is not None:
+            return "it cannot be compiled whole"
+        indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
+        constants = {i: np.array(file.constant(i)) for i in indices}
+        return sized.CompiledPart(
+            met=met,
+            model=file.model,
+            constants=constants,
+            times=timed.times if timed is not None else None,
+            least=timed.least if timed is not None else 0,
+        )
 
 
 def _prover(

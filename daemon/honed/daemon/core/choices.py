@@ -15,7 +15,7 @@ from .drift import DRIFT_SECONDS
 from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
 from .scheduling import dismiss, load_next, run_next, wake
 from .shared import Core
-from .states import Phase, ServedModel, State
+from .states import Engine, Phase, ServedModel, State
 
 
 def timed(core: Core, event: InferenceTimed) -> None:
@@ -98,12 +98,16 @@ def chosen(core: Core, event: EngineChosen) -> None:
     if event.pinned == "" and model.manifest.times is None:
         _compare(core, model)
     target = core.cpu_for(model.manifest.owner) if event.engine == "cpu" else core.engines[model.device]
-    if target is None or target.name == model.home:
-        return
+    if target is not None and target.name != model.home:
+        _move(core, model, target, event.why)
+
+
+def _move(core: Core, model: ServedModel, target: Engine, why: str) -> None:
+    """Make another engine the home of a model."""
     trials.end_trial(core, model)
     model.failed.discard(target.name)
     left, model.home = core.engines[model.home], target.name
-    core.act(EngineChanged(model.name, target.shown, event.why))
+    core.act(EngineChanged(model.name, target.shown, why))
     if left.name != model.engine and left.name in model.deployments:
         core.leave(model, left)
     dismiss(core, left)

@@ -145,10 +145,6 @@ def check(
     assert interface is not None
     inputs, outputs = interface.inputs, interface.outputs
     options = params.parameters
-    timeout = timeout_us(options)
-    priority = 2 if options is None or options.priority is None else options.priority
-    if priority not in PRIORITIES:
-        raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
     asked = _outputs(params, outputs, regions)
     room = _room(options, regions)
     answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
@@ -159,8 +155,8 @@ def check(
     return InferencePlan(
         model=params.model_name,
         id=params.id or "",
-        timeout=timeout / 1e6,
-        priority=priority,
+        timeout=timeout_us(options) / 1e6,
+        priority=_priority(options),
         finite=bool(options and options.finite),
         keep=keep,
         inputs=_inputs(params, inputs, regions),
@@ -178,6 +174,13 @@ def timeout_us(options: InferOptions | None) -> int:
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     return timeout
+
+
+def _priority(options: InferOptions | None) -> int:
+    priority = 2 if options is None or options.priority is None else options.priority
+    if priority not in PRIORITIES:
+        raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
+    return priority
 
 
 def _fits(params: InferParams, compiled: Interface) -> bool:

@@ -215,16 +215,7 @@ def _weave(
             tensor = sequence.tensors[name]
         inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
         contents.append(tensor.data)
-    state = {pair.output.name for pair in sequence.pairs}
-    if params.outputs:
-        asked = {output.name for output in params.outputs}
-        placed = [o.name for o in params.outputs if o.name in state and o.parameters is not None]
-        if any(place for place in placed):
-            raise InvalidArgument(f"output {placed[0]!r} is state, which the service keeps; take it inline")
-        outputs = (*params.outputs, *(OutputTensor(name=name) for name in sorted(state - asked)))
-    else:
-        asked = {tensor.name for tensor in interface.outputs} - state
-        outputs = tuple(OutputTensor(name=tensor.name) for tensor in interface.outputs)
+    asked, outputs = _outputs(sequence, interface, params)
     return WovenRequest(
         sequence=sequence,
         # In front: what the client gives wrongly is then told as always.
@@ -234,11 +225,26 @@ def _weave(
             outputs=outputs,
             raw_input_contents=(*contents, *(params.raw_input_contents or ())),
         ),
-        asked=frozenset(asked),
+        asked=asked,
         first=first,
         last=last,
         guessed=guessed,
     )
+
+
+def _outputs(
+    sequence: HeldSequence, interface: Interface, params: InferParams
+) -> tuple[frozenset[str], tuple[OutputTensor, ...]]:
+    """What the client is given, and what the model is asked for: the state, too."""
+    state = {pair.output.name for pair in sequence.pairs}
+    if not params.outputs:
+        asked = frozenset(tensor.name for tensor in interface.outputs) - state
+        return asked, tuple(OutputTensor(name=tensor.name) for tensor in interface.outputs)
+    asked = frozenset(output.name for output in params.outputs)
+    for output in params.outputs:
+        if output.name in state and output.parameters is not None:
+            raise InvalidArgument(f"output {output.name!r} is state, which the service keeps; take it inline")
+    return asked, (*params.outputs, *(OutputTensor(name=name) for name in sorted(state - asked)))
 
 
 def _zeros(tensor: OpenTensor) -> tuple[StateTensor, bool]:

@@ -123,22 +123,9 @@ class _Surveyor(Walker):
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
     ) -> str:
         """Why a node cannot be compiled, or ""; its outputs are in the scope then, or among those open."""
-        if any(name in self.open for name in given):
-            why = BEHIND
-        else:
-            kept = len(self._builder.nodes)
-            reasons, self._reasons = self._reasons, Reasons()
-            try:
-                super()._nodes([node], scope, opsets, {})
-                if self._reasons.count():
-                    why = self._reasons.whys()[0]
-                elif any(isinstance(scope[name], Unknown) for name in node.output if name):
-                    why = f"{node.op_type}: it works on what honed does not carry"
-                else:
-                    return ""
-            finally:
-                self._reasons = reasons
-            del self._builder.nodes[kept:]
+        why = BEHIND if any(name in self.open for name in given) else self._emitted(node, scope, opsets)
+        if not why:
+            return ""
         for name, kind in zip(node.output, self._inferred(node, given, scope), strict=True):
             if not name:
                 continue
@@ -159,6 +146,23 @@ class _Surveyor(Walker):
             value = Value(self._builder.unique(f"{name}/surveyed"), dtype, shape)
             self._builder.values[value.name] = value
             scope[name] = value
+        return why
+
+    def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
+        """Emit a node; where it cannot be, why, and nothing is emitted."""
+        kept = len(self._builder.nodes)
+        reasons, self._reasons = self._reasons, Reasons()
+        try:
+            super()._nodes([node], scope, opsets, {})
+            if self._reasons.count():
+                why = self._reasons.whys()[0]
+            elif any(isinstance(scope[name], Unknown) for name in node.output if name):
+                why = f"{node.op_type}: it works on what honed does not carry"
+            else:
+                return ""
+        finally:
+            self._reasons = reasons
+        del self._builder.nodes[kept:]
         return why
 
     def _inferred(
