@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgpack
 
@@ -102,7 +102,7 @@ Answer = BoardReady | Ruling | NotNow
 
 def pack(row: object) -> bytes:
     """A row as it travels; one of several kinds is named."""
-    named = {type(row).__name__.lower(): to_plain(row)} if isinstance(row, Answer) else to_plain(row)
+    named = {_name(type(row)): to_plain(row)} if isinstance(row, Answer) else to_plain(row)
     packed: bytes = msgpack.packb(named, use_bin_type=True)
     return packed
 
@@ -115,11 +115,16 @@ def unpack(kind: type[R], data: bytes) -> R:
 def answer(data: bytes) -> Answer:
     """What a board answered; raises InvalidArgument for data that is no answer."""
     plain = _plain(data)
-    kinds: dict[str, type[Answer]] = {"ready": BoardReady, "ruling": Ruling, "notnow": NotNow}
+    kinds: dict[str, type[Answer]] = {_name(kind): kind for kind in get_args(Answer)}
     if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in kinds:
         raise InvalidArgument("a board answered something that is no answer; compare versions")
     name, body = next(iter(plain.items()))
     return _checked(kinds[name], body)
+
+
+def _name(kind: type[Any]) -> str:
+    """What a row of that kind is called where it travels."""
+    return kind.__name__.lower()
 
 
 def _plain(data: bytes) -> object:
@@ -133,7 +138,7 @@ def _plain(data: bytes) -> object:
 
 def _checked(kind: type[R], plain: object) -> R:
     try:
-        return from_plain(kind, plain, where=kind.__name__.lower())
+        return from_plain(kind, plain, where=_name(kind))
     except ValueError as error:
         raise InvalidArgument(f"{error}; compare versions") from error
 
