@@ -11,6 +11,7 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.files import replacing
 
+MAX_PROBLEM: Final = 300  # letters
 _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
 
 

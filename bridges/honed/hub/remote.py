@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
-from honed.runtime.files import replacing
+from honed.runtime.files import open_regular, replacing
+
+from . import web
+from .reading import Looked, bounded
 
 T = TypeVar("T")
-_CHUNK: Final = 1 << 16
-_STEP_SECONDS: Final = 20.0  # that nothing may come
-_WHOLE_SECONDS: Final = 300.0  # of one file
+_PATIENCE_SECONDS: Final = 3600.0  # with a web server, of one pull
 
 
 class Store(ABC):
@@ -28,9 +27,15 @@ class Store(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
 
-    @abstractmethod
     def read(self, name: str, most: int) -> bytes:
         """A file. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most` bytes."""
+        data = self.look(name, most).data
+        assert data is not None, "there is no tag that it could be unchanged by"
+        return data
+
+    @abstractmethod
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        """A file, unless it is as it was when it had this tag; raises what `read` does."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -55,53 +60,62 @@ def store(url: str) -> Store:
 
 
 class _Folder(Store):
+    """Whoever writes there may be nobody's friend: links, FIFOs and devices are left."""
+
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
 
-    def read(self, name: str, most: int) -> bytes:
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
         try:
-            with (self._path / name).open("rb") as file:
-                return _bounded(file.read, most, name)
+            with open_regular(self._at(name)) as file:
+                return Looked(bounded(file.read, most, name))
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.is_dir():
                 raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
             raise NotFound(f"{self.url} has no {name}") from None
         except OSError as error:
+            if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO):
+                raise InvalidArgument(f"{self.url}/{name} is no file, and was left") from None
             raise Unavailable(f"{self.url}/{name} cannot be read ({error.strerror})") from error
 
     def write(self, name: str, data: bytes) -> None:
-        path = self._path / name
+        path = self._at(name)
         try:
             _readable(path.parent)
             with replacing(path) as file:
+                os.fchmod(file.fileno(), 0o644)  # a web server reads it
                 file.write(data)
-            os.chmod(path, 0o644)  # a web server reads it
         except OSError as error:
             raise Unavailable(f"{path} cannot be written ({error.strerror})") from error
 
     def remove(self, name: str) -> None:
+        path = self._at(name)
         try:
-            (self._path / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
-            raise Unavailable(f"{self._path / name} cannot be removed ({error.strerror})") from error
+            raise Unavailable(f"{path} cannot be removed ({error.strerror})") from error
+
+    def _at(self, name: str) -> Path:
+        """Where a file is; raises InvalidArgument where a link leads elsewhere, but for the hub itself."""
+        path = Path(os.path.realpath(self._path)) / name
+        if os.path.realpath(path) != str(path):
+            raise InvalidArgument(f"{self.url}/{name} is a link or behind one, and was left")
+        return path
 
 
 class _Web(Store):
-    def read(self, name: str, most: int) -> bytes:
-        address = f"{self.url}/{quote(name)}"
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._end = time.monotonic() + _PATIENCE_SECONDS
+
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        if time.monotonic() > self._end:
+            raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
         try:
-            with urllib.request.urlopen(address, timeout=_STEP_SECONDS) as answer:
-                if urlsplit(answer.url).scheme not in ("http", "https"):
-                    raise InvalidArgument(f"{address} leads to {answer.url}, which is no web address")
-                return _bounded(answer.read1, most, name)
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 410):
-                raise NotFound(f"{self.url} has no {name}") from None
-            raise Unavailable(f"{address} answers {error.code} {error.reason}") from error
-        except (OSError, HTTPException, ValueError) as error:
-            why = getattr(error, "reason", None) or error
-            raise Unavailable(f"{address} cannot be read ({why})") from error
+            return web.get(f"{self.url}/{quote(name)}", most, tag)
+        except NotFound:
+            raise NotFound(f"{self.url} has no {name}") from None
 
     def write(self, name: str, data: bytes) -> None:
         raise InvalidArgument(f"nothing can be pushed to {self.url}; push to the folder that it serves")
@@ -122,10 +136,16 @@ class _Other(Store):
         except (ImportError, ValueError) as error:
             raise InvalidArgument(f"hub {url!r} cannot be read: {error}") from error
 
-    def read(self, name: str, most: int) -> bytes:
-        def work() -> bytes:
-            with self._files.open(f"{self._root}/{name}", "rb") as file:
-                return _bounded(file.read, most, name)
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        path = f"{self._root}/{name}"
+
+        def work() -> Looked:
+            known = self._files.info(path)
+            now = str(known.get("ETag") or known.get("etag") or "")  # what S3 and others tell
+            if now and now == tag:
+                return Looked(None, now)
+            with self._files.open(path, "rb") as file:
+                return Looked(bounded(file.read, most, name), now)
 
         return self._told(name, work)
 
@@ -155,17 +175,3 @@ def _readable(folder: Path) -> None:
         _readable(folder.parent)
         folder.mkdir(exist_ok=True)
         os.chmod(folder, 0o755)
-
-
-def _bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
-    """All there is; raises InvalidArgument beyond `most`, Unavailable where it takes too long."""
-    end = time.monotonic() + _WHOLE_SECONDS
-    parts, size = [], 0
-    while part := read(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise InvalidArgument(f"{name} is larger than {most} bytes, and was left")
-        if time.monotonic() > end:
-            raise Unavailable(f"{name} took more than {_WHOLE_SECONDS:.0f} s, and was left")
-    return b"".join(parts)

@@ -12,8 +12,9 @@ from .settings import HubSettings
 
 _NIGHT: Final = 20 * 3600.0  # between two pushes
 _PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
-_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure, doubled each time
-_SPREAD: Final = 0.2  # of these times, so that not all machines come at once
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure at most, doubled each time
+_SPREAD: Final = 0.2  # of the hours between pulls, so that not all machines come at once
+_TOGETHER: Final = 1800.0  # within which machines pull that came on at the same moment
 
 
 class Deed(StrEnum):
@@ -25,17 +26,18 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The service as it is now; `trials` are all that tuning has made."""
+    """The service as it is now; `trials` are all that tuning has made. It was looked at for `running_s`."""
 
     models: frozenset[str]
     trials: int
     idle: bool
     tuning: bool
+    running_s: float
 
 
 def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> Deed | None:
     """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
-    if not settings.url or now < memory.retry_s:
+    if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
         return Deed.PULL
@@ -45,8 +47,10 @@ def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: f
 
 
 def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
-    """Leave the hub alone for a while: longer each time, up to six hours."""
-    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * _spread(chance)
+    """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
+    machines that found it away together come back one by one.
+    """
+    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * (1 + chance) / 2
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
@@ -59,7 +63,9 @@ def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, cha
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
     waited, hours = now - memory.pulled_s, settings.hours * 3600.0 * _spread(chance)
-    return waited >= hours and (view.idle or waited >= _PATIENCE * hours)
+    if waited < hours or view.running_s < chance * min(_TOGETHER, settings.hours * 3600.0):
+        return False
+    return view.idle or waited >= _PATIENCE * hours
 
 
 def _push_due(memory: Memory, view: View, now: float) -> bool:
