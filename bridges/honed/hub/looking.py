@@ -62,7 +62,10 @@ def look(
     keys = indexes.believed(trusted, [ring] if ring else [], memory.revoked)
     keys = {name: key for name, key in keys.items() if key != own}
     files = {indexes.index_file(key): key for key in keys.values()}
-    asked = to_ask({file: key.name for file, key in files.items()}, shelf.files, hub.overview(), now)
+    listed = hub.overview()
+    if own is not None and listed is not None:
+        memory.noted = not memory.index or listed.get(own.name) == memory.index
+    asked = to_ask({file: key.name for file, key in files.items()}, shelf.files, listed, now)
     asked |= {indexes.index_file(keys[name]) for name in names if name in keys}
     found = hub.indexes(keys, asked)
     for file in shelf.files.keys() - files.keys() - {indexes.HUB, indexes.OVERVIEW}:

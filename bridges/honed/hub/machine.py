@@ -147,6 +147,8 @@ def pull(
         names=names,
     )
     memory.models = tuple(sorted(models(client)))
+    if own is not None and settings.push and not (settings.hold or memory.noted):
+        pushing.note(remote.store(settings.push_url), own, memory.index)
     return pulled
 
 

@@ -30,6 +30,8 @@ class Memory:
     """Serials and files seen, and what came of the last pull and push; times are seconds since 1970."""
 
     serial: int = 0  # of the last index pushed
+    index: str = ""  # its SHA-256
+    noted: bool = True  # in the overview, where there is one, at the last pull
     seen: dict[str, int] = field(default_factory=dict)  # serials, by signed file
     taken: tuple[str, ...] = ()  # hashes of files
     revoked: tuple[str, ...] = ()  # key ids

@@ -54,7 +54,8 @@ def push(
     before, data = _before(store, key, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
     if before is not None and fresh and (before.entries, before.withdrawn) == (entries, withdrawn):
-        _note(store, key.public, data)
+        memory.index = objects.sha256(data)
+        note(store, key.public, memory.index)
         return Pushed(sum(e.records for e in entries), len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
     for (packed, _), entry in zip(files, entries, strict=True):
@@ -70,7 +71,8 @@ def push(
     )
     data = indexes.written(index)
     write_signed(store, indexes.index_file(key.public), data, key)
-    _note(store, key.public, data)
+    memory.index = objects.sha256(data)
+    note(store, key.public, memory.index)
     for old in before.entries if before else ():
         if old.sha256 not in {entry.sha256 for entry in entries}:
             store.remove(indexes.object_file(key.public, old.sha256))
@@ -112,26 +114,29 @@ def make_overview(store: Store) -> None:
     store.write(indexes.OVERVIEW, indexes.written(empty))
 
 
-def _note(store: Store, key: PublicKey, index: bytes) -> None:
-    """Say in the overview, where the hub has one, what this board's index is now.
+def note(store: Store, key: PublicKey, sha256: str) -> None:
+    """Say in the overview, where the hub has one, that this is the hash of the board's index now.
 
-    Two who write at once may lose a note: readers then find the index when they ask for it by itself, as they
-    do where this board may not write there, and it is noted with the next push.
+    Of two who write at once one may lose its note. It sees that when it pulls, and notes it again; meanwhile
+    the others find the index when they ask for it in its turn, as they do where a board may not write there.
     """
-    sha256 = objects.sha256(index)
     try:
-        before = indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
+        before = _overview(store)
+        if before is None or before.indexes.get(key.name) != sha256:
+            store.write(indexes.OVERVIEW, indexes.written(indexes.noted(before, key, sha256)))
     except NotFound:
         return
-    except InvalidArgument as error:
-        _log.warning("%s of the hub is damaged, and is begun anew: %s", indexes.OVERVIEW, error)
-        before = None
-    if before is not None and before.indexes.get(key.name) == sha256:
-        return
-    try:
-        store.write(indexes.OVERVIEW, indexes.written(indexes.noted(before, key, sha256)))
     except HonedError as error:
         _log.warning("others will find what was pushed later, as it cannot be noted: %s", error)
+
+
+def _overview(store: Store) -> indexes.Overview | None:
+    """None for one that is damaged; raises NotFound where there is none, and Unavailable."""
+    try:
+        return indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
+    except InvalidArgument as error:
+        _log.warning("%s of the hub is damaged, and is begun anew: %s", indexes.OVERVIEW, error)
+        return None
 
 
 def _before(store: Store, key: SecretKey, now: float) -> tuple[Index | None, bytes]:

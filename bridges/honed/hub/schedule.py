@@ -46,6 +46,16 @@ def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: f
     return None
 
 
+def interval(hours: float, chance: float) -> float:
+    """Seconds between two pulls of this machine."""
+    return hours * 3600.0 * (1 + _SPREAD * (chance - 0.5))
+
+
+def apart(hours: float, chance: float) -> float:
+    """Seconds that it waits with a pull that was due when it came on, as others may have come on with it."""
+    return chance * min(_TOGETHER, hours * 3600.0)
+
+
 def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
     """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
     machines that found it away together come back one by one.
@@ -62,8 +72,8 @@ def done(memory: Memory) -> None:
 def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> bool:
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
-    waited, hours = now - memory.pulled_s, settings.hours * 3600.0 * _spread(chance)
-    if waited < hours or view.running_s < chance * min(_TOGETHER, settings.hours * 3600.0):
+    waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
+    if waited < hours or view.running_s < apart(settings.hours, chance):
         return False
     return view.idle or waited >= _PATIENCE * hours
 
@@ -75,7 +85,3 @@ def _push_due(memory: Memory, view: View, now: float) -> bool:
     if view.trials != memory.trials and waited >= _NIGHT:
         return True
     return memory.pushed_s is not None and waited > LASTS / 2  # or others would find it expired
-
-
-def _spread(chance: float) -> float:
-    return 1 + _SPREAD * (chance - 0.5)
