@@ -157,6 +157,39 @@ def test_what_is_refused_counts_against_what_a_pull_takes(hub: Path, monkeypatch
     assert len(board.lines) == 2
 
 
+def test_who_names_the_file_of_another_spoils_it_for_nobody(hub: Path) -> None:
+    """By saying of it what is not so, or by having it taken in its own name."""
+    (file,) = index_of(hub, CELLAR).parent.glob("*.gz")
+    for records in (0, 1):
+        signed(hub, indexes.written(index(put(hub, file.read_bytes(), records=records))))
+        problem(hub)  # has the cellar's taken
+
+
+def test_what_the_service_refuses_now_comes_again(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Machine(hub, attic=ATTIC)
+
+    def refusing(*_: Any) -> Any:
+        raise InvalidArgument("there is no device 0")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "_take_in", refusing)
+        assert "no device 0" in board.problems()["attic"]
+    assert board.pull().added == 2
+
+
+def test_a_list_of_another_owner_has_numbers_of_its_own(hub: Path) -> None:
+    """One who moves to another hub is not told of a replay."""
+    board = Machine(hub, owner=OWNER)
+    for owner, now in ((OWNER, NOW + 99), (CELLAR, NOW)):
+        boards = (Board("attic", str(ATTIC.public)),)
+        pushing.make(remote.store(str(hub)), owner, boards, (), now)
+        board.owner = owner.public
+        assert not board.problems(now=NOW + 99)
+    pushing.make(remote.store(str(hub)), OWNER, (), (), NOW)  # forgot what came before
+    board.owner = OWNER.public
+    assert "an old one again" in board.problems(now=NOW + 99)[indexes.HUB]
+
+
 def test_a_key_with_the_id_of_another_is_none_of_the_two(hub: Path, tmp_path: Path) -> None:
     """An id is its owner's to choose: it would spoil the other's folder and numbers, and its revocation."""
     liar = PublicKey(CELLAR.id, ATTIC.public.key)

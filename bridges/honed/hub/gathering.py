@@ -50,7 +50,7 @@ def gather(
     for name, key in keys.items():
         try:
             index = indexes.read_index(signed(store, indexes.index_file(key), key), now)
-            indexes.newer(index.serial, memory.seen.get(key.name))
+            indexes.newer(index.serial, memory.seen.get(indexes.numbered(key)))
             _written(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
@@ -62,7 +62,7 @@ def gather(
 
 def _ring(store: Store, owner: PublicKey, memory: Memory, now: float) -> indexes.Keyring:
     ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
-    indexes.newer(ring.serial, memory.seen.get(indexes.HUB))
+    indexes.newer(ring.serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
     return ring
 
 

@@ -187,6 +187,11 @@ def believed(
     return found
 
 
+def numbered(key: PublicKey, *, keyring: bool = False) -> str:
+    """What the last number of a key's index, or keyring, is remembered by."""
+    return f"{HUB} {key.name}" if keyring else key.name
+
+
 def newer(serial: int, seen: int | None) -> None:
     """Raise InvalidArgument where a file is older than one that was seen before: somebody replays it."""
     if seen is not None and serial < seen:

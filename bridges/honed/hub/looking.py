@@ -109,7 +109,8 @@ class _Hub:
 
     def keyring(self, owner: PublicKey) -> tuple[Keyring | None, str]:
         """The keyring, where there is one; and what is wrong with it. What was revoked once stays so."""
-        seen = self.memory.seen.get(indexes.HUB)
+        number = indexes.numbered(owner, keyring=True)
+        seen = self.memory.seen.get(number)
         try:
             data = _right(indexes.HUB, owner, self._asked(indexes.HUB))
             ring = indexes.read_keyring(data, self.now)
@@ -119,7 +120,7 @@ class _Hub:
         except InvalidArgument as error:
             self.shelf.drop(indexes.HUB)
             return None, str(error)[:MAX_PROBLEM]
-        self.memory.seen[indexes.HUB] = ring.serial
+        self.memory.seen[number] = ring.serial
         self.memory.revoked = tuple(sorted({*self.memory.revoked, *ring.revoked}))
         return ring, ""
 
@@ -153,7 +154,7 @@ class _Hub:
         return found
 
     def _index(self, name: str, key: PublicKey, ask: bool) -> Found:
-        file, seen = indexes.index_file(key), self.memory.seen.get(key.name)
+        file, seen = indexes.index_file(key), self.memory.seen.get(indexes.numbered(key))
         kept = self.shelf.files.get(file)
         if kept is not None and not ask:
             try:
@@ -176,8 +177,9 @@ class _Hub:
         if not kept.text:
             return None
         index = indexes.read_index(_right(file, key, kept), self.now)
-        indexes.newer(index.serial, self.memory.seen.get(key.name))
-        self.memory.seen[key.name] = index.serial
+        number = indexes.numbered(key)
+        indexes.newer(index.serial, self.memory.seen.get(number))
+        self.memory.seen[number] = index.serial
         return index
 
     def _asked(self, name: str) -> Kept:

@@ -32,8 +32,8 @@ class Memory:
     serial: int = 0  # of the last index pushed
     index: str = ""  # its SHA-256
     noted: bool = True  # in the overview, where there is one, at the last pull
-    seen: dict[str, int] = field(default_factory=dict)  # serials, by signed file
-    taken: tuple[str, ...] = ()  # hashes of files
+    seen: dict[str, int] = field(default_factory=dict)  # serials, as `index.numbered` names them
+    taken: tuple[str, ...] = ()  # files, by their key's id and hash
     revoked: tuple[str, ...] = ()  # key ids
     pulled_s: float | None = None
     pushed_s: float | None = None

@@ -14,7 +14,7 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes
 from . import looking, objects
-from .index import Entry, Index, Withdrawn
+from .index import Entry, Withdrawn
 from .looking import Found
 from .memory import MAX_PROBLEM, Memory, Source
 from .minisign import PublicKey
@@ -93,7 +93,7 @@ def _taken(
     """Take in the files of a source that were not taken before, as far as one pull goes."""
     told = Source(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
     records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - done.lines), MAX_SOURCE_BYTES  # that may still come
-    for entry, device in _wanted(source.index, here, memory.taken):
+    for entry, device in _wanted(source, here, memory.taken):
         if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
             told = replace(told, problem=_problem(entry, _TOO_LARGE))
             continue
@@ -113,60 +113,61 @@ def _taken(
         except Unavailable as error:  # of this file: the index could be read
             told = replace(told, problem=_problem(entry, error))
             break
+        hints = _Hints(data, entry.records, source.name, withdrawn, done)
         try:
-            took = _take(data, entry.records, source.name, device, withdrawn, take_in, done)
-            told = replace(told, records=told.records + took)
+            told = replace(told, records=told.records + _take(hints, device, take_in))
         except InvalidArgument as error:
             told = replace(told, problem=_problem(entry, error))
-        memory.taken += (entry.sha256,)  # whatever is in it, it will not change
+            if not hints.wrong:  # it is the service that refuses now
+                continue
+        memory.taken += (_known(source, entry),)  # whatever is in it, it will not change
     return told
 
 
 def _wanted(
-    index: Index | None, here: Mapping[DeviceIdentity, str], taken: Collection[str]
+    source: Found, here: Mapping[DeviceIdentity, str], taken: Collection[str]
 ) -> list[tuple[Entry, str]]:
-    known = set(taken)
+    known, index = set(taken), source.index
     wanted = {
         entry: spec
         for device, spec in here.items()
         for entry in (indexes.matching(index, device.key, device.driver_version) if index else ())
-        if entry.sha256 not in known
+        if _known(source, entry) not in known
     }
     return list(wanted.items())[:MAX_FILES]
+
+
+def _known(source: Found, entry: Entry) -> str:
+    """What a file is remembered by: another key may name the same one, and say of it what is not so."""
+    return f"{source.key.name} {entry.sha256[:32]}"
 
 
 def _problem(entry: Entry, error: object) -> str:
     return f"{entry.sha256[:12]}: {error}"[:MAX_PROBLEM]
 
 
-def _take(
-    data: bytes,
-    most: int,
-    source: str,
-    device: str,
-    withdrawn: Collection[Withdrawn],
-    take_in: TakeIn,
-    done: Pulled,
-) -> int:
-    """How many of at most so many records were taken in. Raises InvalidArgument where it is no such file, and
-    what `take_in` raises.
+def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
+    """How many records were taken in. Raises InvalidArgument where it is no such file, and what `take_in`
+    raises.
     """
-    hints = _Hints(data, most, source, withdrawn, done)
     lines = iter(hints)
     first = next(lines, None)
     if first is None:
         return 0
-    told = take_in(device, chain([first], lines))
+    told, done = take_in(device, chain([first], lines)), hints.done
     done.added += told.count
     done.merged += told.merged
     room = MAX_REFUSED - len(done.refused)
-    done.refused += [f"{source}: {reason}"[:MAX_PROBLEM] for reason in told.refused[: max(0, room)]]
+    done.refused += [f"{hints.source}: {reason}"[:MAX_PROBLEM] for reason in told.refused[: max(0, room)]]
     return hints.count
 
 
 @dataclass(slots=True)
 class _Hints:
-    """The lines of a file as they are imported, one at a time; `count` of them were given."""
+    """The at most so many lines of a file as they are imported, one at a time, of which `count` were given.
+
+    Raises InvalidArgument where it is no such file, and is `wrong` then.
+    """
 
     data: bytes
     most: int
@@ -174,8 +175,16 @@ class _Hints:
     withdrawn: Collection[Withdrawn]
     done: Pulled
     count: int = 0
+    wrong: bool = False
 
     def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._lines()
+        except InvalidArgument:
+            self.wrong = True
+            raise
+
+    def _lines(self) -> Iterator[bytes]:
         read = 0
         for line in objects.unpacked(self.data):
             if not line.strip():
