@@ -105,6 +105,27 @@ def test_from_one_machine_to_another(
         assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
+def test_what_did_not_change_is_not_read_and_a_lost_note_is_written_again(
+    hone: Hone, hub: Path, setup: Setup, tmp_path: Path
+) -> None:
+    overview = hub / "boards.json"
+    empty = overview.read_bytes()
+    hone("attic", "push")
+    full = overview.read_bytes()
+    hone("attic", "pull")
+    assert hone("cellar", "pull")["added"] == 2
+    (index,) = hub.glob("boards/*/index.json")
+    index.rename(away := tmp_path / "index.json")
+    assert not hone("cellar", "pull")["sources"][0]["problem"]  # by what is kept in its folder
+    assert "gone" in hone("cellar", "pull", "--from", "attic", fails=True)["sources"][0]["problem"]
+    away.rename(index)
+    overview.write_bytes(empty)
+    hone("attic", "status")
+    assert overview.read_bytes() == empty, "who only looks writes nothing"
+    hone("attic", "pull")
+    assert overview.read_bytes() == full
+
+
 def test_what_is_revoked_is_believed_no_more(hone: Hone, hub: Path, setup: Setup) -> None:
     hone("attic", "push")
     assert hone("owner", "revoke", str(hub), "attic")["boards"] == []
