@@ -100,6 +100,18 @@ def test_a_file_of_a_million_records_is_left(hub: Path, claimed: int) -> None:
     assert more(done) < MEMORY
 
 
+def test_a_file_that_unpacks_to_far_more_than_it_may_is_left(hub: Path) -> None:
+    """Records as large as may be, 400 MiB in less than one."""
+    line = json.dumps(objects.shared(of(trace="x" * (objects.MAX_LINE_BYTES - 1000)))).encode() + b"\n"
+    data = repeated(line, 400)
+    assert len(data) < 1 << 20
+    signed(hub, indexes.written(index(put(hub, data, records=objects.MAX_RECORDS))))
+    (pull,) = (done := pulled(str(hub)))["pulls"]
+    assert "more than 128 MiB" in pull["problems"]["attic"]
+    assert pull["taken"] == {"attic": 0, "cellar": 1}
+    assert more(done) < MEMORY
+
+
 @pytest.mark.parametrize(
     "block",
     [b"garbage\n", b"\n", b"{}\n", b"[" * 999 + b"\n", b"x" * (1 << 20) + b"\n", bytes(1 << 20), b'"\xff"\n'],

@@ -7,11 +7,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from email.message import Message
 from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from honed.hub import index as indexes
 from honed.hub import remote, web
@@ -89,6 +92,34 @@ def test_what_floods_without_an_end_is_left_when_its_time_is_up(
 def test_floods_are_left_at_their_bounds(start: bytes, more: bytes, why: str) -> None:
     with serving(unending(start, more)) as url, pytest.raises(HonedError, match=why):
         web.get(f"{url}/x", 1000)
+
+
+STARTS = st.sampled_from(
+    [b"200 OK", b"200", b"206 x", b"304 x", b"302 x", b"100 Continue", b"999 x", b"2e2 x"]
+)
+HEADERS = st.lists(
+    st.sampled_from(
+        [
+            *(b"Content-Length: " + each for each in (b"5", b"6", b"-1", b"x", b"5, 5", b"9" * 20)),
+            *(b"Location: " + each for each in (b"/y", b"//", b"http://[", b"\xff", b"")),
+            *(b"Transfer-Encoding: chunked", b"Content-Encoding: gzip", b"Connection: close", b"X", b": x"),
+            *(b'ETag: "a"', b"ETag: \xff", b"Last-Modified: x", b"Content-Type: text/x; charset=nonsense"),
+        ]
+    )
+    | st.binary(max_size=10),
+    max_size=4,
+)
+BODIES = st.sampled_from([b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello", b"5;x\r\nhel"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(STARTS | st.binary(max_size=10), HEADERS, BODIES | st.binary(max_size=20))
+def test_whatever_a_server_answers_is_a_file_or_told(start: bytes, headers: list[bytes], body: bytes) -> None:
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(b"\r\n".join([b"HTTP/1.1 " + start, *headers, b"", body]))
+
+    with serving(answer) as url, suppress(HonedError):
+        assert len(web.get(f"{url}/x", 1000, '"a"').data or b"") <= 1000
 
 
 def test_tls_that_never_begins_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
