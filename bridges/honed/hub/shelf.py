@@ -14,8 +14,8 @@ from typing import Final
 from honed.protocol import strict
 from honed.runtime.files import replacing
 
-MAX_FILE: Final = 1 << 18  # bytes of a file; one that is larger is read each time
-MAX_WHOLE: Final = 32 << 20  # of all
+MAX_FILE: Final = 1 << 20  # letters of a file, as a list of 10,000 keys has; a larger one is read each time
+MAX_WHOLE: Final = 32 << 20  # likewise, of all
 _log = logging.getLogger("honed.hub")
 
 
