@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -337,6 +338,22 @@ def test_stores_with_etags_send_what_changed_alone(monkeypatch: pytest.MonkeyPat
     assert Tagging.opened == []
     Machine(place).push(ATTIC, of(workload="z"))
     assert board.pull().added == 1
+
+
+def test_a_store_that_never_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries wait as long as a byte comes now and then."""
+    fsspec.register_implementation("tagging", Tagging, clobber=True)
+    monkeypatch.setattr(Tagging, "opened", [], raising=False)
+    place, answers = f"tagging://hub-{id(monkeypatch)}", threading.Event()
+    Machine(place).push(ATTIC, of())
+    monkeypatch.setattr(Tagging, "info", lambda *_, **__: answers.wait())
+    monkeypatch.setattr(remote, "WHOLE_SECONDS", 0.2)
+    with pytest.raises(Unavailable, match="took more than"):
+        Machine(place, attic=ATTIC).pull()
+    answers.set()
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", -1.0)
+    with pytest.raises(Unavailable, match="took more than -0 min"):
+        Machine(place, attic=ATTIC).pull()
 
 
 KEPT = st.builds(

@@ -11,6 +11,7 @@ from honed.protocol.errors import InvalidArgument, Unavailable
 
 WHOLE_SECONDS: Final = 300.0  # of one file
 _CHUNK: Final = 1 << 16
+_MOST_SAID: Final = 120  # letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,8 @@ def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
         if time.monotonic() > end:
             raise Unavailable(f"{name} took more than {WHOLE_SECONDS:.0f} s, and was left")
     return b"".join(parts)
+
+
+def said(what: object) -> str:
+    """What comes of a server, fit for a log."""
+    return "".join(c if c.isprintable() else "?" for c in str(what)[:_MOST_SAID])

@@ -7,7 +7,9 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -15,10 +17,10 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.runtime.files import open_regular, replacing
 
 from . import web
-from .reading import Looked, bounded
+from .reading import WHOLE_SECONDS, Looked, bounded, said
 
 T = TypeVar("T")
-_PATIENCE_SECONDS: Final = 3600.0  # with a web server, of one pull
+_PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull
 
 
 class Store(ABC):
@@ -26,6 +28,7 @@ class Store(ABC):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._end = time.monotonic() + _PATIENCE_SECONDS
 
     def read(self, name: str, most: int) -> bytes:
         """A file. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most` bytes."""
@@ -44,6 +47,11 @@ class Store(ABC):
     @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, where it is there; raises Unavailable."""
+
+    def _hurry(self) -> None:
+        """Raise Unavailable where all that was read took too long."""
+        if time.monotonic() > self._end:
+            raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
 
 
 def store(url: str) -> Store:
@@ -105,13 +113,8 @@ class _Folder(Store):
 
 
 class _Web(Store):
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._end = time.monotonic() + _PATIENCE_SECONDS
-
     def look(self, name: str, most: int, tag: str = "") -> Looked:
-        if time.monotonic() > self._end:
-            raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
+        self._hurry()
         try:
             return web.get(f"{self.url}/{quote(name)}", most, tag)
         except NotFound:
@@ -137,6 +140,7 @@ class _Other(Store):
             raise InvalidArgument(f"hub {url!r} cannot be read: {error}") from error
 
     def look(self, name: str, most: int, tag: str = "") -> Looked:
+        self._hurry()
         path = f"{self._root}/{name}"
 
         def work() -> Looked:
@@ -160,13 +164,39 @@ class _Other(Store):
 
     def _told(self, name: str, work: Callable[[], T]) -> T:
         try:
-            return work()
+            return _in_time(work)
+        except _TooLate:
+            raise Unavailable(
+                f"{self.url}/{name} took more than {WHOLE_SECONDS:.0f} s, and was left"
+            ) from None
         except FileNotFoundError:
             raise NotFound(f"{self.url} has no {name}") from None
-        except InvalidArgument:
+        except (InvalidArgument, Unavailable):
             raise
         except Exception as error:  # file systems of fsspec raise what their libraries do
-            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
+            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {said(error)}") from error
+
+
+class _TooLate(Exception):
+    pass
+
+
+def _in_time(work: Callable[[], T]) -> T:
+    """What it gives. Libraries wait as long as a server sends a byte now and then: theirs is a thread of its
+    own, which is left behind then. Raises _TooLate, and what it raises.
+    """
+    given: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            given.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            given.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    if not wait([given], WHOLE_SECONDS).done:
+        raise _TooLate
+    return given.result()
 
 
 def _readable(folder: Path) -> None:

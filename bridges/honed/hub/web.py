@@ -26,7 +26,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
-from .reading import WHOLE_SECONDS, Looked, bounded
+from .reading import WHOLE_SECONDS, Looked, bounded, said
 
 _STEP_SECONDS: Final = 20.0  # that nothing may come
 _REDIRECTIONS: Final = 3
@@ -36,7 +36,6 @@ _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 _UNCHANGED: Final = 304
 _ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
 _DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
-_MOST_SHOWN: Final = 120  # letters of what a server says
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,11 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> Looked | _Moved:
             return _Moved(location)
         if error.code in _GONE:
             raise NotFound(f"there is no {address} ({error.code})") from None
-        raise Unavailable(f"{address} answers {error.code} {_shown(error.reason)}") from None
+        raise Unavailable(f"{address} answers {error.code} {said(error.reason)}") from None
     except (OSError, HTTPException, ValueError) as error:
         alarm.check(address)
         why = getattr(error, "reason", None) or error
-        raise Unavailable(f"{address} cannot be read ({_shown(why)})") from error
+        raise Unavailable(f"{address} cannot be read ({said(why)})") from error
 
 
 def _followed(address: str, location: str) -> str:
@@ -90,10 +89,10 @@ def _followed(address: str, location: str) -> str:
             == ("http", 80, "https", 443)
         )
     except ValueError as error:
-        raise InvalidArgument(f"{address} leads to what is no address ({_shown(error)})") from None
+        raise InvalidArgument(f"{address} leads to what is no address ({said(error)})") from None
     if not same:
         raise InvalidArgument(
-            f"{address} leads to {_shown(led)}, which is another server; give its address if that is right"
+            f"{address} leads to {said(led)}, which is another server; give its address if that is right"
         )
     return led
 
@@ -118,11 +117,6 @@ def _settled(now: str, modified: str) -> bool:
     except (ValueError, TypeError, OverflowError):
         return False
     return since.total_seconds() >= _SETTLED
-
-
-def _shown(said: object) -> str:
-    """What comes of a server, fit for a log."""
-    return "".join(c if c.isprintable() else "?" for c in str(said)[:_MOST_SHOWN])
 
 
 class _Alarm:
