@@ -37,46 +37,44 @@ def main() -> int:
     )
     fleet = Fleet(boards=options.boards, hours=options.hours, line_mbit=options.line_mbit, seed=options.seed)
     pushers = sorted({n for n in (1, 10, 100, options.boards) if n <= options.boards})
-    print(f"\n{options.boards} boards, pulls every {options.hours:g} h, 10 % jitter, 2 % off for a day")
-    _table(
-        (
+    tables = {
+        f"{options.boards} boards, pulls every {options.hours:g} h, 2 % off for a day": [
             (f"{n} push; {way.value}", replace(fleet, pushers=n, reading=way))
             for n in pushers
             for way in Reading
-        ),
-        sizes,
-        http,
-    )
-    print("\nAll on again at the same moment, 10 push")
-    _table(
-        (
-            (f"{way.value}; {'jitter' if jitter else 'none'}", replace(
-                fleet, pushers=10, reading=way, together=True, jitter=jitter))
+        ],
+        "All on again at the same moment, 10 push": [
+            (f"{way.value}; {'apart' if apart else 'at once'}", replace(
+                fleet, pushers=10, reading=way, together=True, apart=apart))
             for way in (Reading.CONDITIONAL, Reading.LISTED)
-            for jitter in (0.0, 0.1)
-        ),
-        sizes,
-        http,
-    )  # fmt: skip
-    print("\nHow often, 10 push")
-    _table(
-        (
+            for apart in (False, True)
+        ],
+        "The hub is away for a day from the last push on, 10 push": [
+            (way.value, replace(fleet, pushers=10, reading=way, down_h=24.0)) for way in Reading
+        ],
+        "How often, 10 push": [
             (f"every {hours:g} h; {way.value}", replace(fleet, pushers=10, reading=way, hours=hours))
             for hours in (1.0, 6.0, 24.0)
             for way in (Reading.CONDITIONAL, Reading.LISTED)
-        ),
-        sizes,
-        http,
-    )
+        ],
+        "How many, a hundredth push": [
+            (f"{n} boards; {way.value}", replace(fleet, boards=n, pushers=n // 100, reading=way))
+            for n in (100, 300, 1000, 3000)
+            for way in (Reading.CONDITIONAL, Reading.LISTED)
+        ],
+    }  # fmt: skip
+    for title, rows in tables.items():
+        print(f"\n{title}")
+        _table(rows, sizes, http)
     return 0
 
 
 def _table(rows: Iterable[tuple[str, Fleet]], sizes: Sizes, http: Http) -> None:
     print(
         "| what | requests a day | MB a day out of the hub | KB a day of a board | most requests a second "
-        "| longest pull, s | half have all, h | all that are on, h | all, h |"
+        "| longest pull, s | notes lost | half have all, h | all that are on, h | all, h |"
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for what, fleet in rows:
         print(_row(what, simulate(fleet, sizes, http)))
 
@@ -88,6 +86,7 @@ def _row(what: str, one: Outcome) -> str:
         f"{one.board_bytes_a_day / 1e3:,.0f}",
         f"{one.most_a_second:,}",
         f"{one.longest_pull_s:,.1f}",
+        f"{one.lost}",
         f"{one.half_s / HOUR:.1f}",
         f"{one.on_s / HOUR:.1f}",
         f"{one.all_s / HOUR:.1f}",

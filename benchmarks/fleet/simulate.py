@@ -6,25 +6,30 @@ Pure but for a seeded random generator: the same figures for the same arguments.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
-from collections import Counter
+from bisect import bisect_right, insort
+from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from random import Random
+
+from honed.hub import schedule
+from honed.hub.looking import LOOKS
+from honed.hub.memory import Memory
 
 from .sizes import Http, Sizes
 
 HOUR = 3600.0
-_LISTED = 72.0  # bytes of a list, of each board's index: a hash and the board's number
+DAY = 24 * HOUR
 
 
 class Reading(Enum):
     """How a pull finds out what is new."""
 
     WHOLE = "every index, each time"
-    CONDITIONAL = "every index, if changed (ETag)"
-    LISTED = "one list of what changed (ETag), then that"
+    CONDITIONAL = "every index, if changed"
+    LISTED = "the overview, what it says changed, and some others in turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +39,14 @@ class Fleet:
     boards: int = 1000
     pushers: int = 1  # boards that learn something in the night
     hours: float = 6.0  # between two pulls
-    jitter: float = 0.1  # of that, either way; 0: all boards keep step
     away: float = 0.02  # share of boards that are off for the first day
     line_mbit: float = 100.0  # a second, out of the hub
     round_trip_s: float = 0.03
-    reading: Reading = Reading.CONDITIONAL
-    together: bool = False  # all boards pull first at the same moment, as after a power cut
+    noting_s: float = 0.1  # that a push takes from reading the overview to having written it
+    reading: Reading = Reading.LISTED
+    together: bool = False  # all boards come on at the same moment, as after a power cut
+    apart: bool = True  # they wait then as honed-hub does; else each pulls at once
+    down_h: float = 0.0  # hours that the hub is away, from when all have pushed
     seed: int = 1
 
 
@@ -56,57 +63,112 @@ class Outcome:
     on_s: float  # until all had that were on
     all_s: float  # until all had
     longest_pull_s: float
+    lost: int  # notes in the overview that another push wrote over
 
 
 @dataclass(slots=True)
 class _Board:
-    seen: int = 0  # pushes that it has the records of
-    next_s: float = 0.0
+    """`looked`: when so many indexes were asked for last, in the order of their turns, from `turn` on."""
+
+    chance: float
+    turn: int
+    looked: deque[tuple[float, int]]
+    seen: int = 0  # pushes that it has the records of, of those in the overview
+    found: set[int] = field(default_factory=set)  # others
+    had: bool = False  # all, at some time
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(slots=True)
+class _Pushes:
+    """When boards pushed: what the overview tells of, since when; and by their numbers whose it does not."""
+
+    noted: list[float]
+    lost: dict[int, float]
+    last: float
+
+    @classmethod
+    def of(cls, fleet: Fleet, rng: Random) -> _Pushes:
+        times = sorted(rng.uniform(5 * HOUR, 7 * HOUR) for _ in range(fleet.pushers))
+        width = fleet.noting_s if fleet.reading is Reading.LISTED else 0.0
+        over = {time for time, later in pairwise(times) if later - time < width}
+        numbers = rng.sample(range(fleet.boards), len(over))
+        lost = dict(zip(numbers, sorted(over), strict=True))
+        return cls([time for time in times if time not in over], lost, times[-1])
+
+    def new(self, board: _Board, now: float, turns: range, boards: int) -> int:
+        """How many a board finds now, which asks for these indexes in their turn; it has them then."""
+        seen = bisect_right(self.noted, now)
+        found = {
+            number
+            for number, time in self.lost.items()
+            if time <= now and (number - turns.start) % boards < len(turns)
+        }
+        changed = seen - board.seen + len(found - board.found)  # once more where it is noted again: few
+        board.seen, board.found = seen, board.found | found
+        return changed
+
+    def note_again(self, number: int, now: float) -> None:
+        """A board pulls, and sees that its note was lost."""
+        if self.lost.get(number, now) < now:
+            del self.lost[number]
+            insort(self.noted, now)
+
+    def all_in(self, board: _Board) -> bool:
+        return board.seen == len(self.noted) and self.lost.keys() <= board.found
 
 
 def simulate(fleet: Fleet, sizes: Sizes, http: Http) -> Outcome:
     """A night in which some boards learn, and the pulls until all have it, at least a day."""
     rng = Random(fleet.seed)
-    pushes = sorted(rng.uniform(5 * HOUR, 7 * HOUR) for _ in range(fleet.pushers))
-    boards = [_Board(next_s=_first(fleet, rng, n)) for n in range(fleet.boards)]
-    queue = [(board.next_s, n) for n, board in enumerate(boards)]
+    pushes = _Pushes.of(fleet, rng)
+    lost = len(pushes.lost)
+    boards = [_board(fleet, rng) for _ in range(fleet.boards)]
+    queue = [(_first(fleet, rng, n, board.chance), n) for n, board in enumerate(boards)]
     heapq.heapify(queue)
+    back = pushes.last + fleet.down_h * HOUR
     free = 0.0  # when the line is free
     asked, have, on = Counter[int](), list[float](), list[float]()
     off = fleet.away * fleet.boards  # boards of lower numbers are off for the first day
     out = both = longest = 0.0
-    requests, end, now = 0, 24 * HOUR, 0.0
+    requests, end, now = 0, max(DAY, back), 0.0
     while queue:
         now, n = heapq.heappop(queue)
         if now > end and len(have) == fleet.boards:
             break
         board = boards[n]
-        pushed = _before(pushes, now)
-        pull = _pull(fleet, sizes, http, changed=pushed - board.seen)
+        if pushes.last <= now < back:
+            schedule.failed(board.memory, "", now, board.chance)
+            heapq.heappush(queue, (board.memory.retry_s, n))
+            continue
+        schedule.done(board.memory)
+        turns = _turns(fleet, board, now)
+        changed = pushes.new(board, now, turns, fleet.boards)
+        pull = _pull(fleet, sizes, http, changed, len(turns))
         free = max(now, free) + pull.down * 8 / (fleet.line_mbit * 1e6)
         done = max(free, now + pull.requests * http.round_trips * fleet.round_trip_s)
         longest = max(longest, done - now)
         _spread(asked, now, done, pull.requests)
         requests, out, both = requests + pull.requests, out + pull.down, both + pull.down + pull.up
-        if pushed == len(pushes) and board.seen < pushed:
+        if not board.had and pushes.all_in(board):
+            board.had = True
             have.append(done)
             on.append(done if n >= off else 0.0)
-        board.seen = pushed
-        wait = fleet.hours * HOUR * (1 + rng.uniform(-fleet.jitter, fleet.jitter))
-        heapq.heappush(queue, (max(done, now + wait), n))
-    days = max(now, end) / (24 * HOUR)
+        pushes.note_again(n, now)
+        heapq.heappush(queue, (max(done, now + schedule.interval(fleet.hours, board.chance)), n))
+    days = max(now, end) / DAY
     have.sort()
-    last = pushes[-1]
     return Outcome(
         requests=requests,
         requests_a_day=requests / days,
         bytes_a_day=out / days,
         board_bytes_a_day=both / days / fleet.boards,
         most_a_second=max(asked.values()),
-        half_s=have[len(have) // 2] - last,
-        on_s=max(on) - last,
-        all_s=have[-1] - last,
+        half_s=have[len(have) // 2] - pushes.last,
+        on_s=max(on) - pushes.last,
+        all_s=have[-1] - pushes.last,
         longest_pull_s=longest,
+        lost=lost,
     )
 
 
@@ -117,38 +179,58 @@ class _Pull:
     up: float
 
 
-def _pull(fleet: Fleet, sizes: Sizes, http: Http, changed: int) -> _Pull:
-    """What one pull asks for, where `changed` boards have pushed since the last; each file has a signature.
-
-    All boards have an index in the hub, from nights before, and what those say is known already.
+def _pull(fleet: Fleet, sizes: Sizes, http: Http, changed: int, turns: int) -> _Pull:
+    """What one pull asks for, where `changed` boards have pushed since the last, and so many indexes' turns
+    have come. All boards have an index in the hub, from nights before, and what those say is known already.
     """
     every, signatures = fleet.boards, 2
     keyring = sizes.keyring * every + sizes.keyring_signature
     index, records = sizes.index + sizes.index_signature, sizes.records
+    bodies, content = signatures * changed + changed, changed * (index + records)
     match fleet.reading:
         case Reading.WHOLE:
-            bodies, content, unchanged = signatures * (1 + every), keyring + every * index, 0
+            bodies, content = signatures * (1 + every) + changed, keyring + every * index + changed * records
+            unchanged = 0
         case Reading.CONDITIONAL:
-            bodies, content = signatures * changed, changed * index
-            unchanged = signatures * (1 + every - changed)
+            bodies, unchanged = bodies + 1, 1 + every - changed  # that there is no overview is said, too
         case Reading.LISTED:
             listed = int(changed > 0)
-            bodies, content = listed + signatures * changed, listed * _LISTED * every + changed * index
-            unchanged = 1 - listed
-    bodies, content = bodies + changed, content + changed * records
+            bodies, content = bodies + listed, content + listed * sizes.overview * every
+            unchanged = 2 - listed + turns - changed * turns // every
     requests = bodies + unchanged
     down = content + bodies * http.answers + unchanged * http.unchanged
     return _Pull(requests, down, requests * http.asks)
 
 
-def _first(fleet: Fleet, rng: Random, number: int) -> float:
+def _board(fleet: Fleet, rng: Random) -> _Board:
+    """One that has been at work for long: it has asked for all indexes in their turns."""
+    parts = -(-fleet.boards // LOOKS)
+    turns = deque((-(parts - n) * max(fleet.hours * HOUR, DAY / parts), LOOKS) for n in range(parts - 1))
+    turns.append((0.0, fleet.boards - LOOKS * (parts - 1)))
+    return _Board(rng.random(), rng.randrange(fleet.boards), turns)
+
+
+def _turns(fleet: Fleet, board: _Board, now: float) -> range:
+    """The indexes, by their numbers, that were not asked for in a day, as far as one pull goes."""
+    begin, count = board.turn, 0
+    while board.looked and board.looked[0][0] <= now - DAY and count < LOOKS:
+        when, many = board.looked.popleft()
+        taken = min(many, LOOKS - count)
+        if many > taken:
+            board.looked.appendleft((when, many - taken))
+        count += taken
+    if count:
+        board.looked.append((now, count))
+    board.turn = (begin + count) % fleet.boards
+    return range(begin, begin + count)
+
+
+def _first(fleet: Fleet, rng: Random, number: int, chance: float) -> float:
     """When a board pulls first."""
-    away = 24 * HOUR if number < fleet.away * fleet.boards else 0.0
-    return away + (0.0 if fleet.together else rng.uniform(0, fleet.hours * HOUR))
-
-
-def _before(pushes: list[float], now: float) -> int:
-    return bisect_right(pushes, now)
+    on = DAY if number < fleet.away * fleet.boards else 0.0
+    if fleet.together:
+        return on + (schedule.apart(fleet.hours, chance) if fleet.apart else 0.0)
+    return on + rng.uniform(0, schedule.interval(fleet.hours, chance))
 
 
 def _spread(asked: Counter[int], begin: float, end: float, requests: int) -> None:

@@ -31,6 +31,7 @@ class Sizes:
     index_signature: float
     records: float  # of one board
     count: float  # records in them
+    overview: float = 90.0  # per board: its key's id and a hash
 
     @classmethod
     def of(cls, hub: Path) -> Sizes:

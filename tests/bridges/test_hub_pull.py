@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.hub import index as indexes
-from honed.hub import objects, pulling, pushing, remote
+from honed.hub import objects, pulling, pushing, reading, remote
 from honed.hub.index import Board, Withdrawn
 from honed.hub.memory import Memory
 from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
+from honed.hub.shelf import Shelf
 from honed.jobs.events import Imported
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, Unavailable
@@ -41,7 +42,7 @@ class Machine:
         self.store = remote.store(str(place))
         self.owner = trusted.pop("owner").public if "owner" in trusted else None
         self.trusted = {name: key.public for name, key in trusted.items()}
-        self.memory = Memory()
+        self.memory, self.shelf = Memory(), Shelf(self.store.url)
         self.lines: list[dict[str, Any]] = []
 
     def push(self, key: SecretKey, *records: dict[str, Any], withdrawn: Any = (), now: float = NOW) -> Any:
@@ -49,8 +50,9 @@ class Machine:
 
     def pull(self, *, now: float = NOW, **options: Any) -> Pulled:
         here = {HERE: "0"}
+        known = self.memory, self.shelf
         return pulling.pull(
-            self.store, self.trusted, here, self._take_in, self.memory, now, owner=self.owner, **options
+            self.store, self.trusted, here, self._take_in, *known, now, owner=self.owner, **options
         )
 
     def _take_in(self, device: str, lines: Iterator[bytes]) -> Imported:
@@ -276,9 +278,9 @@ def test_a_hub_that_is_away_is_told() -> None:
 
 
 def test_a_file_that_takes_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_WHOLE_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "WHOLE_SECONDS", 0.0)
     with pytest.raises(Unavailable, match="took more than"):
-        remote._bounded(lambda _: b"x", 1000, "slow")
+        reading.bounded(lambda _: b"x", 1000, "slow")
 
 
 def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:

@@ -26,7 +26,7 @@ HOUR = 3600.0
 SETTINGS = HubSettings(
     url="/hub", push_url="/hub", owner=None, keys={}, pull=True, push=True, hold=False, hours=6.0
 )
-VIEW = View(models=frozenset({"m"}), trials=7, idle=True, tuning=False)
+VIEW = View(models=frozenset({"m"}), trials=7, idle=True, tuning=False, running_s=1e6)
 
 
 def remembered(**changes: object) -> Memory:
@@ -85,17 +85,70 @@ def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1))
-def test_no_wait_is_longer_than_seven_hours(failures: int, chance: float) -> None:
+def test_no_wait_is_longer_than_six_hours(failures: int, chance: float) -> None:
     memory = Memory(failures=failures)
     schedule.failed(memory, "", NOW, chance)
-    assert 0 < memory.retry_s - NOW <= 7 * HOUR
+    assert 0 < memory.retry_s - NOW <= 6 * HOUR
 
 
-@given(st.floats(0, 1), st.floats(0, 1e8), st.booleans(), st.booleans())
-def test_a_clock_set_back_holds_nothing_up(chance: float, back: float, idle: bool, tuning: bool) -> None:
-    view = replace(VIEW, idle=idle, tuning=tuning)
-    told = schedule.due(SETTINGS, remembered(), view, NOW - back - 1, chance)
-    assert told is Deed.PULL
+@given(st.floats(0, 1), st.floats(0, 1e8), st.booleans(), st.booleans(), st.integers(0, 30))
+def test_a_clock_set_back_holds_nothing_up(
+    chance: float, back: float, idle: bool, tuning: bool, failures: int
+) -> None:
+    """It pulls at once; after a failure no later than that may take with a clock that is right."""
+    view, then = replace(VIEW, idle=idle, tuning=tuning), NOW - back - 1
+    assert schedule.due(SETTINGS, remembered(), view, then, chance) is Deed.PULL
+    memory = Memory(failures=failures)
+    schedule.failed(memory, "pull: the hub is away", NOW, chance)
+    told = [schedule.due(SETTINGS, memory, view, now, chance) for now in (then, then + 6 * HOUR)]
+    assert Deed.PULL in told
+
+
+@given(st.floats(0.1, 100), st.floats(0, 1), st.floats(0, 100 * HOUR), st.floats(0, 1e6))
+def test_what_is_overdue_waits_for_a_part_of_half_an_hour_and_no_longer(
+    hours: float, chance: float, off: float, running: float
+) -> None:
+    settings, view = replace(SETTINGS, hours=hours), replace(VIEW, running_s=running)
+    memory, now = remembered(), NOW + 1.1 * hours * HOUR + off
+    told = schedule.due(settings, memory, view, now, chance)
+    if running >= min(0.5, hours) * HOUR:
+        assert told is Deed.PULL
+    elif running < chance * min(0.5, hours) * HOUR:
+        assert told is None
+    assert schedule.due(settings, Memory(), view, now, chance) is Deed.PULL  # the first waits for nobody
+
+
+def busiest(times: list[float], window: float) -> int:
+    """The most of them in any such window."""
+    return max(sum(begin <= time < begin + window for time in times) for begin in times)
+
+
+@given(st.lists(st.floats(0, 1), min_size=20, max_size=60, unique=True), st.integers(0, 20))
+def test_machines_that_fail_together_come_back_apart(chances: list[float], failures: int) -> None:
+    """Each at a moment of its own, as far apart as their chances are, within the latter half of the wait."""
+    waits = []
+    for chance in chances:
+        memory = Memory(failures=failures)
+        schedule.failed(memory, "", NOW, chance)
+        waits.append(memory.retry_s - NOW)
+    longest = min(300.0 * 2**failures, 6 * HOUR)
+    assert all(longest / 2 <= wait <= longest for wait in waits)
+    assert busiest(waits, longest / 20) <= busiest(chances, 0.11)
+
+
+@given(st.lists(st.floats(0, 1), min_size=20, max_size=60, unique=True), st.floats(1, 100))
+def test_machines_that_come_on_together_pull_apart(chances: list[float], days: float) -> None:
+    def pulls(chance: float) -> float:
+        now, running = NOW + days * 24 * HOUR, 0.0
+        while due_at(now + running, running, chance) is None:
+            running += 60.0
+        return running
+
+    def due_at(now: float, running: float, chance: float) -> Deed | None:
+        settings = replace(SETTINGS, push=False)
+        return schedule.due(settings, remembered(), replace(VIEW, running_s=running), now, chance)
+
+    assert busiest([pulls(chance) for chance in chances], 60.0) <= busiest(chances, 0.1)
 
 
 def shown(**values: object) -> ConfigShown:

@@ -105,6 +105,27 @@ def test_from_one_machine_to_another(
         assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
+def test_what_did_not_change_is_not_read_and_a_lost_note_is_written_again(
+    hone: Hone, hub: Path, setup: Setup, tmp_path: Path
+) -> None:
+    overview = hub / "boards.json"
+    empty = overview.read_bytes()
+    hone("attic", "push")
+    full = overview.read_bytes()
+    hone("attic", "pull")
+    assert hone("cellar", "pull")["added"] == 2
+    (index,) = hub.glob("boards/*/index.json")
+    index.rename(away := tmp_path / "index.json")
+    assert not hone("cellar", "pull")["sources"][0]["problem"]  # by what is kept in its folder
+    assert "gone" in hone("cellar", "pull", "--from", "attic", fails=True)["sources"][0]["problem"]
+    away.rename(index)
+    overview.write_bytes(empty)
+    hone("attic", "status")
+    assert overview.read_bytes() == empty, "who only looks writes nothing"
+    hone("attic", "pull")
+    assert overview.read_bytes() == full
+
+
 def test_what_is_revoked_is_believed_no_more(hone: Hone, hub: Path, setup: Setup) -> None:
     hone("attic", "push")
     assert hone("owner", "revoke", str(hub), "attic")["boards"] == []
@@ -135,16 +156,16 @@ def test_the_program_pulls_and_pushes_and_comes_back_after_a_hub_was_away(
     key_of(cellar)
     with service.client() as client:
         assert machine.trials(client) == 0  # nobody has told the service of these records yet
-    assert look(socket, attic, 0.5) is Deed.PULL
-    assert look(socket, attic, 0.5) is None
+    assert look(socket, attic, 0.5, 0.0) is Deed.PULL
+    assert look(socket, attic, 0.5, 0.0) is None
     hone("attic", "push")
     away = hub.rename(tmp_path / "away")
-    assert look(socket, cellar, 0.5) is Deed.PULL
+    assert look(socket, cellar, 0.5, 0.0) is Deed.PULL
     assert "make or mount it" in hone("cellar", "status")["last_problem"]
     assert hone("cellar", "status")["retry_seconds"] > 0
-    assert look(socket, cellar, 0.5) is None
+    assert look(socket, cellar, 0.5, 0.0) is None
     away.rename(hub)
     with cellar.changing() as memory:
         memory.retry_s = 0.0
-    assert look(socket, cellar, 0.5) is Deed.PULL
+    assert look(socket, cellar, 0.5, 0.0) is Deed.PULL
     assert cellar.remembered().sources[0].records == 2

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes
 from . import objects
 from .index import Index
+from .looking import signed
 from .memory import Memory
 from .minisign import PublicKey
-from .pulling import signed
 from .remote import Store
+
+_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ def gather(
     for name, key in keys.items():
         try:
             index = indexes.read_index(signed(store, indexes.index_file(key), key), now)
-            indexes.newer(index.serial, memory.seen.get(key.name))
+            indexes.newer(index.serial, memory.seen.get(indexes.numbered(key)))
             _written(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
@@ -59,15 +62,19 @@ def gather(
 
 def _ring(store: Store, owner: PublicKey, memory: Memory, now: float) -> indexes.Keyring:
     ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
-    indexes.newer(ring.serial, memory.seen.get(indexes.HUB))
+    indexes.newer(ring.serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
     return ring
 
 
 def _written(store: Store, key: PublicKey, index: Index, folder: Path, done: Gathered) -> None:
+    room = _MOST
     for entry in index.entries:
         data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)
         objects.check(data, entry.sha256)
         with (folder / f"{key.name}-{entry.sha256}.jsonl").open("wb") as file:
             for line in objects.unpacked(data):
+                room -= len(line) + 1
+                if room < 0:
+                    raise InvalidArgument(f"it has more than {_MOST >> 20} MiB of records; the rest was left")
                 file.write(line + b"\n")
-        done.records += entry.records
+                done.records += 1

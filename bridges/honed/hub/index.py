@@ -3,6 +3,7 @@
 hub.json                          the keyring, signed by whoever made the hub
 boards/<key id>/index.json        what one board put there, signed by its key
 boards/<key id>/<sha256>.jsonl.gz records, known by their hash, which the index names
+boards.json                       the overview: what each index is, by its hash; nobody signs it
 
 Each board writes in its own folder only, so that pushes need no server and never conflict; whoever reads
 puts together what the keys that it trusts have signed.
@@ -24,8 +25,10 @@ from .minisign import PublicKey
 
 FORMAT: Final = 1
 HUB: Final = "hub.json"
+OVERVIEW: Final = "boards.json"
 SIGNATURE: Final = ".minisig"  # behind the name of what is signed
 MAX_INDEX_BYTES: Final = 4 << 20
+MAX_OVERVIEW_BYTES: Final = 2 << 20
 MAX_ENTRIES: Final = 10_000
 MAX_BOARDS: Final = 10_000
 MAX_WITHDRAWN: Final = 10_000
@@ -87,6 +90,14 @@ class Keyring:
     revoked: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What each board's index is, by key id its SHA-256. A hint: whoever writes in the hub can change it."""
+
+    honed_hub: int
+    indexes: dict[str, str]
+
+
 def folder(key: PublicKey) -> str:
     """Where a board writes, below the hub's address."""
     return f"boards/{key.name}"
@@ -102,9 +113,9 @@ def object_file(key: PublicKey, sha256: str) -> str:
     return f"{folder(key)}/{sha256}.jsonl.gz"
 
 
-def written(signed: Index | Keyring) -> bytes:
-    """The file, of which the signature is made."""
-    plain = strict.to_plain(signed, omit_defaults=True)
+def written(file: Index | Keyring | Overview) -> bytes:
+    """The file, of which the signature is made where it has one."""
+    plain = strict.to_plain(file, omit_defaults=True)
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
 
 
@@ -137,24 +148,48 @@ def read_keyring(data: bytes, now: float | None) -> Keyring:
     return keyring
 
 
+def read_overview(data: bytes) -> Overview:
+    """Raises InvalidArgument where it is none."""
+    overview = _read(Overview, data)
+    if overview.honed_hub != FORMAT or len(overview.indexes) > MAX_BOARDS:
+        raise InvalidArgument(f"it is of another format, or names more than {MAX_BOARDS} boards")
+    return overview
+
+
+def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
+    """The same with a board's index as it is now, or one of it alone: where there is none, or it is full."""
+    before = overview.indexes if overview is not None else {}
+    if len(before) >= MAX_BOARDS and key.name not in before:
+        before = {}
+    return Overview(honed_hub=FORMAT, indexes=before | {key.name: sha256})
+
+
 def believed(
     trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring], before: Iterable[str] = ()
 ) -> dict[str, PublicKey]:
     """Keys by name, those of the configuration first, with those that signed keyrings name; none revoked.
 
     The keyrings' signer is trusted; `before` are key ids that one revoked before. A name that two keys have
-    is told apart by the key's id.
+    is told apart by the key's id. Of two keys with one id, which is the board's to choose, the first counts:
+    the other would spoil its folder and its numbers.
     """
     rings = list(keyrings)
     revoked = {key_id.upper() for key_id in (*before, *(each for ring in rings for each in ring.revoked))}
     found: dict[str, PublicKey] = {}
+    ids: set[str] = set()
     named = [*trusted.items()]
     named += sorted((board.name, PublicKey.parse(board.key)) for ring in rings for board in ring.boards)
     for name, key in named:
-        if key.name in revoked or key in found.values():
+        if key.name in revoked or key.name in ids:
             continue
+        ids.add(key.name)
         found[name if name not in found else f"{name} {key.name}"] = key
     return found
+
+
+def numbered(key: PublicKey, *, keyring: bool = False) -> str:
+    """What the last number of a key's index, or keyring, is remembered by."""
+    return f"{HUB} {key.name}" if keyring else key.name
 
 
 def newer(serial: int, seen: int | None) -> None:
@@ -182,7 +217,7 @@ def _read(kind: type[T], data: bytes) -> T:
     if len(data) > MAX_INDEX_BYTES:
         raise InvalidArgument(f"it is larger than {MAX_INDEX_BYTES >> 20} MiB")
     try:
-        plain: Any = json.loads(data, parse_constant=_no_constant)
+        plain: Any = json.loads(data.decode(), parse_constant=_no_constant)
         return strict.from_plain(kind, plain, where="it")
     except (ValueError, RecursionError) as error:  # Mismatch is a ValueError
         raise InvalidArgument(f"it is not what a hub holds: {error}") from error

@@ -23,6 +23,7 @@ from .minisign import PublicKey, SecretKey
 from .pulling import Pulled
 from .pushing import Pushed
 from .settings import HubSettings
+from .shelf import Shelf
 
 SYSTEM: Final = Path("/var/lib/honed-hub")
 
@@ -43,12 +44,26 @@ class Place:
         """What was seen and done."""
         return self.folder / "memory.json"
 
+    @property
+    def shelf(self) -> Path:
+        """The hub's signed files as they were read last."""
+        return self.folder / "shelf.json"
+
     def own(self) -> PublicKey | None:
         """The key of this machine, where it has one."""
         try:
             return SecretKey.load(self.key).public
         except NotFound:
             return None
+
+    @contextmanager
+    def shelved(self, url: str) -> Iterator[Shelf]:
+        """What is kept of that hub, kept also where the work fails; for whoever is `changing`."""
+        shelf = Shelf.load(self.shelf, url)
+        try:
+            yield shelf
+        finally:
+            shelf.save(self.shelf)
 
     @contextmanager
     def changing(self) -> Iterator[Memory]:
@@ -110,20 +125,21 @@ def pull(
     client: Client,
     settings: HubSettings,
     memory: Memory,
+    shelf: Shelf,
     own: PublicKey | None,
-    url: str,
     names: frozenset[str] | None = None,
 ) -> Pulled:
-    """Take in what the hub has for this machine's devices; with `settings.hold` only look.
+    """Take in what the hub of the shelf has for this machine's devices; with `settings.hold` only look.
 
     `names` are the keys to take of, None: all that are trusted.
     """
     pulled = pulling.pull(
-        remote.store(url),
+        remote.store(shelf.url),
         settings.keys,
         records.devices(client),
         lambda device, given: records.take_in(client, device, given),
         memory,
+        shelf,
         time.time(),
         owner=settings.owner,
         own=own,
@@ -131,6 +147,8 @@ def pull(
         names=names,
     )
     memory.models = tuple(sorted(models(client)))
+    if own is not None and settings.push and not (settings.hold or memory.noted):
+        pushing.note(remote.store(settings.push_url), own, memory.index)
     return pulled
 
 

@@ -41,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _leave)
     place = Place(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance = _chance(key_of(place))
+        chance, begun = _chance(key_of(place)), time.monotonic()
         while True:
             try:
-                look(options.socket, place, chance)
+                look(options.socket, place, chance, time.monotonic() - begun)
             except Unavailable as error:  # of the service: what befalls the hub is remembered
                 _log.info("waiting: %s", error)
             time.sleep(options.every)
@@ -84,14 +84,15 @@ def key_of(place: Place) -> SecretKey:
     return SecretKey.load(place.key)
 
 
-def look(socket: str | None, place: Place, chance: float) -> Deed | None:
+def look(socket: str | None, place: Place, chance: float, running_s: float) -> Deed | None:
     """Do what is due, and tell what was done. Raises Unavailable where there is no service.
 
-    What goes wrong with the hub is remembered, and it is left alone for a while.
+    It has looked for `running_s` seconds. What goes wrong with the hub is remembered, and it is left alone
+    for a while.
     """
     with Client(socket) as client:
         settings = HubSettings.of(client.ask(methods.CONFIG_SHOW))
-        deed = schedule.due(settings, place.remembered(), _view(client), time.time(), chance)
+        deed = schedule.due(settings, place.remembered(), _view(client, running_s), time.time(), chance)
         if deed is None:
             return None
         with place.changing() as memory:
@@ -112,20 +113,22 @@ def _do(deed: Deed, client: Client, settings: HubSettings, place: Place, memory:
     if deed is Deed.PUSH:
         pushed = machine.push(client, key, memory, settings.push_url)
         return f"pushed {pushed.records} records" if pushed.changed else "the hub has all that is here"
-    pulled = machine.pull(client, settings, memory, key.public, settings.url)
+    with place.shelved(settings.url) as shelf:
+        pulled = machine.pull(client, settings, memory, shelf, key.public)
     for source in pulled.sources:
         if source.problem:
             _log.warning("nothing is taken of %s: %s", source.name, source.problem)
     return f"pulled {pulled.added} records, {pulled.held} are held back, {len(pulled.refused)} cannot be used"
 
 
-def _view(client: Client) -> View:
+def _view(client: Client, running_s: float) -> View:
     status = client.ask(methods.SERVER_STATUS)
     return View(
         models=machine.models(client),
         trials=machine.trials(client),
         idle=status.idle.idle,
         tuning=status.lease.holder is not None,
+        running_s=running_s,
     )
 
 

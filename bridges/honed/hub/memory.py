@@ -11,6 +11,7 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
+MAX_PROBLEM: Final = 300  # letters
 _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
 
 
@@ -29,8 +30,10 @@ class Memory:
     """Serials and files seen, and what came of the last pull and push; times are seconds since 1970."""
 
     serial: int = 0  # of the last index pushed
-    seen: dict[str, int] = field(default_factory=dict)  # serials, by signed file
-    taken: tuple[str, ...] = ()  # hashes of files
+    index: str = ""  # its SHA-256
+    noted: bool = True  # in the overview, where there is one, at the last pull
+    seen: dict[str, int] = field(default_factory=dict)  # serials, as `index.numbered` names them
+    taken: tuple[str, ...] = ()  # files, by their key's id and hash
     revoked: tuple[str, ...] = ()  # key ids
     pulled_s: float | None = None
     pushed_s: float | None = None

@@ -93,9 +93,8 @@ def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
         plain = json.loads(line)
         plain = {name: plain[name] for name in _SHARED}
         plain["compiler"] = f"{plain['compiler']}, by {source}"
-        known = schedule(plain)
+        why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
+        plain |= {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
+        return json.dumps(plain, allow_nan=False).encode() + b"\n", schedule(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
-    why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
-    more = {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
-    return json.dumps(plain | more, allow_nan=False).encode() + b"\n", known

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
-from honed.protocol.errors import HonedError
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 
 from . import index as indexes
 from . import objects
 from .index import Board, Entry, Index, Keyring, Withdrawn
+from .looking import signed
 from .memory import Memory
-from .minisign import SecretKey
+from .minisign import PublicKey, SecretKey
 from .remote import Store
 
 LASTS: Final = 30 * 86400.0  # seconds that an index is believed; pushed again after half of it
 _QUARANTINED: Final = 2000  # a device, the latest ones
 _SETUPS: Final = 3  # drivers and compilers of a device, the latest used
+_log = logging.getLogger("honed.hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,16 @@ def push(
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     files = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
     entries = tuple(_entry(data, records) for data, records in files)
-    before = _before(store, key, now)
+    before, data = _before(store, key, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
     if before is not None and fresh and (before.entries, before.withdrawn) == (entries, withdrawn):
+        memory.index = objects.sha256(data)
+        note(store, key.public, memory.index)
         return Pushed(sum(e.records for e in entries), len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
-    for (data, _), entry in zip(files, entries, strict=True):
-        if before is None or entry not in before.entries:
-            store.write(indexes.object_file(key.public, entry.sha256), data)
+    for (packed, _), entry in zip(files, entries, strict=True):
+        if before is None or not fresh or entry not in before.entries:  # now and then what got lost, too
+            store.write(indexes.object_file(key.public, entry.sha256), packed)
     index = Index(
         honed_hub=indexes.FORMAT,
         serial=memory.serial,
@@ -64,7 +69,10 @@ def push(
         entries=entries,
         withdrawn=withdrawn,
     )
-    write_signed(store, indexes.index_file(key.public), indexes.written(index), key)
+    data = indexes.written(index)
+    write_signed(store, indexes.index_file(key.public), data, key)
+    memory.index = objects.sha256(data)
+    note(store, key.public, memory.index)
     for old in before.entries if before else ():
         if old.sha256 not in {entry.sha256 for entry in entries}:
             store.remove(indexes.object_file(key.public, old.sha256))
@@ -100,19 +108,47 @@ def write_signed(store: Store, name: str, data: bytes, key: SecretKey) -> None:
     store.write(name, data)
 
 
-def _before(store: Store, key: SecretKey, now: float) -> Index | None:
-    """What this board has there now; None where nothing is, or nothing that is right."""
-    from .pulling import signed
+def make_overview(store: Store) -> None:
+    """Put an empty overview there, into which those who push write themselves."""
+    empty = indexes.Overview(honed_hub=indexes.FORMAT, indexes={})
+    store.write(indexes.OVERVIEW, indexes.written(empty))
 
+
+def note(store: Store, key: PublicKey, sha256: str) -> None:
+    """Say in the overview, where the hub has one, that this is the hash of the board's index now.
+
+    Of two who write at once one may lose its note. It sees that when it pulls, and notes it again; meanwhile
+    the others find the index when they ask for it in its turn, as they do where a board may not write there.
+    """
     try:
-        return indexes.read_index(signed(store, indexes.index_file(key.public), key.public), now)
-    except HonedError:
+        before = _overview(store)
+        if before is None or before.indexes.get(key.name) != sha256:
+            store.write(indexes.OVERVIEW, indexes.written(indexes.noted(before, key, sha256)))
+    except NotFound:
+        return
+    except HonedError as error:
+        _log.warning("others will find what was pushed later, as it cannot be noted: %s", error)
+
+
+def _overview(store: Store) -> indexes.Overview | None:
+    """None for one that is damaged; raises NotFound where there is none, and Unavailable."""
+    try:
+        return indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
+    except InvalidArgument as error:
+        _log.warning("%s of the hub is damaged, and is begun anew: %s", indexes.OVERVIEW, error)
         return None
 
 
-def _keyring(store: Store, key: SecretKey, now: float) -> Keyring | None:
-    from .pulling import signed
+def _before(store: Store, key: SecretKey, now: float) -> tuple[Index | None, bytes]:
+    """What this board has there now, and the file; None where nothing is, or nothing that is right."""
+    try:
+        data = signed(store, indexes.index_file(key.public), key.public)
+        return indexes.read_index(data, now), data
+    except HonedError:
+        return None, b""
 
+
+def _keyring(store: Store, key: SecretKey, now: float) -> Keyring | None:
     try:
         return indexes.read_keyring(signed(store, indexes.HUB, key.public), now)
     except HonedError:

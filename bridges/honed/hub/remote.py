@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from http.client import HTTPException
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
-from honed.machine.files import replacing
+from honed.machine.files import open_regular, replacing
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
+from . import web
+from .reading import WHOLE_SECONDS, Looked, bounded, said
+
 T = TypeVar("T")
-_CHUNK: Final = 1 << 16
-_STEP_SECONDS: Final = 20.0  # that nothing may come
-_WHOLE_SECONDS: Final = 300.0  # of one file
+_PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull
 
 
 class Store(ABC):
@@ -27,10 +28,17 @@ class Store(ABC):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._end = time.monotonic() + _PATIENCE_SECONDS
 
-    @abstractmethod
     def read(self, name: str, most: int) -> bytes:
         """A file. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most` bytes."""
+        data = self.look(name, most).data
+        assert data is not None, "there is no tag that it could be unchanged by"
+        return data
+
+    @abstractmethod
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        """A file, unless it is as it was when it had this tag; raises what `read` does."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -39,6 +47,11 @@ class Store(ABC):
     @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, where it is there; raises Unavailable."""
+
+    def _hurry(self) -> None:
+        """Raise Unavailable where all that was read took too long."""
+        if time.monotonic() > self._end:
+            raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
 
 
 def store(url: str) -> Store:
@@ -55,53 +68,57 @@ def store(url: str) -> Store:
 
 
 class _Folder(Store):
+    """Whoever writes there may be nobody's friend: links, FIFOs and devices are left."""
+
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
 
-    def read(self, name: str, most: int) -> bytes:
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
         try:
-            with (self._path / name).open("rb") as file:
-                return _bounded(file.read, most, name)
+            with open_regular(self._at(name)) as file:
+                return Looked(bounded(file.read, most, name))
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.is_dir():
                 raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
             raise NotFound(f"{self.url} has no {name}") from None
         except OSError as error:
+            if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO):
+                raise InvalidArgument(f"{self.url}/{name} is no file, and was left") from None
             raise Unavailable(f"{self.url}/{name} cannot be read ({error.strerror})") from error
 
     def write(self, name: str, data: bytes) -> None:
-        path = self._path / name
+        path = self._at(name)
         try:
             _readable(path.parent)
             with replacing(path) as file:
+                os.fchmod(file.fileno(), 0o644)  # a web server reads it
                 file.write(data)
-            os.chmod(path, 0o644)  # a web server reads it
         except OSError as error:
             raise Unavailable(f"{path} cannot be written ({error.strerror})") from error
 
     def remove(self, name: str) -> None:
+        path = self._at(name)
         try:
-            (self._path / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except OSError as error:
-            raise Unavailable(f"{self._path / name} cannot be removed ({error.strerror})") from error
+            raise Unavailable(f"{path} cannot be removed ({error.strerror})") from error
+
+    def _at(self, name: str) -> Path:
+        """Where a file is; raises InvalidArgument where a link leads elsewhere, but for the hub itself."""
+        path = Path(os.path.realpath(self._path)) / name
+        if os.path.realpath(path) != str(path):
+            raise InvalidArgument(f"{self.url}/{name} is a link or behind one, and was left")
+        return path
 
 
 class _Web(Store):
-    def read(self, name: str, most: int) -> bytes:
-        address = f"{self.url}/{quote(name)}"
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        self._hurry()
         try:
-            with urllib.request.urlopen(address, timeout=_STEP_SECONDS) as answer:
-                if urlsplit(answer.url).scheme not in ("http", "https"):
-                    raise InvalidArgument(f"{address} leads to {answer.url}, which is no web address")
-                return _bounded(answer.read1, most, name)
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 410):
-                raise NotFound(f"{self.url} has no {name}") from None
-            raise Unavailable(f"{address} answers {error.code} {error.reason}") from error
-        except (OSError, HTTPException, ValueError) as error:
-            why = getattr(error, "reason", None) or error
-            raise Unavailable(f"{address} cannot be read ({why})") from error
+            return web.get(f"{self.url}/{quote(name)}", most, tag)
+        except NotFound:
+            raise NotFound(f"{self.url} has no {name}") from None
 
     def write(self, name: str, data: bytes) -> None:
         raise InvalidArgument(f"nothing can be pushed to {self.url}; push to the folder that it serves")
@@ -122,10 +139,17 @@ class _Other(Store):
         except (ImportError, ValueError) as error:
             raise InvalidArgument(f"hub {url!r} cannot be read: {error}") from error
 
-    def read(self, name: str, most: int) -> bytes:
-        def work() -> bytes:
-            with self._files.open(f"{self._root}/{name}", "rb") as file:
-                return _bounded(file.read, most, name)
+    def look(self, name: str, most: int, tag: str = "") -> Looked:
+        self._hurry()
+        path = f"{self._root}/{name}"
+
+        def work() -> Looked:
+            known = self._files.info(path)
+            now = str(known.get("ETag") or known.get("etag") or "")  # what S3 and others tell
+            if now and now == tag:
+                return Looked(None, now)
+            with self._files.open(path, "rb") as file:
+                return Looked(bounded(file.read, most, name), now)
 
         return self._told(name, work)
 
@@ -140,13 +164,39 @@ class _Other(Store):
 
     def _told(self, name: str, work: Callable[[], T]) -> T:
         try:
-            return work()
+            return _in_time(work)
+        except _TooLate:
+            raise Unavailable(
+                f"{self.url}/{name} took more than {WHOLE_SECONDS:.0f} s, and was left"
+            ) from None
         except FileNotFoundError:
             raise NotFound(f"{self.url} has no {name}") from None
-        except InvalidArgument:
+        except (InvalidArgument, Unavailable):
             raise
         except Exception as error:  # file systems of fsspec raise what their libraries do
-            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
+            raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {said(error)}") from error
+
+
+class _TooLate(Exception):
+    pass
+
+
+def _in_time(work: Callable[[], T]) -> T:
+    """What it gives. Libraries wait as long as a server sends a byte now and then: theirs is a thread of its
+    own, which is left behind then. Raises _TooLate, and what it raises.
+    """
+    given: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            given.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            given.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    if not wait([given], WHOLE_SECONDS).done:
+        raise _TooLate
+    return given.result()
 
 
 def _readable(folder: Path) -> None:
@@ -155,17 +205,3 @@ def _readable(folder: Path) -> None:
         _readable(folder.parent)
         folder.mkdir(exist_ok=True)
         os.chmod(folder, 0o755)
-
-
-def _bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
-    """All there is; raises InvalidArgument beyond `most`, Unavailable where it takes too long."""
-    end = time.monotonic() + _WHOLE_SECONDS
-    parts, size = [], 0
-    while part := read(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise InvalidArgument(f"{name} is larger than {most} bytes, and was left")
-        if time.monotonic() > end:
-            raise Unavailable(f"{name} took more than {_WHOLE_SECONDS:.0f} s, and was left")
-    return b"".join(parts)

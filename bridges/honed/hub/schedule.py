@@ -12,8 +12,9 @@ from .settings import HubSettings
 
 _NIGHT: Final = 20 * 3600.0  # between two pushes
 _PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
-_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure, doubled each time
-_SPREAD: Final = 0.2  # of these times, so that not all machines come at once
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure at most, doubled each time
+_SPREAD: Final = 0.2  # of the hours between pulls, so that not all machines come at once
+_TOGETHER: Final = 1800.0  # within which machines pull that came on at the same moment
 
 
 class Deed(StrEnum):
@@ -25,17 +26,18 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The service as it is now; `trials` are all that tuning has made."""
+    """The service as it is now; `trials` are all that tuning has made. It was looked at for `running_s`."""
 
     models: frozenset[str]
     trials: int
     idle: bool
     tuning: bool
+    running_s: float
 
 
 def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> Deed | None:
     """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
-    if not settings.url or now < memory.retry_s:
+    if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
         return Deed.PULL
@@ -44,9 +46,21 @@ def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: f
     return None
 
 
+def interval(hours: float, chance: float) -> float:
+    """Seconds between two pulls of this machine."""
+    return hours * 3600.0 * (1 + _SPREAD * (chance - 0.5))
+
+
+def apart(hours: float, chance: float) -> float:
+    """Seconds that it waits with a pull that was due when it came on, as others may have come on with it."""
+    return chance * min(_TOGETHER, hours * 3600.0)
+
+
 def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
-    """Leave the hub alone for a while: longer each time, up to six hours."""
-    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * _spread(chance)
+    """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
+    machines that found it away together come back one by one.
+    """
+    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * (1 + chance) / 2
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
@@ -58,8 +72,10 @@ def done(memory: Memory) -> None:
 def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> bool:
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
-    waited, hours = now - memory.pulled_s, settings.hours * 3600.0 * _spread(chance)
-    return waited >= hours and (view.idle or waited >= _PATIENCE * hours)
+    waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
+    if waited < hours or view.running_s < apart(settings.hours, chance):
+        return False
+    return view.idle or waited >= _PATIENCE * hours
 
 
 def _push_due(memory: Memory, view: View, now: float) -> bool:
@@ -69,7 +85,3 @@ def _push_due(memory: Memory, view: View, now: float) -> bool:
     if view.trials != memory.trials and waited >= _NIGHT:
         return True
     return memory.pushed_s is not None and waited > LASTS / 2  # or others would find it expired
-
-
-def _spread(chance: float) -> float:
-    return 1 + _SPREAD * (chance - 0.5)

@@ -14,6 +14,7 @@ from . import machine
 from .machine import Place
 from .memory import Source
 from .settings import HubSettings
+from .shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ def look(client: Client, settings: HubSettings, place: Place, url: str) -> HubSt
     if not url:
         return told
     try:
-        looked = machine.pull(client, replace(settings, hold=True), memory, own, url)
+        shelf = Shelf.load(place.shelf, url)
+        looked = machine.pull(client, replace(settings, hold=True), memory, shelf, own)
     except (Unavailable, InvalidArgument) as error:
         return replace(told, problem=str(error))
     return replace(told, waiting=looked.held, sources=tuple(looked.sources))

@@ -372,7 +372,7 @@ def _items(decoders: tuple[_Decoder, ...], plain: list[Any]) -> tuple[Any, ...]:
 def _scalar_decoder(kind: Any) -> _Decoder:
     def decode(plain: Any) -> Any:
         if type(plain) is not kind:
-            if kind is float and type(plain) is int:
+            if kind is float and type(plain) is int and plain in INTEGERS:
                 return float(plain)
             raise _Wrong(f" is {shown(plain)} instead of {_NAMES.get(kind, str(kind))}")
         if kind is int and plain not in INTEGERS:

@@ -147,12 +147,13 @@ def _own(arguments: argparse.Namespace) -> SecretKey:
 
 
 def _init(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.hub import index, remote
+    from honed.hub import index, pushing, remote
 
     store = remote.store(_url(arguments.url))
     try:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
     except (NotFound, Unavailable):
+        pushing.make_overview(store)
         return _listed(arguments, output, (), (), "There is a hub")
     raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
 
@@ -167,6 +168,8 @@ def _trust(arguments: argparse.Namespace, output: Output) -> int:
     if key.name in before.revoked:
         raise InvalidArgument(f"key {key.name} was revoked; make another on that machine")
     boards = tuple(board for board in before.boards if board.name != name)
+    if key.name in {PublicKey.parse(board.key).name for board in boards}:
+        raise InvalidArgument(f"another machine's key has the id {key.name}; make another on that machine")
     return _listed(arguments, output, (*boards, Board(name, str(key))), before.revoked, f"{name} is trusted")
 
 
@@ -185,10 +188,10 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> int:
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
     """The hub's list as it is. Raises NotFound where there is none, InvalidArgument for another's."""
-    from honed.hub import index, pulling, remote
+    from honed.hub import index, looking, remote
 
     store = remote.store(_url(arguments.url))
-    data = pulling.signed(store, index.HUB, _own(arguments).public)
+    data = looking.signed(store, index.HUB, _own(arguments).public)
     return index.read_keyring(data, None)
 
 
@@ -243,7 +246,8 @@ def _pull(arguments: argparse.Namespace, output: Output) -> int:
         settings = dataclasses.replace(_settings(client), hold=arguments.hold)
         url = _url(_chosen(arguments.url, settings.url))
         names = frozenset(arguments.names) if arguments.names else None
-        pulled = machine.pull(client, settings, memory, place.own(), url, names)
+        with place.shelved(url) as shelf:
+            pulled = machine.pull(client, settings, memory, shelf, place.own(), names)
     document = {"url": url, **strict.to_plain(pulled), "sources": tuple(pulled.sources)}
     output.emit(document, lambda console: _print_pulled(console, url, pulled))
     return 1 if not pulled.added and not pulled.merged and any(s.problem for s in pulled.sources) else 0

@@ -1,0 +1,230 @@
+"""What trusted keys have put in a hub, by as few requests as that takes.
+
+Each signed file is asked for by its tag, so that one that did not change is not sent. The overview, which
+nobody signs, says which indexes did: the others are not asked for at all. It can lie, and then keeps things
+back; so those indexes that were not asked for in a day are, some with each pull, and one that has expired is
+at once. What is taken is checked by its signature and number, wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
+
+from . import index as indexes
+from . import objects
+from .index import Index, Keyring
+from .memory import MAX_PROBLEM, Memory
+from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
+from .remote import Store
+from .shelf import Kept, Shelf
+
+LOOKS: Final = 50  # indexes that a pull asks for though the overview says that they did not change
+_DAY: Final = 86400.0
+_AWAY: Final = 3  # files that cannot be read, after which the hub is away
+_log = logging.getLogger("honed.hub")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one key has signed; `problem` is "" where nothing is wrong."""
+
+    name: str
+    key: PublicKey
+    index: Index | None
+    problem: str
+
+
+def look(
+    store: Store,
+    trusted: Mapping[str, PublicKey],
+    owner: PublicKey | None,
+    memory: Memory,
+    shelf: Shelf,
+    now: float,
+    *,
+    own: PublicKey | None = None,
+    names: Collection[str] = (),
+) -> list[Found]:
+    """What each trusted key but this machine's `own` has there; the indexes of `names` are asked for.
+
+    The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument where nobody
+    is trusted, Unavailable where the hub cannot be reached. `memory` and `shelf` are changed.
+    """
+    if not trusted and owner is None:
+        raise InvalidArgument("no key is trusted; name the owner's, or boards' keys, in [hub]")
+    hub = _Hub(store, memory, shelf, now)
+    ring, why = (None, "") if owner is None else hub.keyring(owner)
+    keys = indexes.believed(trusted, [ring] if ring else [], memory.revoked)
+    keys = {name: key for name, key in keys.items() if key != own}
+    files = {indexes.index_file(key): key for key in keys.values()}
+    listed = hub.overview()
+    if own is not None and listed is not None:
+        memory.noted = not memory.index or listed.get(own.name) == memory.index
+    asked = to_ask({file: key.name for file, key in files.items()}, shelf.files, listed, now)
+    asked |= {indexes.index_file(keys[name]) for name in names if name in keys}
+    found = hub.indexes(keys, asked)
+    for file in shelf.files.keys() - files.keys() - {indexes.HUB, indexes.OVERVIEW}:
+        shelf.drop(file)
+    if owner is not None and why:
+        found.append(Found(indexes.HUB, owner, None, why))
+    return found
+
+
+def to_ask(
+    files: Mapping[str, str], kept: Mapping[str, Kept], listed: Mapping[str, str] | None, now: float
+) -> set[str]:
+    """Which indexes, given with their key ids, to ask for: all but those that are kept as `listed` has them
+    (None: there is no overview). Of these the ones that were not asked for in a day, the oldest first.
+    """
+    if listed is None:
+        return set(files)
+    same = {
+        file: kept[file].looked_s
+        for file, key_id in files.items()
+        if file in kept and _sha256(kept[file].text) == listed.get(key_id, "")
+    }
+    old = [file for file, looked_s in same.items() if not 0 <= now - looked_s < _DAY]
+    return (files.keys() - same.keys()) | set(sorted(old, key=lambda file: same[file])[:LOOKS])
+
+
+def signed(store: Store, name: str, key: PublicKey) -> bytes:
+    """A file that the key has signed. Raises NotFound, Unavailable, or BadSignature."""
+    data = store.read(name, indexes.MAX_INDEX_BYTES)
+    _check(name, key, data, _signature(store, name))
+    return data
+
+
+@dataclass(slots=True)
+class _Hub:
+    store: Store
+    memory: Memory
+    shelf: Shelf
+    now: float
+    away: int = 0  # files that could not be read
+
+    def keyring(self, owner: PublicKey) -> tuple[Keyring | None, str]:
+        """The keyring, where there is one; and what is wrong with it. What was revoked once stays so."""
+        number = indexes.numbered(owner, keyring=True)
+        seen = self.memory.seen.get(number)
+        try:
+            data = _right(indexes.HUB, owner, self._asked(indexes.HUB))
+            ring = indexes.read_keyring(data, self.now)
+            indexes.newer(ring.serial, seen)
+        except NotFound:
+            return None, "there is none" if seen is None else "it was there before, and is gone"
+        except InvalidArgument as error:
+            self.shelf.drop(indexes.HUB)
+            return None, str(error)[:MAX_PROBLEM]
+        self.memory.seen[number] = ring.serial
+        self.memory.revoked = tuple(sorted({*self.memory.revoked, *ring.revoked}))
+        return ring, ""
+
+    def overview(self) -> dict[str, str] | None:
+        """What the overview says each index is, by key id; None where it is of no use."""
+        name = indexes.OVERVIEW
+        kept = self.shelf.files.get(name)
+        try:
+            looked = self.store.look(name, indexes.MAX_OVERVIEW_BYTES, kept.tag if kept else "")
+            data = kept.text.encode() if looked.data is None and kept else looked.data or b""
+            listed = indexes.read_overview(data).indexes
+        except NotFound:
+            return None
+        except InvalidArgument as error:
+            _log.warning("%s of the hub is of no use, and all indexes are asked for: %s", name, error)
+            return None
+        self.shelf.put(name, Kept(text=data.decode(), signature="", tag=looked.tag, looked_s=self.now))
+        return listed
+
+    def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[Found]:
+        """Raises Unavailable where several cannot be read: others could not, either."""
+        found = []
+        for name, key in keys.items():
+            try:
+                found.append(self._index(name, key, indexes.index_file(key) in asked))
+            except Unavailable as error:
+                self.away += 1
+                if self.away >= min(_AWAY, len(keys)):
+                    raise
+                found.append(Found(name, key, None, str(error)[:MAX_PROBLEM]))
+        return found
+
+    def _index(self, name: str, key: PublicKey, ask: bool) -> Found:
+        file, seen = indexes.index_file(key), self.memory.seen.get(indexes.numbered(key))
+        kept = self.shelf.files.get(file)
+        if kept is not None and not ask:
+            try:
+                return Found(name, key, self._read(file, key, kept), "")
+            except InvalidArgument:
+                pass  # it has expired: there may be a newer one
+        try:
+            index = self._read(file, key, self._asked(file))
+        except NotFound:  # it has put nothing there yet, or it was taken away
+            if seen is None:
+                self.shelf.put(file, Kept(text="", signature="", tag="", looked_s=self.now))
+            return Found(name, key, None, "" if seen is None else "what it had there is gone")
+        except InvalidArgument as error:
+            self.shelf.drop(file)  # to be asked for again the next time, whatever the overview says
+            return Found(name, key, None, str(error)[:MAX_PROBLEM])
+        return Found(name, key, index, "")
+
+    def _read(self, file: str, key: PublicKey, kept: Kept) -> Index | None:
+        """The index, None where there was none. Raises InvalidArgument where it is not right (any more)."""
+        if not kept.text:
+            return None
+        index = indexes.read_index(_right(file, key, kept), self.now)
+        number = indexes.numbered(key)
+        indexes.newer(index.serial, self.memory.seen.get(number))
+        self.memory.seen[number] = index.serial
+        return index
+
+    def _asked(self, name: str) -> Kept:
+        """A file as it is now, unchecked. Raises NotFound, Unavailable or InvalidArgument."""
+        kept = self.shelf.files.get(name)
+        tag = kept.tag if kept is not None and kept.text else ""
+        try:
+            looked = self.store.look(name, indexes.MAX_INDEX_BYTES, tag)
+        except NotFound:
+            self.shelf.drop(name)
+            raise
+        if looked.data is None and kept is not None:
+            kept = replace(kept, looked_s=self.now)
+        else:
+            text, signature = _text(looked.data or b""), _text(_signature(self.store, name))
+            kept = Kept(text=text, signature=signature, tag=looked.tag, looked_s=self.now)
+        self.shelf.put(name, kept)
+        return kept
+
+
+def _signature(store: Store, name: str) -> bytes:
+    try:
+        return store.read(name + indexes.SIGNATURE, MAX_SIGNATURE_BYTES)
+    except NotFound:
+        raise BadSignature(f"{name} has no signature") from None
+
+
+def _check(name: str, key: PublicKey, data: bytes, signature: bytes) -> None:
+    if key.check(data, signature) != name:
+        raise BadSignature(f"{name} is signed, but as another file")
+
+
+def _right(name: str, key: PublicKey, kept: Kept) -> bytes:
+    """What is kept, where the key has signed it."""
+    data = kept.text.encode()
+    _check(name, key, data, kept.signature.encode())
+    return data
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument("it is no text") from None
+
+
+def _sha256(text: str) -> str:
+    return objects.sha256(text.encode()) if text else ""

@@ -1,0 +1,220 @@
+"""Files by HTTP from a server that nobody trusts, bounded in bytes and in time, and asked for by their tags.
+
+urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to, and
+read all of a redirection's body.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import re
+import socket
+import ssl
+import string
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPResponse
+from typing import Any, Final
+from urllib.parse import quote, urljoin, urlsplit
+
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
+
+from .reading import WHOLE_SECONDS, Looked, bounded, said
+
+_STEP_SECONDS: Final = 20.0  # that nothing may come
+_REDIRECTIONS: Final = 3
+_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
+_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
+_MOVED: Final = frozenset({301, 302, 303, 307, 308})
+_UNCHANGED: Final = 304
+_ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
+_DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    address: str
+
+
+def get(address: str, most: int, tag: str = "") -> Looked:
+    """The file at an address. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most`
+    bytes, or one that is at another server.
+    """
+    with _Alarm(WHOLE_SECONDS) as alarm:
+        for _ in range(_REDIRECTIONS + 1):
+            answer = _once(address, most, tag, alarm)
+            if isinstance(answer, Looked):
+                return answer
+            address = _followed(address, answer.address)
+    raise InvalidArgument(f"{address} leads on and on")
+
+
+def _once(address: str, most: int, tag: str, alarm: _Alarm) -> Looked | _Moved:
+    request = urllib.request.Request(address, headers=_condition(tag))
+    try:
+        with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
+            data = bounded(answer.read1, most, address)
+            alarm.check(address)  # what was ended looks like the end of a file
+            return Looked(data, _tag(answer.headers))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == _UNCHANGED and tag:
+            return Looked(None, tag)
+        if error.code in _MOVED and (location := error.headers.get("Location")):
+            return _Moved(location)
+        if error.code in _GONE:
+            raise NotFound(f"there is no {address} ({error.code})") from None
+        raise Unavailable(f"{address} answers {error.code} {said(error.reason)}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        alarm.check(address)
+        why = getattr(error, "reason", None) or error
+        raise Unavailable(f"{address} cannot be read ({said(why)})") from error
+
+
+def _followed(address: str, location: str) -> str:
+    """Where a redirection leads: to the same server, by TLS at most. Raises InvalidArgument."""
+    try:
+        led = quote(urljoin(address, location), encoding="iso-8859-1", safe=string.punctuation)
+        before, after = urlsplit(address), urlsplit(led)
+        same = before.hostname == after.hostname and (
+            (before.scheme, before.port) == (after.scheme, after.port)
+            or (before.scheme, before.port or 80, after.scheme, after.port or 443)
+            == ("http", 80, "https", 443)
+        )
+    except ValueError as error:
+        raise InvalidArgument(f"{address} leads to what is no address ({said(error)})") from None
+    if not same:
+        raise InvalidArgument(
+            f"{address} leads to {said(led)}, which is another server; give its address if that is right"
+        )
+    return led
+
+
+def _condition(tag: str) -> dict[str, str]:
+    if not tag:
+        return {}
+    return {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag}
+
+
+def _tag(headers: Message) -> str:
+    """What to ask by, the next time: an ETag, or else the time of the change."""
+    modified, etag = str(headers.get("Last-Modified", "")), str(headers.get("ETag", "")).strip()
+    if modified and not (_DATE.fullmatch(modified) and _settled(headers.get("Date", ""), modified)):
+        return ""
+    return etag if _ETAG.fullmatch(etag) else modified
+
+
+def _settled(now: str, modified: str) -> bool:
+    try:
+        since = parsedate_to_datetime(now) - parsedate_to_datetime(modified)
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return since.total_seconds() >= _SETTLED
+
+
+class _Alarm:
+    """Ends the connections of one file when its time is up, whatever they wait for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Alarm:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for each in self._sockets:
+                each.close()
+            self._sockets.clear()
+
+    def watch(self, connected: socket.socket) -> None:
+        """End this one, too. A copy is kept: TLS puts another socket in its place."""
+        with self._lock:
+            self._sockets.append(connected.dup())
+        if time.monotonic() >= self._end:
+            self._ring()
+
+    def check(self, address: str) -> None:
+        """Raise Unavailable where the time is up."""
+        if time.monotonic() >= self._end:
+            raise Unavailable(f"{address} took more than {self._seconds:.0f} s, and was left")
+
+    def _ring(self) -> None:
+        with self._lock:
+            for each in self._sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    alarm: _Alarm
+
+    def connect(self) -> None:
+        super().connect()
+        self.alarm.watch(self.sock)
+
+
+class _SecureConnection(http.client.HTTPSConnection, _Connection):
+    """Its `connect` has that of _Connection make the connection, and then speaks TLS."""
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, alarm: _Alarm) -> None:
+        super().__init__()
+        self._alarm = alarm
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, **others: Any) -> _Connection:
+        made = _Connection(host, **others)
+        made.alarm = self._alarm
+        return made
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, alarm: _Alarm) -> None:
+        super().__init__()
+        self._alarm = alarm
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, **others: Any) -> _SecureConnection:
+        made = _SecureConnection(host, context=_checking(), **others)
+        made.alarm = self._alarm
+        return made
+
+
+@functools.cache
+def _checking() -> ssl.SSLContext:
+    """Reads all certificates of the system, which takes a while: once."""
+    return ssl.create_default_context()
+
+
+def _opener(alarm: _Alarm) -> urllib.request.OpenerDirector:
+    """Without what follows redirections, and without any scheme but two."""
+    made = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        _Http(alarm),
+        _Https(alarm),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        made.add_handler(handler)
+    return made
