@@ -207,8 +207,8 @@ def test_the_shell_scripts_parse() -> None:
     ]
     scripts += [
         ROOT / f"debian/{package}.postrm"
-        for package in ("honed", "honed-farm", "honed-frigate", "honed-http", "honed-hub")
+        for package in ("honed", "honed-cpu", "honed-farm", "honed-frigate", "honed-http", "honed-hub")
     ]
-    scripts += [ROOT / "debian/honed.postinst", ROOT / "debian/honed-hub.postinst"]
+    scripts += [ROOT / f"debian/{package}.postinst" for package in ("honed", "honed-cpu", "honed-hub")]
     for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)
