@@ -17,8 +17,10 @@ from tests.daemon.raw import Raw
 
 GROUP = 60_999  # called "honed" in the daemon's own /etc/group
 ADMINS = 60_998
+HINTS = 60_997
 ROOT, HONEST, METER, GREEDY, OTHER = 0, 60_001, 60_002, 60_003, 60_004
-GROUP_FILE = f"root:x:0:\nhoned:x:{GROUP}:\nhoned-admin:x:{ADMINS}:\n"
+HUB = 60_005  # who is in honed-hints, too
+GROUP_FILE = f"root:x:0:\nhoned:x:{GROUP}:\nhoned-admin:x:{ADMINS}:\nhoned-hints:x:{HINTS}:\n"
 _lock = threading.Lock()
 
 
@@ -39,7 +41,8 @@ def acting(uid: int) -> Iterator[None]:
         yield
         return
     with _lock:
-        group = os.getegid()
+        group, others = os.getegid(), os.getgroups()
+        os.setgroups([HINTS] if uid == HUB else [])
         os.setegid(GROUP)
         os.seteuid(uid)
         try:
@@ -47,6 +50,7 @@ def acting(uid: int) -> Iterator[None]:
         finally:
             os.seteuid(0)
             os.setegid(group)
+            os.setgroups(others)
 
 
 class UserClient(Client):

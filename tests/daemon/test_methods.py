@@ -78,6 +78,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("SystemSharedMemoryUnregister", {}),
     ("RepositoryIndex", {}),
     ("TunerRun", {"command": "faults"}),
+    ("HintsExport", {}),
     ("RepositoryChainLoad", CHAIN),
     ("ModelShow", {"name": "chain"}),
     ("Metrics", {}),

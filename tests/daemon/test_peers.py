@@ -16,9 +16,10 @@ from honed.protocol.methods import METHODS, Right
 
 from .running import Service
 
-POLICY = Policy(own_uid=990, infer_gid=500, change_gid=501)
+POLICY = Policy(own_uid=990, infer_gid=500, change_gid=501, hints_gid=502)
 NONE = {Right.ANYONE}
 INFER = {Right.ANYONE, Right.INFER, Right.OWN}
+HINTS = {Right.ANYONE, Right.HINTS}
 ALL = set(Right)
 
 
@@ -34,6 +35,8 @@ def peer(uid: int, *gids: int) -> Credentials:
         (peer(1000, 501), ALL),
         (peer(1000, 1000, 500, 501), ALL),
         (peer(1000, 1000, 500), INFER),
+        (peer(1000, 502), HINTS),
+        (peer(1000, 500, 502), INFER | HINTS),
         (peer(1000, 1000), NONE),
         (peer(1000), NONE),
         (peer(65534, 65534), NONE),
@@ -44,7 +47,7 @@ def test_rights(who: Credentials, rights: set[Right]) -> None:
 
 
 def test_without_the_groups_only_the_service_and_root_may() -> None:
-    policy = Policy(own_uid=1000, infer_gid=None, change_gid=None)
+    policy = Policy(own_uid=1000, infer_gid=None, change_gid=None, hints_gid=None)
     assert policy.rights(peer(1000)) == ALL
     assert policy.rights(peer(0)) == ALL
     assert policy.rights(peer(1001, 0, 500)) == NONE
@@ -56,7 +59,9 @@ def test_refusals_say_what_would_help() -> None:
         POLICY.check(peer(54321, 500), Right.CHANGE, "RepositoryModelLoad")
     with pytest.raises(PermissionDenied, match=r"sudo usermod -aG honed 54321'"):
         POLICY.check(peer(54321), Right.INFER, "ModelInfer")
-    lonely = Policy(own_uid=1000, infer_gid=None, change_gid=None)
+    with pytest.raises(PermissionDenied, match=r"sudo usermod -aG honed-hints 54321'"):
+        POLICY.check(peer(54321, 500), Right.HINTS, "HintsImport")
+    lonely = Policy(own_uid=1000, infer_gid=None, change_gid=None, hints_gid=None)
     with pytest.raises(PermissionDenied, match="there is no group honed here"):
         lonely.check(peer(54321), Right.INFER, "ModelInfer")
 
@@ -67,6 +72,8 @@ def test_which_methods_need_which_right() -> None:
     for name in ("ModelExport", "RepositoryModelLoad", "RepositoryChainLoad"):
         assert METHODS[name].right is Right.CHANGE
     assert METHODS["RepositoryModelUnload"].right is Right.OWN
+    hints = {name for name, method in METHODS.items() if method.right is Right.HINTS}
+    assert hints == {"HintsExport", "HintsImport"}
     for name in ("ModelInfer", "ModelMetadata", "RepositoryIndex", "SystemSharedMemoryRegister"):
         assert METHODS[name].right is Right.INFER
 

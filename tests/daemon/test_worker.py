@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -154,3 +156,25 @@ def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(c
             worker._open(OpenDevice())
         worker._found = found
         worker._open(OpenDevice())
+
+
+NICER = """
+import os
+import threading
+from honed.daemon import worker
+os.setgroups([])
+os.setresgid(54321, 54321, 54321)
+os.setresuid(54321, 54321, 54321)
+before = os.nice(NICE)
+worker._be_nice()
+print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - before)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("niceness", "more"), [(0, 10), (15, 0)])
+def test_one_that_is_nice_already_needs_no_privilege_to_build(niceness: int, more: int) -> None:
+    """A build process that nobody waits for is nicer than its thread asks for."""
+    code = NICER.replace("NICE)", f"{niceness})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{more}\n"), done.stderr

@@ -170,10 +170,18 @@ def test_the_package_has_the_version_of_the_program() -> None:
 
 
 def test_the_groups_are_those_the_service_knows() -> None:
-    from honed.daemon.transport.peers import CHANGE_GROUP, INFER_GROUP
+    from honed.daemon.transport.peers import CHANGE_GROUP, HINTS_GROUP, INFER_GROUP
 
     made = re.findall(r"^[ug] (\S+)", (ROOT / "debian/honed.sysusers").read_text(), re.MULTILINE)
-    assert made == [INFER_GROUP, CHANGE_GROUP]
+    assert made == [INFER_GROUP, CHANGE_GROUP, HINTS_GROUP]
+
+
+@pytest.mark.parametrize("user", ["honed-frigate", "honed-http", "honed-hub"])
+def test_users_with_a_network_change_no_models(user: str) -> None:
+    from honed.daemon.transport.peers import HINTS_GROUP, INFER_GROUP
+
+    groups = re.findall(rf"^m {user} (\S+)", (ROOT / f"debian/{user}.sysusers").read_text(), re.MULTILINE)
+    assert groups == [INFER_GROUP, *([HINTS_GROUP] if user == "honed-hub" else [])]
 
 
 @pytest.mark.skipif(not shutil.which("sh"), reason="needs a shell")
@@ -184,10 +192,23 @@ def test_the_shell_scripts_parse() -> None:
     ]
     scripts += [
         ROOT / "debian/tests" / name
-        for name in ("common", "service", "life", "idle", "upgrade", "before", "remove", "bridges")
+        for name in (
+            "common",
+            "service",
+            "life",
+            "idle",
+            "upgrade",
+            "before",
+            "remove",
+            "bridges",
+            "hub",
+            "farm",
+        )
     ]
     scripts += [
-        ROOT / f"debian/{package}.postrm" for package in ("honed", "honed-frigate", "honed-http", "honed-hub")
+        ROOT / f"debian/{package}.postrm"
+        for package in ("honed", "honed-cpu", "honed-farm", "honed-frigate", "honed-http", "honed-hub")
     ]
-    for script in [*scripts, ROOT / "debian/honed.postinst"]:
+    scripts += [ROOT / f"debian/{package}.postinst" for package in ("honed", "honed-cpu", "honed-hub")]
+    for script in scripts:
         subprocess.run(["sh", "-n", script], check=True)

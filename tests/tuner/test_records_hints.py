@@ -168,9 +168,30 @@ def test_hints_of_another_board_stay_off_the_next_export(here: Records, tmp_path
     tried(here, 1, right(1.2))
     file = io.BytesIO()
     for setup in here.setups():
-        export_jsonl(here, file, setup)
+        export_jsonl(here, file, setup, own=True)
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
-    assert len(lines) == 2
     ((_, kept),) = pushing._files(lines)
     assert [line["timing"]["median_s"] for line in kept] == [1.2e-3]
     assert dataclasses.replace(SETUP).compiler == kept[0]["compiler"]
+
+
+def test_of_all_sources_together_no_more_are_kept(
+    here: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "MOST_IN_ALL", 3)
+    add(here, 99, right(1.0))
+    for number in range(5):
+        take_in(here, measured(tmp_path, (number, right(1.0))), f"source{number}")
+    assert list(here.hint_sources()) == ["source2", "source3", "source4"]
+    assert here.best("dense", SETUP) is not None, "what was measured here is no hint"
+
+
+def test_figures_of_the_sources_that_matter_are_told() -> None:
+    worth = {
+        f"s{n}": HintFigures(taken=n, tried=int(n == 3), failed=0, aside=n == 7)
+        for n in range(hints.MOST_TOLD + 50)
+    }
+    kept = hints.foremost(worth)
+    assert len(kept) == hints.MOST_TOLD
+    assert {"s3", "s7", f"s{hints.MOST_TOLD + 49}"} <= kept.keys()
+    assert hints.foremost({}) == {}

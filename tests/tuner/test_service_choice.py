@@ -20,6 +20,7 @@ from honed.tuner.service.choice import (
     Wanted,
     choose,
     failed,
+    hinted,
     passed,
     unknown,
 )
@@ -139,3 +140,14 @@ def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path
     assert told is not None
     assert not told.trials
     assert "cannot be read" in told.reason
+
+
+def test_what_a_hub_brings_is_a_reason_to_tune_once() -> None:
+    """A model that cannot be tuned at all is not asked for again and again."""
+    done = passed(unknown("k"), finished=True, headroom=0.0)
+    again = hinted(done, 7)
+    assert not again.finished
+    ended = passed(again, finished=True, headroom=0.0, hints=again.hints)
+    assert hinted(ended, 7).finished
+    assert not hinted(ended, 8).finished
+    assert hinted(failed(again, "no device", 0.0), 7).hints == 7

@@ -154,8 +154,9 @@ def pull(
 
 def push(client: Client, key: SecretKey, memory: Memory, url: str) -> Pushed:
     """Put what this machine has learned there."""
-    quarantined = (line for line in records.lines(client, best=False) if line["state"] == "quarantined")
-    best = records.lines(client, best=True)
+    lines = records.measured(client)
+    quarantined = [line for line in lines if line["state"] == "quarantined"]
+    best = [line for line in lines if line["state"] != "quarantined"]
     pushed = pushing.push(remote.store(url), key, best, quarantined, withdrawn(client), memory, time.time())
     memory.trials = trials(client)
     return pushed

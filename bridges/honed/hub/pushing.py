@@ -45,7 +45,7 @@ def push(
 ) -> Pushed:
     """Put records there, as `hone records export` has them, in place of what this board had there.
 
-    What came from a hub itself, or is withdrawn, is left out. Raises Unavailable or InvalidArgument where
+    What is withdrawn is left out. Raises Unavailable or InvalidArgument where
     nothing can be written there. `memory` is changed, and the caller's to keep.
     """
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
@@ -161,7 +161,7 @@ def _files(
     """A file for each device, driver and compiler, in the order given; old drivers and compilers are left."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
-        if str(record["measured_by"]).startswith("hub: ") or objects.schedule(record) in withdrawn:
+        if objects.schedule(record) in withdrawn:
             continue
         kept = objects.shared(record)
         group = grouped.setdefault((repr(sorted(kept["device"].items())), kept["compiler"]), [])

@@ -160,21 +160,26 @@ class OnRecords(Job[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export(OnRecords[Exported]):
-    """Writes records as JSON lines; with `best` only the best of each task."""
+    """Writes records as JSON lines; with `best` only the best of each task.
+
+    With `own` what other machines can use of what was measured here: the best, and what is in quarantine.
+    """
 
     command = ("records", "export")
     output: Path
     best: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import(OnRecords[Imported]):
-    """Takes in what another board exported, which must be of the device."""
+    """Takes in what another board exported, which must be of the device; with `hints` a hub's hints alone."""
 
     command = ("records", "import")
     positional = "file"
     file: Path
     device: str | None = None
+    hints: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

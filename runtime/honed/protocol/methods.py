@@ -34,6 +34,7 @@ class Right(enum.Enum):
     ANYONE = enum.auto()
     INFER = enum.auto()
     OWN = enum.auto()  # INFER for what the caller has brought, CHANGE for what administrators have added
+    HINTS = enum.auto()  # to share records with other machines: what they learned counts for nothing here yet
     CHANGE = enum.auto()
 
 
@@ -102,6 +103,8 @@ LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _method("Lease
 TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _method("TunerReport", Right.CHANGE)
 TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _method("TunerRun", Right.CHANGE, gives=True)
 TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _method("TunerStop", Right.CHANGE)
+HINTS_EXPORT: Method[params.Nothing, service.HintsExported] = _method("HintsExport", Right.HINTS, gives=True)
+HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _method("HintsImport", Right.HINTS)
 SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _method(
     "SystemSharedMemoryRegister", Right.INFER
 )

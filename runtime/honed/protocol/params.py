@@ -284,6 +284,13 @@ class TunerRunParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HintsImportParams:
+    """Parameters of HintsImport: the device that the hints are of, by its spec; None for the service's."""
+
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TunerStopParams:
     """Parameters of TunerStop."""
 

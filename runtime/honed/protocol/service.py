@@ -204,6 +204,22 @@ class TunerMeasured(TunerRan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HintsExported:
+    """The result of HintsExport: how many records are in the file whose descriptor comes with it."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintsImported:
+    """The result of HintsImport: `count` hints are new, `merged` were here; `refused` says why not others."""
+
+    count: int
+    merged: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Spans of time in seconds; None without any."""
 

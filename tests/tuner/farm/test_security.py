@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import stat
 from contextlib import suppress
@@ -14,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from honed.tuner.farm import scheduler
 from honed.tuner.farm.certificates import issue
 from honed.tuner.farm.security import checked, security
 
@@ -95,3 +97,12 @@ def test_further_machines_have_the_same_authority(tmp_path: Path) -> None:
 def test_odd_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be a machine's name"):
         issue(tmp_path, [name])
+
+
+def test_a_scheduler_that_cannot_listen_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            Unavailable, match=rf"cannot listen at tcp://127.0.0.1:{port} \(Address already in use"
+        ):
+            scheduler.run(f"tcp://127.0.0.1:{port}", None, lambda _: None)

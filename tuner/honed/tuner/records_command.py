@@ -26,7 +26,9 @@ Emit = Callable[[events.News], None]
 def export(job: commands.Export, emit: Emit) -> events.Exported:
     """Write the records of every setup."""
     with _opened(job.records, emit) as records, replacing(job.output) as file:
-        count = sum(export_jsonl(records, file, setup, best_only=job.best) for setup in records.setups())
+        count = sum(
+            export_jsonl(records, file, setup, best_only=job.best, own=job.own) for setup in records.setups()
+        )
     return events.Exported(count=count, output=str(job.output))
 
 
@@ -47,7 +49,7 @@ def import_(job: commands.Import, emit: Emit) -> events.Imported:
         raise InvalidArgument(f"{job.file} cannot be read ({error.strerror}); check it") from error
     with file, Records.open(job.records) as records:
         _note(records, emit)
-        done = import_jsonl(records, file, setup)
+        done = import_jsonl(records, file, setup, hints_only=job.hints)
     _check(done, job.file)
     return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
 

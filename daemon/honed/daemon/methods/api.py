@@ -40,6 +40,7 @@ from honed.protocol.params import (
     BringParams,
     ChainParams,
     ExportParams,
+    HintsImportParams,
     HistoryParams,
     InferParams,
     LeaseAskParams,
@@ -390,6 +391,14 @@ class Api:
     async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
         self.tuner_runs.stop(params.model)
         return Empty()
+
+    @_answers(methods.HINTS_EXPORT)
+    async def _hints_export(self, call: ApiCall, params: Nothing) -> WithDescriptors[service.HintsExported]:
+        return await self.tuner_runs.export_hints()
+
+    @_answers(methods.HINTS_IMPORT)
+    async def _hints_import(self, call: ApiCall, params: HintsImportParams) -> service.HintsImported:
+        return await self.tuner_runs.import_hints(params, call.descriptors)
 
     @_answers(methods.REPOSITORY_INDEX)
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:

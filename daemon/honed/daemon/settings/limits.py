@@ -16,6 +16,7 @@ MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
 INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
 CHECKING_MIB = 2048  # a model that is checked while another is compiled
 RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
+HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
 TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
 BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
 LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning

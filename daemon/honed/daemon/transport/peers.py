@@ -18,6 +18,7 @@ from honed.protocol.methods import Right
 
 INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
+HINTS_GROUP = "honed-hints"
 _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
 _MAX_OPTION = 1024  # bytes Python's getsockopt can take: 256 groups
@@ -32,8 +33,7 @@ class Credentials:
     gids: frozenset[int]
 
 
-_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER, Right.OWN})
-_ANYONE = frozenset({Right.ANYONE})
+_ALL = frozenset(Right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,18 @@ class Policy:
     own_uid: int
     infer_gid: int | None
     change_gid: int | None
+    hints_gid: int | None
 
     def rights(self, peer: Credentials) -> frozenset[Right]:
         """What the peer may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
             return _ALL
+        rights = {Right.ANYONE}
         if self.infer_gid in peer.gids:
-            return _INFER
-        return _ANYONE
+            rights |= {Right.INFER, Right.OWN}
+        if self.hints_gid in peer.gids:
+            rights |= {Right.HINTS}
+        return frozenset(rights)
 
     def viewer(self, peer: Credentials) -> Viewer:
         """Which models the peer sees."""
@@ -60,8 +64,7 @@ class Policy:
         """Raise PermissionDenied, saying what would help, unless the peer has the right."""
         if right in self.rights(peer):
             return
-        group = CHANGE_GROUP if right is Right.CHANGE else INFER_GROUP
-        gid = self.change_gid if right is Right.CHANGE else self.infer_gid
+        group, gid = self._group(right)
         user = user_name(peer.uid)
         if gid is None:
             remedy = f"there is no group {group} here: run as root or as the user of the service"
@@ -71,10 +74,24 @@ class Policy:
             f"user {user} may not call {what} because it is not in group {group}; {remedy}"
         )
 
+    def _group(self, right: Right) -> tuple[str, int | None]:
+        match right:
+            case Right.CHANGE:
+                return CHANGE_GROUP, self.change_gid
+            case Right.HINTS:
+                return HINTS_GROUP, self.hints_gid
+            case _:
+                return INFER_GROUP, self.infer_gid
+
 
 def current_policy(own_uid: int) -> Policy:
     """The policy with the groups of this machine."""
-    return Policy(own_uid=own_uid, infer_gid=_gid(INFER_GROUP), change_gid=_gid(CHANGE_GROUP))
+    return Policy(
+        own_uid=own_uid,
+        infer_gid=_gid(INFER_GROUP),
+        change_gid=_gid(CHANGE_GROUP),
+        hints_gid=_gid(HINTS_GROUP),
+    )
 
 
 def identify(connected: socket.socket) -> Credentials:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,16 +20,17 @@ from honed.daemon.changes.publishing import Publisher
 from honed.daemon.core.registry import Registry
 from honed.daemon.observe.kernelfaults import kernel_log
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
+from honed.daemon.settings.limits import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
 from honed.daemon.store.received import receive
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.transport.outcomes import WithDescriptors
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
-from honed.jobs.events import Done, Faults, News, R, Totals, Tuned
+from honed.jobs.events import Done, Faults, Imported, News, R, Totals, Tuned
 from honed.jobs.listening import Died
 from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds
+from honed.protocol import strict
 from honed.protocol.errors import (
     AlreadyExists,
     Internal,
@@ -37,8 +39,8 @@ from honed.protocol.errors import (
     NotFound,
     ResourceExhausted,
 )
-from honed.protocol.params import PublishParams, TunerRunParams
-from honed.protocol.service import TunerMeasured, TunerRan
+from honed.protocol.params import HintsImportParams, PublishParams, TunerRunParams
+from honed.protocol.service import HintsExported, HintsImported, TunerMeasured, TunerRan
 from honed.protocol.strict import Map
 from honed.protocol.versions import ModelPublished
 
@@ -105,11 +107,38 @@ class TunerRuns:
         _check(params, descriptors)
         if params.command in MEASURING:
             return await self._measure(params, notify)
+        with self._one_more():
+            return await self._on_records(params, descriptors, notify)
+
+    async def export_hints(self) -> WithDescriptors[HintsExported]:
+        """The result of HintsExport: what other machines can use of what was measured here."""
+        with self._one_more():
+            async with cleared_in_thread(self.store.staging()) as folder:
+                lines = folder / "records.jsonl"
+                lines.touch()  # empty where nothing was measured yet
+                count = 0
+                if self.records.exists():
+                    count = (await self._child(Export(records=self.records, output=lines, own=True))).count
+                opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
+                return WithDescriptors(HintsExported(count=count), (opened,))
+
+    async def import_hints(self, params: HintsImportParams, descriptors: Sequence[int]) -> HintsImported:
+        """The result of HintsImport: takes in hints, and nothing that counts as measured here."""
+        if len(descriptors) != 1:
+            raise InvalidArgument(f"{len(descriptors)} descriptors came with the hints; send one, of a file")
+        with self._one_more():
+            async with cleared_in_thread(self.store.staging()) as folder:
+                done = await self._imported(folder, descriptors[0], params.device, hints=True)
+                return strict.like(HintsImported, done)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        """A command on the records, of which a few may run at a time."""
         if self._others >= RECORDS_COMMANDS:
             raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
         self._others += 1
         try:
-            return await self._on_records(params, descriptors, notify)
+            yield
         finally:
             self._others -= 1
 
@@ -196,14 +225,31 @@ class TunerRuns:
                     told = TunerRan(event=events.to_map(await self._child(export, notify)))
                     return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
                 case _:
-                    limit = self.limits.max_model_bytes
-                    await in_thread(receive, descriptors[0], lines.name, folder, limit)
-                    device = params.device or self.fleet.default.supervisor.spec or None
-                    event = await self._child(Import(records=records, file=lines, device=device), notify)
+                    event = await self._imported(folder, descriptors[0], params.device, notify)
             return TunerRan(event=events.to_map(event))
 
+    async def _imported(
+        self,
+        folder: Path,
+        descriptor: int,
+        device: str | None,
+        notify: Notify = lambda _: None,
+        *,
+        hints: bool = False,
+    ) -> Imported:
+        """What became of records in a client's file, which is copied to the folder."""
+        lines, most = folder / "records.jsonl", HINTS_MIB << 20 if hints else self.limits.max_model_bytes
+        await in_thread(receive, descriptor, lines.name, folder, most)
+        device = device or self.fleet.default.supervisor.spec or None
+        return await self._child(Import(records=self.records, file=lines, device=device, hints=hints), notify)
+
     async def _child(
-        self, job: Job[R], notify: Notify, seconds: float | None = 600.0, *, run: _Measuring | None = None
+        self,
+        job: Job[R],
+        notify: Notify = lambda _: None,
+        seconds: float | None = 600.0,
+        *,
+        run: _Measuring | None = None,
     ) -> R:
         """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
         memory_mib = RECORDS_MIB if run is None else self.tuner_mib

@@ -48,6 +48,7 @@ from .comparison import Comparison, Recorder
 from .hosting import Array, Host, by_name, connect
 from .profiling import profile
 
+_NICENESS = 10  # at least, of the thread that builds kernels
 _log = logging.getLogger(__name__)
 
 
@@ -190,7 +191,9 @@ class Worker(Host):
 
 
 def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    """Come after what serves. A process that is nicer already may not be less so without privileges."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:

@@ -1,4 +1,4 @@
-"""A model's files as the service gave them away: open, and in the caller's hands."""
+"""Files that the service gave away: open, and in the caller's hands."""
 
 from __future__ import annotations
 
@@ -86,6 +86,14 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
         shapes=told.shapes,
         precision=told.precision,
     )
+
+
+def exported_file(descriptors: Sequence[int]) -> BinaryIO:
+    """The one file that came with an answer, open for reading; raises Internal where it is not one."""
+    if len(descriptors) != 1:
+        close_all(descriptors)
+        raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")
+    return os.fdopen(descriptors[0], "rb")
 
 
 def _inside(name: str) -> PurePosixPath:

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,6 +22,7 @@ from honed.protocol.methods import Method
 from honed.protocol.params import (
     ChainParams,
     ExportParams,
+    HintsImportParams,
     HistoryParams,
     MetricsParams,
     ModelParams,
@@ -40,6 +41,7 @@ from honed.protocol.params import (
     UnloadParams,
 )
 from honed.protocol.results import ChainAdded, ModelBrought
+from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
@@ -47,7 +49,7 @@ from . import additions, bringing, calls, endpoint, scratch
 from .bringing import Given
 from .calls import InferenceAnswer, InSequence, Lent, Outputs
 from .endpoint import Progress
-from .exported import ExportedFiles, exported
+from .exported import ExportedFiles, exported, exported_file
 from .regions import Region
 from .scratch import Scratch
 from .steps import USUAL, Ask, Steps, T, operation
@@ -418,6 +420,20 @@ class Operations:
     def stop_tuner(self, model: str) -> Steps[None]:
         """End a `run_tuner` of this model soon; it uses what was found. Raises NotFound where none runs."""
         yield Ask(methods.TUNER_STOP, TunerStopParams(model=model))
+
+    @operation
+    def export_hints(self) -> Steps[BinaryIO]:
+        """What other machines can use of what tuning measured here, as JSON lines in an open file."""
+        return exported_file((yield Ask(methods.HINTS_EXPORT, Nothing(), None)).descriptors)
+
+    @operation
+    def import_hints(self, descriptor: int, *, device: str | None = None) -> Steps[HintsImported]:
+        """Have the service take in what other machines learned, to be tried before it counts.
+
+        The file holds JSON lines (docs/protocol.md, HintsImport) of a device, by its spec.
+        """
+        params, row = HintsImportParams(device=device), methods.HINTS_IMPORT
+        return row.result_of((yield Ask(row, params, None, (descriptor,))).result)
 
     @operation
     def add_chain(

@@ -46,9 +46,10 @@ def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> Non
                 dashboard=False,
                 dashboard_address=NOWHERE,
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # as which Dask tells of the other
+            why = error.__cause__ or error
             raise Unavailable(
-                f"cannot listen at {url} ({error.strerror or error}); try another port"
+                f"cannot listen at {url} ({getattr(why, 'strerror', None) or why}); try another address"
             ) from error
         async with scheduler:
             tell(f"boards may join at {scheduler.address}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO, Literal, NoReturn
 
 from honed.machine.profile import DeviceIdentity
@@ -12,6 +13,7 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.tuner.verdict import Stored, Timing
 
+from . import hints
 from .rows import (
     RecordState,
     Setup,
@@ -61,24 +63,37 @@ class ImportCounts:
     refused: tuple[str, ...]  # one sentence each, with the line's number
 
 
-def export_jsonl(records: Records, file: BinaryIO, setup: Setup, *, best_only: bool = False) -> int:
+def export_jsonl(
+    records: Records, file: BinaryIO, setup: Setup, *, best_only: bool = False, own: bool = False
+) -> int:
     """Write the candidates with a verdict, or only the best of each workload; gives their number.
 
-    What is in quarantine goes along unless `best_only`: another board should not try it either.
+    What is in quarantine goes along unless `best_only`: another board should not try it either. With `own`
+    the best and what is in quarantine, without what a hub brought: what this board has to tell others.
     """
     count = 0
-    for candidate in records.distil(setup) if best_only else records.finished(setup):
+    for candidate in _own(records, setup) if own else _chosen(records, setup, best_only=best_only):
         file.write(written(_line(records, candidate, setup)))
         count += 1
     return count
 
 
-def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> ImportCounts:
+def _chosen(records: Records, setup: Setup, *, best_only: bool) -> Iterable[TuningRecord]:
+    return records.distil(setup) if best_only else records.finished(setup)
+
+
+def _own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
+    banned = (found for found in records.finished(setup) if found.state is RecordState.QUARANTINED)
+    return (found for found in chain(records.distil(setup), banned) if not hints.source(found))
+
+
+def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: bool = False) -> ImportCounts:
     """Take in what was exported on a device of the same identity; all it can, or on an error nothing.
 
     Records of another driver or compiler version come along as stale ones. A candidate that is here already
     keeps its figures, but goes into quarantine where it is in quarantine there. Lines that are malformed, of
-    another device or impossible are refused, each with its number and reason.
+    another device or impossible are refused, each with its number and reason. So is with `hints_only`
+    whatever is no hint (hints.py): it could count as measured here.
     """
     added = merged = 0
     refused: list[str] = []
@@ -89,6 +104,8 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> ImportCounts
             try:
                 line = parsed(data)
                 _check_device(line, setup)
+                if hints_only:
+                    _check_hint(line)
             except (strict.Mismatch, InvalidArgument) as error:
                 refused.append(f"line {number}: {error}")
                 continue
@@ -172,6 +189,15 @@ def _check_device(line: Line, setup: Setup) -> None:
             f"it was measured on {line.device.name} ({line.device.platform}), "
             f"and this device is {setup.device.name} ({setup.device.platform})"
         )
+
+
+def _check_hint(line: Line) -> None:
+    """Raise InvalidArgument for what is no hint, or says more than one may."""
+    told = hints.told(line.measured_by)
+    if not line.compiler.endswith(told.compiler):
+        raise InvalidArgument(f"it is no hint: the name of its compiler does not end with {told.compiler!r}")
+    if (line.name, line.story) != (None, None) or line.reason not in ("", told.reason):
+        raise InvalidArgument("it is no hint: those have no name, reason or story of their own")
 
 
 def _check(line: Line) -> None:

@@ -7,9 +7,12 @@ record of our own, from which it follows what each source's hints are worth: not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
+from honed.protocol.errors import InvalidArgument
 from honed.protocol.tuning import HintFigures
 
 from .rows import TuningRecord
@@ -19,9 +22,31 @@ PER_TASK: Final = 4  # trials that the hints of one task may cost in a day, wher
 DAY: Final = 86400.0
 REMEMBERED: Final = 30 * DAY  # that a hint which failed speaks against its source
 MOST: Final = 50_000  # of one source; older ones go
+MOST_IN_ALL: Final = 500_000
+MOST_TOLD: Final = 100  # sources of which there are figures, for messages have limits
 # One that takes so many times as long as on the board that measured it, with the same driver, has failed.
 SLOWER: Final = 3.0
 _FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: the source is set aside
+# A key's name, and its id where another has that name, too (honed.hub.index.believed).
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How hints of one source end the name of their compiler, and why one is in quarantine."""
+
+    compiler: str
+    reason: str
+
+
+def told(measured_by: str) -> Told:
+    """What hints of whom they name have; raises InvalidArgument where that is no source of hints."""
+    name = measured_by.removeprefix(PREFIX)
+    if name == measured_by or not _SOURCE.fullmatch(name):
+        raise InvalidArgument(
+            f"it is no hint: it was measured by {measured_by[:80]!r}, which is no key's name"
+        )
+    return Told(compiler=f", by {name}", reason=f"in quarantine at {name}")
 
 
 def source(record: TuningRecord) -> str:
@@ -33,6 +58,13 @@ def figures(taken: int, tried: int, failed: int) -> HintFigures:
     """What a source's hints are worth."""
     aside = failed >= _FAILED and failed > _SHARE * tried
     return HintFigures(taken=taken, tried=tried, failed=failed, aside=aside)
+
+
+def foremost(worth: Mapping[str, HintFigures]) -> dict[str, HintFigures]:
+    """Those of sources that matter most, in their order: set aside, then tried, then taken most often."""
+    first = sorted(worth, key=lambda name: (worth[name].aside, worth[name].tried, worth[name].taken))
+    kept = frozenset(first[-MOST_TOLD:])
+    return {name: each for name, each in worth.items() if name in kept}
 
 
 def chosen(found: Iterable[TuningRecord], aside: frozenset[str], limit: int) -> list[TuningRecord]:

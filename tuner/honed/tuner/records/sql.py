@@ -204,6 +204,8 @@ HINTS_WORTH: Final = f"""SELECT c.measured_by, COUNT(DISTINCT o.id),
     FROM {_TRIED} GROUP BY c.measured_by"""
 HINTS_PRUNE: Final = """DELETE FROM candidates WHERE measured_by = :source AND id <= (
     SELECT id FROM candidates WHERE measured_by = :source ORDER BY id DESC LIMIT 1 OFFSET :most)"""
+HINTS_PRUNE_ALL: Final = f"""DELETE FROM candidates WHERE {_HINT} AND id <= (
+    SELECT id FROM candidates WHERE {_HINT} ORDER BY id DESC LIMIT 1 OFFSET :most)"""
 FINISHED: Final = f"""{_FROM} WHERE c.state <> 'in-flight' AND {_HERE} ORDER BY c.id"""
 IMPORT: Final = """INSERT INTO candidates
         (workload, device, driver, compiler, trace, trace_sha256, state, outcome, reason, story, median_s,

@@ -321,7 +321,7 @@ class Records:
             trials=dict(self._rows(sql.TRIALS, {})),
             faults=self._rows(sql.FAULTS, {})[0][0],
             gains={model: Gain(before_seconds=before, now_seconds=now) for model, before, now in gains},
-            hints=self.hint_sources(),
+            hints=hints.foremost(self.hint_sources()),
         )
 
     def models(self) -> list[str]:
@@ -388,6 +388,8 @@ class Records:
             yield put
             for source in sources:
                 self._connection.execute(sql.HINTS_PRUNE, {"source": source, "most": hints.MOST})
+            if sources:
+                self._connection.execute(sql.HINTS_PRUNE_ALL, {"most": hints.MOST_IN_ALL})
 
     # -- the database
 

@@ -112,7 +112,7 @@ def passed(
 
 def hinted(known: Known, hints: int) -> Known:
     """A model of which a hub may have brought something since: it is not finished then."""
-    return replace(known, finished=False) if hints > known.hints else known
+    return replace(known, finished=False, hints=hints) if hints > known.hints else known
 
 
 def _share(value: float) -> float:

@@ -135,7 +135,7 @@ class Tuner:
                     known = one.run(known)
         except ModelRefused as error:
             _log.warning("%s is not tuned: %s", plan.name, error)
-            known = passed(known, finished=True, headroom=0.0)
+            known = passed(known, finished=True, headroom=0.0, hints=known.hints)
         except (Unavailable, NotFound):
             raise
         except HonedError as error:
