@@ -16,7 +16,7 @@ from random import Random
 
 from honed.hub import schedule
 from honed.hub.looking import LOOKS
-from honed.hub.memory import Memory
+from honed.hub.memory import HubMemory
 
 from .sizes import Http, Sizes
 
@@ -76,7 +76,7 @@ class _Board:
     seen: int = 0  # pushes that it has the records of, of those in the overview
     found: set[int] = field(default_factory=set)  # others
     had: bool = False  # all, at some time
-    memory: Memory = field(default_factory=Memory)
+    memory: HubMemory = field(default_factory=HubMemory)
 
 
 @dataclass(slots=True)

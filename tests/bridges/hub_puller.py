@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from honed.hub import pulling, remote
-from honed.hub.memory import Memory
+from honed.hub.memory import HubMemory
 from honed.hub.shelf import Shelf
 from honed.jobs.events import Imported
 
@@ -29,7 +29,7 @@ def resident() -> int:
 
 def main() -> None:
     """Pull so many times from the hub of two boards."""
-    store, memory = remote.store(sys.argv[1]), Memory()
+    store, memory = remote.store(sys.argv[1]), HubMemory()
     shelf, trusted = Shelf(store.url), {"attic": ATTIC.public, "cellar": CELLAR.public}
 
     def take_in(_: str, lines: Iterator[bytes]) -> Imported:

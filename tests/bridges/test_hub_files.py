@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from honed.hub import index as indexes
 from honed.hub import objects
-from honed.hub.index import Board, Entry, Index, Keyring, Withdrawn
+from honed.hub.index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from honed.hub.minisign import BadSignature, PublicKey, SecretKey
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
@@ -26,7 +26,7 @@ OTHER = SecretKey(b"87654321", bytes(range(1, 33)))
 HASH = st.text("0123456789abcdef", min_size=64, max_size=64)
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        IndexedFile,
         sha256=HASH,
         bytes=st.integers(0, 1 << 40),
         records=st.integers(0, 1 << 40),
@@ -38,7 +38,7 @@ ENTRIES = st.lists(
     max_size=5,
 )
 INDEXES = st.builds(
-    Index,
+    BoardIndex,
     honed_hub=st.just(1),
     serial=st.integers(0, 1 << 50),
     created_s=st.floats(0, NOW),
@@ -111,7 +111,7 @@ def test_a_secret_key_is_its_owners_and_never_overwritten(tmp_path: Path) -> Non
 
 
 @given(INDEXES)
-def test_an_index_comes_back(index: Index) -> None:
+def test_an_index_comes_back(index: BoardIndex) -> None:
     assert indexes.read_index(indexes.written(index), NOW) == index
 
 
@@ -132,8 +132,8 @@ def test_whatever_is_no_index_is_refused(data: bytes) -> None:
         ({"created_s": NOW + 1e6}, "future"),
         ({"expires_s": float("inf")}, "cannot be|no number"),
         ({"serial": -1}, "cannot be"),
-        ({"boards": (Board("a", "RWQ"),)}, "base64|no key"),
-        ({"boards": (Board("a", str(KEY.public)),) * 10_001}, "more than 10000 boards"),
+        ({"boards": (NamedKey("a", "RWQ"),)}, "base64|no key"),
+        ({"boards": (NamedKey("a", str(KEY.public)),) * 10_001}, "more than 10000 boards"),
     ],
 )
 def test_a_keyring_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -151,7 +151,7 @@ def test_an_older_index_is_a_replay() -> None:
 
 def test_whom_a_keyring_names_is_believed_until_revoked() -> None:
     trusted = {"me": KEY.public}
-    ring = keyring(boards=(Board("me", str(OTHER.public)),))
+    ring = keyring(boards=(NamedKey("me", str(OTHER.public)),))
     assert indexes.believed(trusted, []) == trusted
     assert indexes.believed(trusted, [ring]) == trusted | {f"me {OTHER.public.name}": OTHER.public}
     assert indexes.believed(trusted, [ring, keyring(revoked=(OTHER.public.name.lower(),))]) == trusted
@@ -159,7 +159,7 @@ def test_whom_a_keyring_names_is_believed_until_revoked() -> None:
 
 
 @given(st.lists(INDEXES, max_size=5), st.randoms())
-def test_what_is_withdrawn_does_not_depend_on_the_order(found: list[Index], random: Any) -> None:
+def test_what_is_withdrawn_does_not_depend_on_the_order(found: list[BoardIndex], random: Any) -> None:
     other = list(found)
     random.shuffle(other)
     withdrawn = indexes.withdrawn_by_several(found, 2)

@@ -10,8 +10,8 @@ import pytest
 from honed.hub import gathering, pushing, remote
 from honed.hub import index as indexes
 from honed.hub.gathering import Gathered
-from honed.hub.index import Board
-from honed.hub.memory import Memory
+from honed.hub.index import NamedKey
+from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey
 from honed.protocol.errors import InvalidArgument
 
@@ -25,19 +25,19 @@ def hub(tmp_path: Path) -> Path:
     """A hub whose list names the attic; the cellar has pushed, too."""
     folder = tmp_path / "hub"
     folder.mkdir()
-    pushing.make(remote.store(str(folder)), OWNER, (Board("attic", str(ATTIC.public)),), (), NOW)
+    pushing.make(remote.store(str(folder)), OWNER, (NamedKey("attic", str(ATTIC.public)),), (), NOW)
     Machine(folder).push(ATTIC, of(trace="[1]"), of(OTHER, trace="[2]"))
     Machine(folder).push(CELLAR, of(trace="[3]"))
     return folder
 
 
 def gathered(
-    hub: Path, to: Path, trusted: dict[str, PublicKey] | None = None, memory: Memory | None = None
+    hub: Path, to: Path, trusted: dict[str, PublicKey] | None = None, memory: HubMemory | None = None
 ) -> tuple[Gathered, str]:
     """What is found, and all lines."""
     to.mkdir()
     owner = OWNER.public if trusted is None else None
-    store, seen = remote.store(str(hub)), memory or Memory()
+    store, seen = remote.store(str(hub)), memory or HubMemory()
     done = gathering.gather(store, trusted or {}, owner, seen, to, NOW)
     return done, "".join(path.read_text() for path in sorted(to.glob("*.jsonl")))
 
@@ -83,7 +83,7 @@ def test_what_was_changed_is_told_and_left(hub: Path, tmp_path: Path, what: str)
 
 
 def test_an_old_index_is_told_and_left(hub: Path, tmp_path: Path) -> None:
-    memory = Memory(seen={ATTIC.public.name: 2**40})
+    memory = HubMemory(seen={ATTIC.public.name: 2**40})
     done, lines = gathered(hub, tmp_path / "to", memory=memory)
     assert "an old one again" in done.problems[0]
     assert not lines

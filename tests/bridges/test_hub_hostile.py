@@ -13,8 +13,8 @@ import pytest
 
 from honed.hub import gathering, objects, pulling, pushing, remote
 from honed.hub import index as indexes
-from honed.hub.index import Board, Entry, Index
-from honed.hub.memory import Memory
+from honed.hub.index import BoardIndex, IndexedFile, NamedKey
+from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.protocol.errors import InvalidArgument
 from honed.tool.main import main
@@ -36,16 +36,16 @@ def signed(hub: Path, data: bytes, key: SecretKey = ATTIC) -> None:
     pushing.write_signed(remote.store(str(hub)), indexes.index_file(key.public), data, key)
 
 
-def index(*entries: Entry, **changes: Any) -> Index:
+def index(*entries: IndexedFile, **changes: Any) -> BoardIndex:
     whole: dict[str, Any] = {
         "honed_hub": 1, "serial": int(NOW) + 9, "created_s": NOW, "expires_s": NOW + 99, "entries": entries
     }  # fmt: skip
-    return Index(**whole | changes)
+    return BoardIndex(**whole | changes)
 
 
-def put(hub: Path, data: bytes, key: SecretKey = ATTIC, **claims: Any) -> Entry:
+def put(hub: Path, data: bytes, key: SecretKey = ATTIC, **claims: Any) -> IndexedFile:
     """A file of records in the hub, and what an index says of it."""
-    entry = Entry(
+    entry = IndexedFile(
         sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_list_of_another_owner_has_numbers_of_its_own(hub: Path) -> None:
     """One who moves to another hub is not told of a replay."""
     board = Machine(hub, owner=OWNER)
     for owner, now in ((OWNER, NOW + 99), (CELLAR, NOW)):
-        boards = (Board("attic", str(ATTIC.public)),)
+        boards = (NamedKey("attic", str(ATTIC.public)),)
         pushing.make(remote.store(str(hub)), owner, boards, (), now)
         board.owner = owner.public
         assert not board.problems(now=NOW + 99)
@@ -290,7 +290,7 @@ def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gathering, "_MOST", 600)
     (to := tmp_path / "to").mkdir()
     store = remote.store(str(hub))
-    done = gathering.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, Memory(), to, NOW)
+    done = gathering.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, HubMemory(), to, NOW)
     assert (done.keys, done.records) == (1, 2)
     assert "more than" in done.problems[0]
     assert sum(path.stat().st_size for path in to.iterdir()) < 2 * 600
@@ -298,7 +298,7 @@ def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch:
 
 def test_a_list_that_names_a_key_which_is_none_is_told(hub: Path) -> None:
     ring = indexes.Keyring(
-        honed_hub=1, serial=1, created_s=NOW, expires_s=NOW + 9, boards=(Board("x", "RWnonsense"),)
+        honed_hub=1, serial=1, created_s=NOW, expires_s=NOW + 9, boards=(NamedKey("x", "RWnonsense"),)
     )
     pushing.write_signed(remote.store(str(hub)), indexes.HUB, indexes.written(ring), OWNER)
     board = Machine(hub, owner=OWNER, cellar=CELLAR)

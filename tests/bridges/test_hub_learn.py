@@ -9,7 +9,7 @@ import pytest
 
 from honed.hub import index as indexes
 from honed.hub import pushing, remote
-from honed.hub.index import Board
+from honed.hub.index import NamedKey
 from honed.tool import main as tool
 
 from .test_hub_pull import ATTIC, OWNER, Machine, of
@@ -21,7 +21,7 @@ def hub(tmp_path: Path) -> Path:
     folder = tmp_path / "hub"
     folder.mkdir()
     now = time.time()
-    pushing.make(remote.store(str(folder)), OWNER, (Board("attic", str(ATTIC.public)),), (), now)
+    pushing.make(remote.store(str(folder)), OWNER, (NamedKey("attic", str(ATTIC.public)),), (), now)
     Machine(folder).push(ATTIC, of(), now=now)
     return folder
 

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from honed.hub import index as indexes
 from honed.hub import looking, objects, pushing, remote
-from honed.hub.index import Board, Overview
+from honed.hub.index import NamedKey, Overview
 from honed.hub.looking import LOOKS, to_ask
 from honed.hub.minisign import PublicKey, SecretKey
-from honed.hub.shelf import MAX_FILE, Kept, Shelf
+from honed.hub.shelf import MAX_FILE, KeptFile, Shelf
 from honed.protocol.errors import Unavailable
 
 from .hubserver import Asked, counting
 from .test_hub_pull import ATTIC, CELLAR, NOW, OWNER, Machine, index_of, of
 
 DAY = 86400.0
-BOARDS = tuple(Board(name, str(key.public)) for name, key in (("attic", ATTIC), ("cellar", CELLAR)))
+BOARDS = tuple(NamedKey(name, str(key.public)) for name, key in (("attic", ATTIC), ("cellar", CELLAR)))
 
 
 @pytest.fixture
@@ -268,8 +268,8 @@ def test_what_is_kept_is_of_one_hub_and_damage_costs_no_more_than_requests(
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept(letters: int) -> Kept:
-        return Kept(text="x" * letters, signature="", tag="", looked_s=NOW)
+    def kept(letters: int) -> KeptFile:
+        return KeptFile(text="x" * letters, signature="", tag="", looked_s=NOW)
 
     monkeypatch.setattr("honed.hub.shelf.MAX_WHOLE", 100)
     shelf = Shelf("x")
@@ -357,7 +357,7 @@ def test_a_store_that_never_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 KEPT = st.builds(
-    Kept,
+    KeptFile,
     text=st.sampled_from(["", "one", "two"]),
     signature=st.just(""),
     tag=st.just(""),
@@ -371,7 +371,7 @@ KEPT = st.builds(
     st.sets(st.integers(0, 200).map(str)),
 )
 def test_all_that_may_have_changed_is_asked_for_and_some_of_the_rest(
-    kept: dict[str, Kept], listed: dict[str, str], files: set[str]
+    kept: dict[str, KeptFile], listed: dict[str, str], files: set[str]
 ) -> None:
     keys = {file: file for file in files}
     assert to_ask(keys, kept, None, NOW) == files
@@ -389,7 +389,7 @@ def test_all_that_may_have_changed_is_asked_for_and_some_of_the_rest(
 def test_every_index_is_asked_for_in_its_turn(boards: int, hours: int) -> None:
     """Though an overview says for ever that nothing changed."""
     files = {str(n): str(n) for n in range(boards)}
-    kept = {file: Kept(text="", signature="", tag="", looked_s=NOW) for file in files}
+    kept = {file: KeptFile(text="", signature="", tag="", looked_s=NOW) for file in files}
     day, turns = -(-24 // hours) * hours * 3600.0, -(-boards // LOOKS)
     longest = day + turns * hours * 3600.0
     for pull in range(1, int(2 * longest / (hours * 3600.0)) + 2):

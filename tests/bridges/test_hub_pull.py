@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from honed.hub import index as indexes
 from honed.hub import objects, pulling, pushing, reading, remote
-from honed.hub.index import Board, Withdrawn
-from honed.hub.memory import Memory
+from honed.hub.index import NamedKey, Withdrawn
+from honed.hub.memory import HubMemory
 from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
 from honed.hub.shelf import Shelf
@@ -42,7 +42,7 @@ class Machine:
         self.store = remote.store(str(place))
         self.owner = trusted.pop("owner").public if "owner" in trusted else None
         self.trusted = {name: key.public for name, key in trusted.items()}
-        self.memory, self.shelf = Memory(), Shelf(self.store.url)
+        self.memory, self.shelf = HubMemory(), Shelf(self.store.url)
         self.lines: list[dict[str, Any]] = []
 
     def push(self, key: SecretKey, *records: dict[str, Any], withdrawn: Any = (), now: float = NOW) -> Any:
@@ -75,7 +75,7 @@ def of(device: DeviceIdentity = HERE, **changes: Any) -> dict[str, Any]:
 def hub(tmp_path: Path) -> Path:
     """With two boards' records, which a keyring names."""
     place = tmp_path / "hub"
-    boards = tuple(Board(name, str(key.public)) for name, key in (("attic", ATTIC), ("cellar", CELLAR)))
+    boards = tuple(NamedKey(name, str(key.public)) for name, key in (("attic", ATTIC), ("cellar", CELLAR)))
     pushing.make(remote.store(str(place)), OWNER, boards, (), NOW)
     Machine(place).push(ATTIC, of(workload="a"), of(workload="b"))
     Machine(place).push(CELLAR, of(workload="c"))
@@ -114,9 +114,9 @@ def test_who_is_not_trusted_is_not_read(hub: Path) -> None:
     assert Machine(hub, attic=ATTIC).pull().added == 2
     with pytest.raises(InvalidArgument, match="no key is trusted"):
         Machine(hub).pull()
-    pushing.make(remote.store(str(hub)), OWNER, (Board("attic", str(ATTIC.public)),), (), NOW)
+    pushing.make(remote.store(str(hub)), OWNER, (NamedKey("attic", str(ATTIC.public)),), (), NOW)
     assert Machine(hub, owner=OWNER).pull().added == 2
-    boards = (Board("attic", str(ATTIC.public)),)
+    boards = (NamedKey("attic", str(ATTIC.public)),)
     pushing.make(remote.store(str(hub)), OWNER, boards, (ATTIC.public.name,), NOW)
     assert Machine(hub, owner=OWNER).pull().added == 0
 
@@ -287,11 +287,11 @@ def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
     board = Machine(hub, owner=OWNER)
     board.pull()
     board.memory.save(tmp_path / "state" / "memory.json")
-    assert Memory.load(tmp_path / "state" / "memory.json") == board.memory
-    assert Memory.load(tmp_path / "none") == Memory()
+    assert HubMemory.load(tmp_path / "state" / "memory.json") == board.memory
+    assert HubMemory.load(tmp_path / "none") == HubMemory()
     (tmp_path / "bad").write_text("{")
     with pytest.raises(InvalidArgument, match="damaged"):
-        Memory.load(tmp_path / "bad")
+        HubMemory.load(tmp_path / "bad")
 
 
 def test_a_file_signed_as_another_is_not_taken(hub: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_file_signed_as_another_is_not_taken(hub: Path) -> None:
 
 def test_a_boards_key_signs_no_list(hub: Path) -> None:
     stranger = SecretKey(b"stranger", b"s" * 32)
-    boards = (Board("stranger", str(stranger.public)),)
+    boards = (NamedKey("stranger", str(stranger.public)),)
     Machine(hub).push(stranger, of(workload="x"))
     pushing.make(remote.store(str(hub)), ATTIC, boards, (), NOW)
     board = Machine(hub, owner=OWNER, attic=ATTIC)
@@ -363,11 +363,11 @@ def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytes
 
 def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
     data = objects.packed([{"honed_records": 1}])
-    entry = indexes.Entry(
+    entry = indexes.IndexedFile(
         sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
         compiler="c",
     )  # fmt: skip
-    index = indexes.Index(
+    index = indexes.BoardIndex(
         honed_hub=1, serial=int(NOW) + 9, created_s=NOW, expires_s=NOW + 99, entries=(entry,)
     )
     store = remote.store(str(hub))

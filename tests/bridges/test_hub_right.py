@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from honed.hub import machine, objects, records
-from honed.hub.memory import Memory
+from honed.hub.memory import HubMemory
 from honed.hub.minisign import SecretKey
-from honed.hub.settings import HubSettings
+from honed.hub.settings import HubConfig
 from honed.hub.shelf import Shelf
 from honed.protocol import methods, strict
 from honed.protocol.device import DeviceIdentity
@@ -179,14 +179,14 @@ def test_it_pushes_and_pulls(
     assert ("mine", "[5]") not in lines, "of each task the best"
     assert not {workload for workload, _ in lines} & {"theirs", "w1", "w3"}
     folder = tmp_path / "hub"
-    pushed = machine.push(hub, ATTIC, Memory(), str(folder))
+    pushed = machine.push(hub, ATTIC, HubMemory(), str(folder))
     assert pushed.records == len(lines)
 
-    settings = HubSettings(
+    settings = HubConfig(
         url=str(folder), push_url="", owner=None, keys={"attic": ATTIC.public}, pull=True, push=False,
         hold=False, hours=6.0,
     )  # fmt: skip
-    pulled = machine.pull(hub, settings, Memory(), Shelf(str(folder)), CELLAR.public)
+    pulled = machine.pull(hub, settings, HubMemory(), Shelf(str(folder)), CELLAR.public)
     assert (pulled.added + pulled.merged, pulled.refused) == (pushed.records, [])
 
 
@@ -195,4 +195,4 @@ def test_what_honed_hub_asks_besides(hub: Client) -> None:
     assert machine.models(hub) == frozenset()
     assert machine.withdrawn(hub) == []
     assert isinstance(next(iter(records.devices(hub))), DeviceIdentity)
-    assert HubSettings.of(hub.ask(methods.CONFIG_SHOW)).url == ""
+    assert HubConfig.of(hub.ask(methods.CONFIG_SHOW)).url == ""

@@ -11,44 +11,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.hub import schedule
-from honed.hub.machine import Place
+from honed.hub.machine import HubPlace
 from honed.hub.main import key_of
-from honed.hub.memory import Memory
+from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.hub.pushing import LASTS
-from honed.hub.schedule import Deed, View
-from honed.hub.settings import HubSettings
+from honed.hub.schedule import Deed, ServiceView
+from honed.hub.settings import HubConfig
 from honed.protocol.config import ConfigShown, ShownSetting
 from honed.protocol.errors import InvalidArgument, PermissionDenied, Unavailable, Unimplemented
 
 NOW = 1.8e9
 HOUR = 3600.0
-SETTINGS = HubSettings(
+SETTINGS = HubConfig(
     url="/hub", push_url="/hub", owner=None, keys={}, pull=True, push=True, hold=False, hours=6.0
 )
-VIEW = View(models=frozenset({"m"}), trials=7, idle=True, tuning=False, running_s=1e6)
+VIEW = ServiceView(models=frozenset({"m"}), trials=7, idle=True, tuning=False, running_s=1e6)
 
 
-def remembered(**changes: object) -> Memory:
-    memory = Memory(pulled_s=NOW, pushed_s=NOW, models=("m",), trials=7)
+def remembered(**changes: object) -> HubMemory:
+    memory = HubMemory(pulled_s=NOW, pushed_s=NOW, models=("m",), trials=7)
     for name, value in changes.items():
         setattr(memory, name, value)
     return memory
 
 
 def due(
-    memory: Memory, after: float = 60.0, settings: HubSettings = SETTINGS, view: View = VIEW
+    memory: HubMemory, after: float = 60.0, settings: HubConfig = SETTINGS, view: ServiceView = VIEW
 ) -> Deed | None:
     return schedule.due(settings, memory, view, NOW + after, 0.5)
 
 
 def test_nothing_is_due_without_a_hub_or_reason() -> None:
     assert due(remembered()) is None
-    assert due(Memory(), settings=replace(SETTINGS, url="")) is None
+    assert due(HubMemory(), settings=replace(SETTINGS, url="")) is None
 
 
 def test_it_pulls_at_first_for_new_models_and_now_and_then() -> None:
-    assert due(Memory()) is Deed.PULL
+    assert due(HubMemory()) is Deed.PULL
     assert due(remembered(), view=replace(VIEW, models=frozenset({"m", "new"}))) is Deed.PULL
     assert due(remembered(), view=replace(VIEW, models=frozenset())) is None
     assert due(remembered(), 6.1 * HOUR) is Deed.PULL
@@ -72,7 +72,7 @@ def test_it_pushes_once_a_day_when_tuning_has_ended() -> None:
 
 
 def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
-    memory, now, asked = Memory(), NOW, 0
+    memory, now, asked = HubMemory(), NOW, 0
     while now < NOW + 24 * HOUR:
         if schedule.due(SETTINGS, memory, VIEW, now, 0.5) is not None:
             schedule.failed(memory, "pull: http://hub cannot be read", now, 0.5)
@@ -86,7 +86,7 @@ def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
 
 @given(st.integers(0, 10_000), st.floats(0, 1))
 def test_no_wait_is_longer_than_six_hours(failures: int, chance: float) -> None:
-    memory = Memory(failures=failures)
+    memory = HubMemory(failures=failures)
     schedule.failed(memory, "", NOW, chance)
     assert 0 < memory.retry_s - NOW <= 6 * HOUR
 
@@ -98,7 +98,7 @@ def test_a_clock_set_back_holds_nothing_up(
     """It pulls at once; after a failure no later than that may take with a clock that is right."""
     view, then = replace(VIEW, idle=idle, tuning=tuning), NOW - back - 1
     assert schedule.due(SETTINGS, remembered(), view, then, chance) is Deed.PULL
-    memory = Memory(failures=failures)
+    memory = HubMemory(failures=failures)
     schedule.failed(memory, "pull: the hub is away", NOW, chance)
     told = [schedule.due(SETTINGS, memory, view, now, chance) for now in (then, then + 6 * HOUR)]
     assert Deed.PULL in told
@@ -115,7 +115,7 @@ def test_what_is_overdue_waits_for_a_part_of_half_an_hour_and_no_longer(
         assert told is Deed.PULL
     elif running < chance * min(0.5, hours) * HOUR:
         assert told is None
-    assert schedule.due(settings, Memory(), view, now, chance) is Deed.PULL  # the first waits for nobody
+    assert schedule.due(settings, HubMemory(), view, now, chance) is Deed.PULL  # the first waits for nobody
 
 
 def busiest(times: list[float], window: float) -> int:
@@ -128,7 +128,7 @@ def test_machines_that_fail_together_come_back_apart(chances: list[float], failu
     """Each at a moment of its own, as far apart as their chances are, within the latter half of the wait."""
     waits = []
     for chance in chances:
-        memory = Memory(failures=failures)
+        memory = HubMemory(failures=failures)
         schedule.failed(memory, "", NOW, chance)
         waits.append(memory.retry_s - NOW)
     longest = min(300.0 * 2**failures, 6 * HOUR)
@@ -165,20 +165,20 @@ def shown(**values: object) -> ConfigShown:
 
 def test_settings_are_the_services() -> None:
     key = SecretKey.make().public
-    settings = HubSettings.of(shown(keys={"attic": str(key)}, owner=str(key)))
+    settings = HubConfig.of(shown(keys={"attic": str(key)}, owner=str(key)))
     assert (settings.push_url, settings.keys, settings.owner) == ("u", {"attic": key}, key)
     assert isinstance(settings.owner, PublicKey)
     with pytest.raises(InvalidArgument, match=r"\[hub\] key attic"):
-        HubSettings.of(shown(keys={"attic": "RWnonsense"}))
+        HubConfig.of(shown(keys={"attic": "RWnonsense"}))
     with pytest.raises(InvalidArgument, match="cannot name a key"):
-        HubSettings.of(shown(keys={"at tic": str(key)}))
+        HubConfig.of(shown(keys={"at tic": str(key)}))
     with pytest.raises(Unimplemented, match="update"):
-        HubSettings.of(ConfigShown(settings=(), files=(), pending=(), problem=""))
+        HubConfig.of(ConfigShown(settings=(), files=(), pending=(), problem=""))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder another user's")
 def test_root_does_not_spoil_the_folder_of_another_user(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub")
+    place = HubPlace(tmp_path / "hub")
     with place.changing() as memory:
         memory.trials = 3
     os.chown(place.folder, 12345, 12345)
@@ -189,7 +189,7 @@ def test_root_does_not_spoil_the_folder_of_another_user(tmp_path: Path) -> None:
 
 
 def test_one_command_at_a_time(tmp_path: Path) -> None:
-    place = Place(tmp_path / "hub")
+    place = HubPlace(tmp_path / "hub")
     with place.changing() as memory:
         memory.trials = 3
         with pytest.raises(Unavailable, match="another command"), place.changing():

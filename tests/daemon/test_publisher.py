@@ -17,7 +17,7 @@ from honed.daemon.core.actions import Persist
 from honed.daemon.core.events import Added, Event, Judged, LoadedProof, WorkerReady
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, Trial
+from honed.daemon.core.states import ServedModel, VersionTrial
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
 from honed.daemon.settings.limits import Limits
@@ -139,7 +139,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
             if manifest is before:
                 earlier = models.get("m")
         model = models.get("m")
-        model.trial = Trial(before=earlier, since=0.0)
+        model.trial = VersionTrial(before=earlier, since=0.0)
         publisher = Publisher(
             Limits(),
             store,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from honed.hub import machine
-from honed.hub.machine import Place
+from honed.hub.machine import HubPlace
 from honed.hub.main import key_of, look
 from honed.hub.schedule import Deed
 from honed.tool.main import main
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said(hone: Hone, hub: Path, setup: Setup, service: Ser
 def test_the_program_pulls_and_pushes_and_comes_back_after_a_hub_was_away(
     hone: Hone, hub: Path, setup: Setup, service: Service, tmp_path: Path
 ) -> None:
-    socket, attic, cellar = str(service.socket), Place(tmp_path / "attic"), Place(tmp_path / "cellar")
+    socket, attic, cellar = str(service.socket), HubPlace(tmp_path / "attic"), HubPlace(tmp_path / "cellar")
     key_of(cellar)
     with service.client() as client:
         assert machine.trials(client) == 0  # nobody has told the service of these records yet

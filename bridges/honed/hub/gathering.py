@@ -11,11 +11,11 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes
 from . import objects
-from .index import Index
+from .index import BoardIndex
 from .looking import signed
-from .memory import Memory
+from .memory import HubMemory
 from .minisign import PublicKey
-from .remote import Store
+from .remote import HubStore
 
 _MOST: Final = 512 << 20  # bytes of one key's records, unpacked
 
@@ -30,10 +30,10 @@ class Gathered:
 
 
 def gather(
-    store: Store,
+    store: HubStore,
     trusted: Mapping[str, PublicKey],
     owner: PublicKey | None,
-    memory: Memory,
+    memory: HubMemory,
     folder: Path,
     now: float,
 ) -> Gathered:
@@ -60,13 +60,13 @@ def gather(
     return done
 
 
-def _ring(store: Store, owner: PublicKey, memory: Memory, now: float) -> indexes.Keyring:
+def _ring(store: HubStore, owner: PublicKey, memory: HubMemory, now: float) -> indexes.Keyring:
     ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
     indexes.newer(ring.serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
     return ring
 
 
-def _written(store: Store, key: PublicKey, index: Index, folder: Path, done: Gathered) -> None:
+def _written(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:
     room = _MOST
     for entry in index.entries:
         data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class IndexedFile:
     """One file of records: of one device, driver and compiler."""
 
     sha256: str  # of the file as it lies there
@@ -59,19 +59,19 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class BoardIndex:
     """What one board has put there. `serial` grows with each; times are seconds since 1970."""
 
     honed_hub: int
     serial: int
     created_s: float
     expires_s: float
-    entries: tuple[Entry, ...]
+    entries: tuple[IndexedFile, ...]
     withdrawn: tuple[Withdrawn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class NamedKey:
     """A key that the keyring names."""
 
     name: str
@@ -86,7 +86,7 @@ class Keyring:
     serial: int
     created_s: float
     expires_s: float
-    boards: tuple[Board, ...] = ()
+    boards: tuple[NamedKey, ...] = ()
     revoked: tuple[str, ...] = ()
 
 
@@ -113,15 +113,15 @@ def object_file(key: PublicKey, sha256: str) -> str:
     return f"{folder(key)}/{sha256}.jsonl.gz"
 
 
-def written(file: Index | Keyring | Overview) -> bytes:
+def written(file: BoardIndex | Keyring | Overview) -> bytes:
     """The file, of which the signature is made where it has one."""
     plain = strict.to_plain(file, omit_defaults=True)
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
 
 
-def read_index(data: bytes, now: float) -> Index:
+def read_index(data: bytes, now: float) -> BoardIndex:
     """An index whose signature was checked; raises InvalidArgument where it is none, or has expired."""
-    index = _read(Index, data)
+    index = _read(BoardIndex, data)
     if len(index.entries) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
         raise InvalidArgument(f"it names more than {MAX_ENTRIES} files, or withdraws more")
     for entry in index.entries:
@@ -198,13 +198,13 @@ def newer(serial: int, seen: int | None) -> None:
         raise InvalidArgument(f"it is number {serial}, and number {seen} was seen before: an old one again")
 
 
-def matching(index: Index, device_key: str, driver: str) -> list[Entry]:
+def matching(index: BoardIndex, device_key: str, driver: str) -> list[IndexedFile]:
     """The files of this device; those of this driver first, then as the index has them."""
     of_device = [entry for entry in index.entries if entry.device_key == device_key]
     return sorted(of_device, key=lambda entry: entry.driver != driver)
 
 
-def withdrawn_by_several(indexes: Iterable[Index], several: int) -> frozenset[Withdrawn]:
+def withdrawn_by_several(indexes: Iterable[BoardIndex], several: int) -> frozenset[Withdrawn]:
     """The schedules that so many boards took back."""
     count: dict[Withdrawn, int] = {}
     for index in indexes:

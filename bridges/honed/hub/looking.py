@@ -17,11 +17,11 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes
 from . import objects
-from .index import Index, Keyring
-from .memory import MAX_PROBLEM, Memory
+from .index import BoardIndex, Keyring
+from .memory import MAX_PROBLEM, HubMemory
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
-from .remote import Store
-from .shelf import Kept, Shelf
+from .remote import HubStore
+from .shelf import KeptFile, Shelf
 
 LOOKS: Final = 50  # indexes that a pull asks for though the overview says that they did not change
 _DAY: Final = 86400.0
@@ -30,26 +30,26 @@ _log = logging.getLogger("honed.hub")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundIndex:
     """What one key has signed; `problem` is "" where nothing is wrong."""
 
     name: str
     key: PublicKey
-    index: Index | None
+    index: BoardIndex | None
     problem: str
 
 
 def look(
-    store: Store,
+    store: HubStore,
     trusted: Mapping[str, PublicKey],
     owner: PublicKey | None,
-    memory: Memory,
+    memory: HubMemory,
     shelf: Shelf,
     now: float,
     *,
     own: PublicKey | None = None,
     names: Collection[str] = (),
-) -> list[Found]:
+) -> list[FoundIndex]:
     """What each trusted key but this machine's `own` has there; the indexes of `names` are asked for.
 
     The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument where nobody
@@ -71,12 +71,12 @@ def look(
     for file in shelf.files.keys() - files.keys() - {indexes.HUB, indexes.OVERVIEW}:
         shelf.drop(file)
     if owner is not None and why:
-        found.append(Found(indexes.HUB, owner, None, why))
+        found.append(FoundIndex(indexes.HUB, owner, None, why))
     return found
 
 
 def to_ask(
-    files: Mapping[str, str], kept: Mapping[str, Kept], listed: Mapping[str, str] | None, now: float
+    files: Mapping[str, str], kept: Mapping[str, KeptFile], listed: Mapping[str, str] | None, now: float
 ) -> set[str]:
     """Which indexes, given with their key ids, to ask for: all but those that are kept as `listed` has them
     (None: there is no overview). Of these the ones that were not asked for in a day, the oldest first.
@@ -92,7 +92,7 @@ def to_ask(
     return (files.keys() - same.keys()) | set(sorted(old, key=lambda file: same[file])[:LOOKS])
 
 
-def signed(store: Store, name: str, key: PublicKey) -> bytes:
+def signed(store: HubStore, name: str, key: PublicKey) -> bytes:
     """A file that the key has signed. Raises NotFound, Unavailable, or BadSignature."""
     data = store.read(name, indexes.MAX_INDEX_BYTES)
     _check(name, key, data, _signature(store, name))
@@ -101,8 +101,8 @@ def signed(store: Store, name: str, key: PublicKey) -> bytes:
 
 @dataclass(slots=True)
 class _Hub:
-    store: Store
-    memory: Memory
+    store: HubStore
+    memory: HubMemory
     shelf: Shelf
     now: float
     away: int = 0  # files that could not be read
@@ -137,10 +137,10 @@ class _Hub:
         except InvalidArgument as error:
             _log.warning("%s of the hub is of no use, and all indexes are asked for: %s", name, error)
             return None
-        self.shelf.put(name, Kept(text=data.decode(), signature="", tag=looked.tag, looked_s=self.now))
+        self.shelf.put(name, KeptFile(text=data.decode(), signature="", tag=looked.tag, looked_s=self.now))
         return listed
 
-    def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[Found]:
+    def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[FoundIndex]:
         """Raises Unavailable where several cannot be read: others could not, either."""
         found = []
         for name, key in keys.items():
@@ -150,29 +150,29 @@ class _Hub:
                 self.away += 1
                 if self.away >= min(_AWAY, len(keys)):
                     raise
-                found.append(Found(name, key, None, str(error)[:MAX_PROBLEM]))
+                found.append(FoundIndex(name, key, None, str(error)[:MAX_PROBLEM]))
         return found
 
-    def _index(self, name: str, key: PublicKey, ask: bool) -> Found:
+    def _index(self, name: str, key: PublicKey, ask: bool) -> FoundIndex:
         file, seen = indexes.index_file(key), self.memory.seen.get(indexes.numbered(key))
         kept = self.shelf.files.get(file)
         if kept is not None and not ask:
             try:
-                return Found(name, key, self._read(file, key, kept), "")
+                return FoundIndex(name, key, self._read(file, key, kept), "")
             except InvalidArgument:
                 pass  # it has expired: there may be a newer one
         try:
             index = self._read(file, key, self._asked(file))
         except NotFound:  # it has put nothing there yet, or it was taken away
             if seen is None:
-                self.shelf.put(file, Kept(text="", signature="", tag="", looked_s=self.now))
-            return Found(name, key, None, "" if seen is None else "what it had there is gone")
+                self.shelf.put(file, KeptFile(text="", signature="", tag="", looked_s=self.now))
+            return FoundIndex(name, key, None, "" if seen is None else "what it had there is gone")
         except InvalidArgument as error:
             self.shelf.drop(file)  # to be asked for again the next time, whatever the overview says
-            return Found(name, key, None, str(error)[:MAX_PROBLEM])
-        return Found(name, key, index, "")
+            return FoundIndex(name, key, None, str(error)[:MAX_PROBLEM])
+        return FoundIndex(name, key, index, "")
 
-    def _read(self, file: str, key: PublicKey, kept: Kept) -> Index | None:
+    def _read(self, file: str, key: PublicKey, kept: KeptFile) -> BoardIndex | None:
         """The index, None where there was none. Raises InvalidArgument where it is not right (any more)."""
         if not kept.text:
             return None
@@ -182,7 +182,7 @@ class _Hub:
         self.memory.seen[number] = index.serial
         return index
 
-    def _asked(self, name: str) -> Kept:
+    def _asked(self, name: str) -> KeptFile:
         """A file as it is now, unchecked. Raises NotFound, Unavailable or InvalidArgument."""
         kept = self.shelf.files.get(name)
         tag = kept.tag if kept is not None and kept.text else ""
@@ -195,12 +195,12 @@ class _Hub:
             kept = replace(kept, looked_s=self.now)
         else:
             text, signature = _text(looked.data or b""), _text(_signature(self.store, name))
-            kept = Kept(text=text, signature=signature, tag=looked.tag, looked_s=self.now)
+            kept = KeptFile(text=text, signature=signature, tag=looked.tag, looked_s=self.now)
         self.shelf.put(name, kept)
         return kept
 
 
-def _signature(store: Store, name: str) -> bytes:
+def _signature(store: HubStore, name: str) -> bytes:
     try:
         return store.read(name + indexes.SIGNATURE, MAX_SIGNATURE_BYTES)
     except NotFound:
@@ -212,7 +212,7 @@ def _check(name: str, key: PublicKey, data: bytes, signature: bytes) -> None:
         raise BadSignature(f"{name} is signed, but as another file")
 
 
-def _right(name: str, key: PublicKey, kept: Kept) -> bytes:
+def _right(name: str, key: PublicKey, kept: KeptFile) -> bytes:
     """What is kept, where the key has signed it."""
     data = kept.text.encode()
     _check(name, key, data, kept.signature.encode())

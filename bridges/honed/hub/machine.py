@@ -18,18 +18,18 @@ from honed.runtime.client import Client
 
 from . import pulling, pushing, records, remote
 from .index import Withdrawn
-from .memory import Memory
+from .memory import HubMemory
 from .minisign import PublicKey, SecretKey
 from .pulling import Pulled
 from .pushing import Pushed
-from .settings import HubSettings
+from .settings import HubConfig
 from .shelf import Shelf
 
 SYSTEM: Final = Path("/var/lib/honed-hub")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HubPlace:
     """The folder of this machine's key, and of what it remembers."""
 
     folder: Path
@@ -66,7 +66,7 @@ class Place:
             shelf.save(self.shelf)
 
     @contextmanager
-    def changing(self) -> Iterator[Memory]:
+    def changing(self) -> Iterator[HubMemory]:
         """What is remembered, to be changed by nobody else meanwhile; kept also where the work fails.
 
         Raises Unavailable where somebody else does, PermissionDenied where it is another user's.
@@ -100,10 +100,10 @@ class Place:
         if not mine:
             raise PermissionDenied(self._whose())
 
-    def remembered(self) -> Memory:
+    def remembered(self) -> HubMemory:
         """What is remembered, to look at."""
         try:
-            return Memory.load(self.memory)
+            return HubMemory.load(self.memory)
         except PermissionError:
             raise PermissionDenied(self._whose()) from None
 
@@ -111,20 +111,20 @@ class Place:
         return f"{self.folder} is of another user; run it as that one: 'sudo -u honed-hub hone hub ...'"
 
 
-def place(environ: Mapping[str, str], uid: int) -> Place:
+def place(environ: Mapping[str, str], uid: int) -> HubPlace:
     """The usual one: of systemd's unit, of the system, or of an ordinary user."""
     if given := environ.get("STATE_DIRECTORY"):
-        return Place(Path(given))
+        return HubPlace(Path(given))
     home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local/state")
     if uid == 0 or os.access(SYSTEM, os.W_OK):
-        return Place(SYSTEM)
-    return Place(home / "honed" / "hub")
+        return HubPlace(SYSTEM)
+    return HubPlace(home / "honed" / "hub")
 
 
 def pull(
     client: Client,
-    settings: HubSettings,
-    memory: Memory,
+    settings: HubConfig,
+    memory: HubMemory,
     shelf: Shelf,
     own: PublicKey | None,
     names: frozenset[str] | None = None,
@@ -152,7 +152,7 @@ def pull(
     return pulled
 
 
-def push(client: Client, key: SecretKey, memory: Memory, url: str) -> Pushed:
+def push(client: Client, key: SecretKey, memory: HubMemory, url: str) -> Pushed:
     """Put what this machine has learned there."""
     lines = records.measured(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]

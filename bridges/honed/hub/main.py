@@ -19,11 +19,11 @@ from honed.runtime.client import Client
 from honed.runtime.version import own_version
 
 from . import machine, schedule
-from .machine import Place
-from .memory import Memory
+from .machine import HubPlace
+from .memory import HubMemory
 from .minisign import SecretKey
-from .schedule import Deed, View
-from .settings import HubSettings
+from .schedule import Deed, ServiceView
+from .settings import HubConfig
 
 LOOK_SECONDS: Final = 60.0  # between two looks at the service
 _log = logging.getLogger("honed.hub")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
-    place = Place(options.folder) if options.folder else machine.place(os.environ, os.getuid())
+    place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
         chance, begun = _chance(key_of(place)), time.monotonic()
         while True:
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def key_of(place: Place) -> SecretKey:
+def key_of(place: HubPlace) -> SecretKey:
     """The key of this machine, made where it has none."""
     if not place.key.exists():
         place.prepare()
@@ -84,14 +84,14 @@ def key_of(place: Place) -> SecretKey:
     return SecretKey.load(place.key)
 
 
-def look(socket: str | None, place: Place, chance: float, running_s: float) -> Deed | None:
+def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -> Deed | None:
     """Do what is due, and tell what was done. Raises Unavailable where there is no service.
 
     It has looked for `running_s` seconds. What goes wrong with the hub is remembered, and it is left alone
     for a while.
     """
     with Client(socket) as client:
-        settings = HubSettings.of(client.ask(methods.CONFIG_SHOW))
+        settings = HubConfig.of(client.ask(methods.CONFIG_SHOW))
         deed = schedule.due(settings, place.remembered(), _view(client, running_s), time.time(), chance)
         if deed is None:
             return None
@@ -108,7 +108,7 @@ def look(socket: str | None, place: Place, chance: float, running_s: float) -> D
     return deed
 
 
-def _do(deed: Deed, client: Client, settings: HubSettings, place: Place, memory: Memory) -> str:
+def _do(deed: Deed, client: Client, settings: HubConfig, place: HubPlace, memory: HubMemory) -> str:
     key = key_of(place)
     if deed is Deed.PUSH:
         pushed = machine.push(client, key, memory, settings.push_url)
@@ -121,9 +121,9 @@ def _do(deed: Deed, client: Client, settings: HubSettings, place: Place, memory:
     return f"pulled {pulled.added} records, {pulled.held} are held back, {len(pulled.refused)} cannot be used"
 
 
-def _view(client: Client, running_s: float) -> View:
+def _view(client: Client, running_s: float) -> ServiceView:
     status = client.ask(methods.SERVER_STATUS)
-    return View(
+    return ServiceView(
         models=machine.models(client),
         trials=machine.trials(client),
         idle=status.idle.idle,

@@ -16,7 +16,7 @@ _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class KeyStanding:
     """How one key's files were found at the last pull; `problem` is "" where nothing was wrong."""
 
     name: str
@@ -26,7 +26,7 @@ class Source:
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class HubMemory:
     """Serials and files seen, and what came of the last pull and push; times are seconds since 1970."""
 
     serial: int = 0  # of the last index pushed
@@ -37,7 +37,7 @@ class Memory:
     revoked: tuple[str, ...] = ()  # key ids
     pulled_s: float | None = None
     pushed_s: float | None = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[KeyStanding, ...] = ()
     models: tuple[str, ...] = ()  # of the service at the last pull
     trials: int = 0  # that tuning had made at the last push
     failures: int = 0  # in a row
@@ -45,7 +45,7 @@ class Memory:
     problem: str = ""  # of the last pull or push
 
     @classmethod
-    def load(cls, path: Path) -> Memory:
+    def load(cls, path: Path) -> HubMemory:
         """What is kept at `path`; nothing where nothing is. Raises InvalidArgument where it is damaged."""
         try:
             return strict.from_plain(cls, json.loads(path.read_bytes()), where=path.name)

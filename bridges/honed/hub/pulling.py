@@ -14,11 +14,11 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes
 from . import looking, objects
-from .index import Entry, Withdrawn
-from .looking import Found
-from .memory import MAX_PROBLEM, Memory, Source
+from .index import IndexedFile, Withdrawn
+from .looking import FoundIndex
+from .memory import MAX_PROBLEM, HubMemory, KeyStanding
 from .minisign import PublicKey
-from .remote import Store
+from .remote import HubStore
 from .shelf import Shelf
 
 MAX_RECORDS: Final = 200_000  # of one pull; what is left comes with the next
@@ -44,15 +44,15 @@ class Pulled:
     held: int = 0
     lines: int = 0
     refused: list[str] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[KeyStanding] = field(default_factory=list)
 
 
 def pull(
-    store: Store,
+    store: HubStore,
     trusted: Mapping[str, PublicKey],
     here: Mapping[DeviceIdentity, str],
     take_in: TakeIn,
-    memory: Memory,
+    memory: HubMemory,
     shelf: Shelf,
     now: float,
     *,
@@ -80,18 +80,18 @@ def pull(
 
 
 def _taken(
-    store: Store,
-    source: Found,
+    store: HubStore,
+    source: FoundIndex,
     here: Mapping[DeviceIdentity, str],
     withdrawn: Collection[Withdrawn],
     take_in: TakeIn,
-    memory: Memory,
+    memory: HubMemory,
     done: Pulled,
     *,
     hold: bool,
-) -> Source:
+) -> KeyStanding:
     """Take in the files of a source that were not taken before, as far as one pull goes."""
-    told = Source(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
+    told = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
     records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - done.lines), MAX_SOURCE_BYTES  # that may still come
     for entry, device in _wanted(source, here, memory.taken):
         if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
@@ -125,8 +125,8 @@ def _taken(
 
 
 def _wanted(
-    source: Found, here: Mapping[DeviceIdentity, str], taken: Collection[str]
-) -> list[tuple[Entry, str]]:
+    source: FoundIndex, here: Mapping[DeviceIdentity, str], taken: Collection[str]
+) -> list[tuple[IndexedFile, str]]:
     known, index = set(taken), source.index
     wanted = {
         entry: spec
@@ -137,12 +137,12 @@ def _wanted(
     return list(wanted.items())[:MAX_FILES]
 
 
-def _known(source: Found, entry: Entry) -> str:
+def _known(source: FoundIndex, entry: IndexedFile) -> str:
     """What a file is remembered by: another key may name the same one, and say of it what is not so."""
     return f"{source.key.name} {entry.sha256[:32]}"
 
 
-def _problem(entry: Entry, error: object) -> str:
+def _problem(entry: IndexedFile, error: object) -> str:
     return f"{entry.sha256[:12]}: {error}"[:MAX_PROBLEM]
 
 

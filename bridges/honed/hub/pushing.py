@@ -13,11 +13,11 @@ from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 
 from . import index as indexes
 from . import objects
-from .index import Board, Entry, Index, Keyring, Withdrawn
+from .index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from .looking import signed
-from .memory import Memory
+from .memory import HubMemory
 from .minisign import PublicKey, SecretKey
-from .remote import Store
+from .remote import HubStore
 
 LASTS: Final = 30 * 86400.0  # seconds that an index is believed; pushed again after half of it
 _QUARANTINED: Final = 2000  # a device, the latest ones
@@ -35,12 +35,12 @@ class Pushed:
 
 
 def push(
-    store: Store,
+    store: HubStore,
     key: SecretKey,
     best: Iterable[Mapping[str, Any]],
     quarantined: Iterable[Mapping[str, Any]],
     withdrawn: Iterable[Withdrawn],
-    memory: Memory,
+    memory: HubMemory,
     now: float,
 ) -> Pushed:
     """Put records there, as `hone records export` has them, in place of what this board had there.
@@ -61,7 +61,7 @@ def push(
     for (packed, _), entry in zip(files, entries, strict=True):
         if before is None or not fresh or entry not in before.entries:  # now and then what got lost, too
             store.write(indexes.object_file(key.public, entry.sha256), packed)
-    index = Index(
+    index = BoardIndex(
         honed_hub=indexes.FORMAT,
         serial=memory.serial,
         created_s=now,
@@ -81,7 +81,7 @@ def push(
 
 
 def make(
-    store: Store, key: SecretKey, boards: tuple[Board, ...], revoked: tuple[str, ...], now: float
+    store: HubStore, key: SecretKey, boards: tuple[NamedKey, ...], revoked: tuple[str, ...], now: float
 ) -> Keyring:
     """Put a keyring there, or another in its place, signed by the key of who made the hub."""
     before = _keyring(store, key, now)
@@ -102,19 +102,19 @@ def _serial(before: int, now: float) -> int:
     return max(before + 1, int(now))
 
 
-def write_signed(store: Store, name: str, data: bytes, key: SecretKey) -> None:
+def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> None:
     """The signature first: whoever reads between the two takes neither, and comes again."""
     store.write(name + indexes.SIGNATURE, key.sign(data, name))
     store.write(name, data)
 
 
-def make_overview(store: Store) -> None:
+def make_overview(store: HubStore) -> None:
     """Put an empty overview there, into which those who push write themselves."""
     empty = indexes.Overview(honed_hub=indexes.FORMAT, indexes={})
     store.write(indexes.OVERVIEW, indexes.written(empty))
 
 
-def note(store: Store, key: PublicKey, sha256: str) -> None:
+def note(store: HubStore, key: PublicKey, sha256: str) -> None:
     """Say in the overview, where the hub has one, that this is the hash of the board's index now.
 
     Of two who write at once one may lose its note. It sees that when it pulls, and notes it again; meanwhile
@@ -130,7 +130,7 @@ def note(store: Store, key: PublicKey, sha256: str) -> None:
         _log.warning("others will find what was pushed later, as it cannot be noted: %s", error)
 
 
-def _overview(store: Store) -> indexes.Overview | None:
+def _overview(store: HubStore) -> indexes.Overview | None:
     """None for one that is damaged; raises NotFound where there is none, and Unavailable."""
     try:
         return indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
@@ -139,7 +139,7 @@ def _overview(store: Store) -> indexes.Overview | None:
         return None
 
 
-def _before(store: Store, key: SecretKey, now: float) -> tuple[Index | None, bytes]:
+def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | None, bytes]:
     """What this board has there now, and the file; None where nothing is, or nothing that is right."""
     try:
         data = signed(store, indexes.index_file(key.public), key.public)
@@ -148,7 +148,7 @@ def _before(store: Store, key: SecretKey, now: float) -> tuple[Index | None, byt
         return None, b""
 
 
-def _keyring(store: Store, key: SecretKey, now: float) -> Keyring | None:
+def _keyring(store: HubStore, key: SecretKey, now: float) -> Keyring | None:
     try:
         return indexes.read_keyring(signed(store, indexes.HUB, key.public), now)
     except HonedError:
@@ -178,9 +178,9 @@ def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
     return strict.from_plain(DeviceIdentity, records[0]["device"], where="device")
 
 
-def _entry(data: bytes, records: list[dict[str, Any]]) -> Entry:
+def _entry(data: bytes, records: list[dict[str, Any]]) -> IndexedFile:
     device = _device(records)
-    return Entry(
+    return IndexedFile(
         sha256=objects.sha256(data),
         bytes=len(data),
         records=len(records),

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull
 
 
-class Store(ABC):
+class HubStore(ABC):
     """A hub's folder. Names are relative, of letters, digits, "/", "." and "-"."""
 
     def __init__(self, url: str) -> None:
@@ -54,7 +54,7 @@ class Store(ABC):
             raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
 
 
-def store(url: str) -> Store:
+def store(url: str) -> HubStore:
     """By its URL, or the path of a folder; raises InvalidArgument where nothing can be read by it."""
     scheme = urlsplit(url).scheme
     if scheme in ("http", "https"):
@@ -67,7 +67,7 @@ def store(url: str) -> Store:
     return _Other(url.rstrip("/"))
 
 
-class _Folder(Store):
+class _Folder(HubStore):
     """Whoever writes there may be nobody's friend: links, FIFOs and devices are left."""
 
     def __init__(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class _Folder(Store):
         return path
 
 
-class _Web(Store):
+class _Web(HubStore):
     def look(self, name: str, most: int, tag: str = "") -> Looked:
         self._hurry()
         try:
@@ -127,7 +127,7 @@ class _Web(Store):
         raise InvalidArgument(f"nothing can be removed at {self.url}; do so in the folder that it serves")
 
 
-class _Other(Store):
+class _Other(HubStore):
     """S3 and whatever else fsspec has a file system for."""
 
     def __init__(self, url: str) -> None:

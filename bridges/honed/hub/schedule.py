@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from .memory import Memory
+from .memory import HubMemory
 from .pushing import LASTS
-from .settings import HubSettings
+from .settings import HubConfig
 
 _NIGHT: Final = 20 * 3600.0  # between two pushes
 _PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
@@ -25,7 +25,7 @@ class Deed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ServiceView:
     """The service as it is now; `trials` are all that tuning has made. It was looked at for `running_s`."""
 
     models: frozenset[str]
@@ -35,7 +35,7 @@ class View:
     running_s: float
 
 
-def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> Deed | None:
+def due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> Deed | None:
     """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
     if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
         return None
@@ -56,7 +56,7 @@ def apart(hours: float, chance: float) -> float:
     return chance * min(_TOGETHER, hours * 3600.0)
 
 
-def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
+def failed(memory: HubMemory, problem: str, now: float, chance: float) -> None:
     """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
     machines that found it away together come back one by one.
     """
@@ -64,12 +64,12 @@ def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
-def done(memory: Memory) -> None:
+def done(memory: HubMemory) -> None:
     """It went well."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
 
-def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> bool:
+def _pull_due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> bool:
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
     waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
@@ -78,7 +78,7 @@ def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, cha
     return view.idle or waited >= _PATIENCE * hours
 
 
-def _push_due(memory: Memory, view: View, now: float) -> bool:
+def _push_due(memory: HubMemory, view: ServiceView, now: float) -> bool:
     if view.tuning:
         return False  # when it has ended: then there is more to tell
     waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s

@@ -15,7 +15,7 @@ _TABLE: Final = "hub."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubSettings:
+class HubConfig:
     """What docs/configuration.md says of [hub], with its keys parsed."""
 
     url: str
@@ -28,7 +28,7 @@ class HubSettings:
     hours: float
 
     @classmethod
-    def of(cls, config: ConfigShown) -> HubSettings:
+    def of(cls, config: ConfigShown) -> HubConfig:
         """Those in force. Raises InvalidArgument for a key that is none."""
         told: dict[str, Any] = {
             each.name.removeprefix(_TABLE): each.value

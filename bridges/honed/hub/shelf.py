@@ -20,7 +20,7 @@ _log = logging.getLogger("honed.hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptFile:
     """A file and its signature, "" where the hub had none; `looked_s` is when the hub was asked for it."""
 
     text: str
@@ -32,7 +32,7 @@ class Kept:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Whole:
     url: str
-    files: dict[str, Kept]
+    files: dict[str, KeptFile]
 
 
 class Shelf:
@@ -40,7 +40,7 @@ class Shelf:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.files: dict[str, Kept] = {}
+        self.files: dict[str, KeptFile] = {}
         self._letters = 0
 
     @classmethod
@@ -64,7 +64,7 @@ class Shelf:
         with replacing(path) as file:
             file.write(json.dumps(strict.to_plain(_Whole(url=self.url, files=self.files))).encode())
 
-    def put(self, name: str, kept: Kept) -> None:
+    def put(self, name: str, kept: KeptFile) -> None:
         """Keep a file in place of what was kept of that name; one for which there is no room is not."""
         self.drop(name)
         if len(kept.text) <= min(MAX_FILE, MAX_WHOLE - self._letters):

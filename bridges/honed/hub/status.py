@@ -11,9 +11,9 @@ from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
 
 from . import machine
-from .machine import Place
-from .memory import Source
-from .settings import HubSettings
+from .machine import HubPlace
+from .memory import KeyStanding
+from .settings import HubConfig
 from .shelf import Shelf
 
 
@@ -32,11 +32,11 @@ class HubStatus:
     retry_seconds: float
     problem: str
     waiting: int
-    sources: tuple[Source, ...]
+    sources: tuple[KeyStanding, ...]
     hints: dict[str, HintFigures]
 
 
-def look(client: Client, settings: HubSettings, place: Place, url: str) -> HubStatus:
+def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubStatus:
     """Look at the hub at `url`, "": at none. Nothing is changed, here or there."""
     memory, own = place.remembered(), place.own()
     told = HubStatus(

@@ -125,7 +125,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ServiceParts:
     """What clients and idle time are served by."""
 
     base: Base
@@ -156,7 +156,7 @@ class Parts:
         )
 
 
-def assembled(base: Base, reloader: Reloader) -> Parts:
+def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """What stands on the base."""
     chains = Chains(
         registry=base.registry,
@@ -170,7 +170,7 @@ def assembled(base: Base, reloader: Reloader) -> Parts:
     sizes = _sizes(base, reloader, publisher)
     remover = _remover(base, chains, variants)
     bringer = _bringer(base, reloader, remover)
-    return Parts(
+    return ServiceParts(
         base=base,
         chains=chains,
         publisher=publisher,
@@ -184,7 +184,7 @@ def assembled(base: Base, reloader: Reloader) -> Parts:
     )
 
 
-def methods(parts: Parts, reloader: Reloader, damaged: Sequence[str]) -> Api:
+def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> Api:
     """What the methods of the socket do. `damaged` are sentences on what could not be read."""
     base, places = parts.base, parts.base.config.service
     limits = base.config.limits
@@ -250,7 +250,7 @@ def _inferring(
     )
 
 
-def _metrics(parts: Parts) -> MetricsCollector:
+def _metrics(parts: ServiceParts) -> MetricsCollector:
     base = parts.base
     return MetricsCollector(
         version=own_version(),
@@ -325,7 +325,7 @@ def _bringer(base: Base, reloader: Reloader, remover: Remover) -> Bringer:
     )
 
 
-def _tuner_runs(parts: Parts, reloader: Reloader) -> TunerRuns:
+def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
     base = parts.base
     return TunerRuns(
         limits=base.config.limits,

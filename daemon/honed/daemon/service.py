@@ -154,7 +154,7 @@ async def _run(
         await _finish(base, parts, systemd)
 
 
-async def _finish(base: assembly.Base, parts: assembly.Parts, systemd: Systemd) -> None:
+async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Systemd) -> None:
     """Answer what is queued, and nothing new."""
     _log.info("stopping")
     systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")

@@ -96,7 +96,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
     from honed.hub import gathering, machine, remote
     from honed.hub.minisign import PublicKey
-    from honed.hub.settings import HubSettings
+    from honed.hub.settings import HubConfig
     from honed.protocol.methods import CONFIG_SHOW
     from honed.runtime.client import Client
 
@@ -106,7 +106,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         owner: PublicKey | None = PublicKey.parse(arguments.owner)
     else:
         with Client(arguments.socket) as client:
-            settings = HubSettings.of(client.ask(CONFIG_SHOW))
+            settings = HubConfig.of(client.ask(CONFIG_SHOW))
         trusted, owner = settings.keys, settings.owner
     memory = machine.place(os.environ, os.getuid()).remembered()
     with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:

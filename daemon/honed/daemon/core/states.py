@@ -93,7 +93,7 @@ class Blame:
 
 
 @dataclass(slots=True, kw_only=True)
-class Trial:
+class VersionTrial:
     """A successor's first time in service. `before` is the version it replaced, still loaded."""
 
     before: ServedModel
@@ -123,7 +123,7 @@ class ServedModel:
     failed: set[str] = field(default_factory=set)
     deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
     blame: Blame = field(default_factory=Blame)
-    trial: Trial | None = None
+    trial: VersionTrial | None = None
     statistics: Statistics = field(default_factory=Statistics)
     comparing: bool = False  # both engines run it in turns
     compared: float = float("-inf")  # when that began last, in monotonic seconds

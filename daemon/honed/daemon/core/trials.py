@@ -16,7 +16,7 @@ from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled, Switche
 from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
 from .shared import Core
-from .states import Engine, Phase, ServedModel, State, Trial, is_cpu
+from .states import Engine, Phase, ServedModel, State, VersionTrial, is_cpu
 
 _STRIKES = 2
 
@@ -29,7 +29,7 @@ def successor_ready(core: Core, event: SuccessorReady) -> None:
     if before.home != before.device:
         raise AlreadyExists("the CPU engine serves the model by now; publish it again")
     successor = core.new_model(event.manifest, event.compiled, before.device)
-    successor.trial = Trial(before=before, since=core.now)
+    successor.trial = VersionTrial(before=before, since=core.now)
     core.enter(successor)
     end_trial(core, before)
     admit(core, successor, event.proof)

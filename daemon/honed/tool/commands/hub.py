@@ -23,12 +23,12 @@ from .models import set_aside
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.hub.index import Board, Keyring
-    from honed.hub.machine import Place
-    from honed.hub.memory import Source
+    from honed.hub.index import Keyring, NamedKey
+    from honed.hub.machine import HubPlace
+    from honed.hub.memory import KeyStanding
     from honed.hub.minisign import SecretKey
     from honed.hub.pulling import Pulled
-    from honed.hub.settings import HubSettings
+    from honed.hub.settings import HubConfig
     from honed.hub.status import HubStatus
     from honed.protocol.tuning import HintFigures
     from honed.runtime.client import Client
@@ -126,11 +126,11 @@ def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
     return parser
 
 
-def _place(arguments: argparse.Namespace) -> Place:
+def _place(arguments: argparse.Namespace) -> HubPlace:
     from honed.hub import machine
 
     given: Path | None = arguments.folder
-    return machine.Place(given.absolute()) if given else machine.place(os.environ, os.getuid())
+    return machine.HubPlace(given.absolute()) if given else machine.place(os.environ, os.getuid())
 
 
 def _key(arguments: argparse.Namespace, output: Output) -> int:
@@ -159,7 +159,7 @@ def _init(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _trust(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.hub.index import Board
+    from honed.hub.index import NamedKey
     from honed.hub.minisign import PublicKey
 
     before = _keyring(arguments)
@@ -170,7 +170,9 @@ def _trust(arguments: argparse.Namespace, output: Output) -> int:
     boards = tuple(board for board in before.boards if board.name != name)
     if key.name in {PublicKey.parse(board.key).name for board in boards}:
         raise InvalidArgument(f"another machine's key has the id {key.name}; make another on that machine")
-    return _listed(arguments, output, (*boards, Board(name, str(key))), before.revoked, f"{name} is trusted")
+    return _listed(
+        arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted"
+    )
 
 
 def _revoke(arguments: argparse.Namespace, output: Output) -> int:
@@ -198,7 +200,7 @@ def _keyring(arguments: argparse.Namespace) -> Keyring:
 def _listed(
     arguments: argparse.Namespace,
     output: Output,
-    boards: tuple[Board, ...],
+    boards: tuple[NamedKey, ...],
     revoked: tuple[str, ...],
     said: str,
 ) -> int:
@@ -298,7 +300,7 @@ def _print_status(console: Console, told: HubStatus) -> None:
         console.print(_sources({source.name: source for source in told.sources}, told.hints, list(names)))
 
 
-def _sources(sources: Mapping[str, Source], hints: Mapping[str, HintFigures], names: list[str]) -> Any:
+def _sources(sources: Mapping[str, KeyStanding], hints: Mapping[str, HintFigures], names: list[str]) -> Any:
     def row(name: str) -> list[str]:
         source, hint = sources.get(name), hints.get(name)
         counts = [str(hint.taken), str(hint.tried), str(hint.failed)] if hint else ["0", "0", "0"]
@@ -318,10 +320,10 @@ def _ago(when: float | None) -> str:
     return "never" if when is None else f"{seconds_text(max(0.0, time.time() - when))} ago"
 
 
-def _settings(client: Client) -> HubSettings:
-    from honed.hub.settings import HubSettings
+def _settings(client: Client) -> HubConfig:
+    from honed.hub.settings import HubConfig
 
-    return HubSettings.of(client.ask(CONFIG_SHOW))
+    return HubConfig.of(client.ask(CONFIG_SHOW))
 
 
 def _chosen(given: str | None, configured: str) -> str:

@@ -1,7 +1,7 @@
 """What a board of a farm does, on rows of plain data: it measures, under its own lease.
 
 `greet`, `load`, `judge` and `settle` are all that the machine that searches asks of a board. They work on the
-one `Board` of their process, which `serve` in `worker` puts in its place.
+one `FarmBoard` of their process, which `serve` in `worker` puts in its place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEPTH = 2  # candidates that a measuring board has: one is on its way while the 
 LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 
 
-class Board(Protocol):
+class FarmBoard(Protocol):
     """What judges candidates in a worker; `threads` of them at a time."""
 
     @property
@@ -130,31 +130,31 @@ class MeasuringBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         return _greeting(self._profile, depth=DEPTH)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         return self._on_device(lambda: self._load(memory))
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         return self._on_device(lambda: self._judge(trial))
 
     def settle(self) -> rows.Answer:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         if self._measurer is None:
             return rows.Ruling(verdict={}, phases={}, faults=())
         self._measurer.settle()
         return rows.Ruling(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
 
     def rest(self) -> None:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         if self._gate is not None:
             self._gate.rest()
 
     def close(self) -> None:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         self.rest()
         if self._measurer is not None:
             self._measurer.close()
@@ -210,18 +210,18 @@ class BenchBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         return _greeting(self._profile, depth=DEPTH * self.threads, bench=self._bench)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """As in `Board`; there are no files, as nothing runs."""
+        """As in `FarmBoard`; there are no files, as nothing runs."""
         workload = rows.workload_in(Path(os.devnull), memory)
         with self._lock:
             self._workload = workload
         return rows.BoardReady(rate=0.0)
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         with self._lock:
             workload = self._workload
         if workload is None or workload.task != trial.task:
@@ -234,14 +234,14 @@ class BenchBoard:
             return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
 
     def settle(self) -> rows.Answer:
-        """As in `Board`: nothing runs, so nothing can fault."""
+        """As in `FarmBoard`: nothing runs, so nothing can fault."""
         return rows.Ruling(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
-        """As in `Board`: there is nothing to leave."""
+        """As in `FarmBoard`: there is nothing to leave."""
 
     def close(self) -> None:
-        """As in `Board`."""
+        """As in `FarmBoard`."""
         self._compiler.close()
 
 
@@ -255,13 +255,13 @@ class BoardPlace:
     """The board of a process, and whose it is: searches take turns, as a board has one task loaded."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.board: Board | None = None
+        self.board: FarmBoard | None = None
         self.leaving = False
         self.asked = clock()  # something of it, last
         self._search = ""
         self._clock = clock
 
-    def answer(self, search: str, do: Callable[[Board], rows.Answer]) -> bytes:
+    def answer(self, search: str, do: Callable[[FarmBoard], rows.Answer]) -> bytes:
         """What the board answers to a search, "": to whatever search has it."""
         board, now = self.board, self._clock()
         if board is None or self.leaving:

@@ -26,7 +26,7 @@ def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
 def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
     """Be a board, or the bench of one, until told to stop."""
     _need()
-    from .board import BenchBoard, Board, LeasedGate, MeasuringBoard
+    from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard
     from .security import checked, security
     from .worker import serve
 
@@ -39,7 +39,7 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
             emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
             return None
 
-    board: Board
+    board: FarmBoard
     if job.bench is not None:
         threads = len(os.sched_getaffinity(0))
         board = BenchBoard(job.bench, OfflineCompiler(job.bench_root or ROOT, threads), threads)

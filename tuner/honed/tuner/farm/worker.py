@@ -1,4 +1,4 @@
-"""A board's process in a farm: Dask's worker around one `Board`."""
+"""A board's process in a farm: Dask's worker around one `FarmBoard`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import dask
 from distributed import Security, Status, Worker
 
-from .board import PLACE, Board
+from .board import PLACE, FarmBoard
 from .scheduler import NOWHERE, SETTINGS, quiet, stopping
 from .security import checked, security
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0  # while no scheduler answers
 
 
-def serve(url: str, certificates: Path | None, board: Board, tell: Callable[[str], None]) -> None:
+def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[[str], None]) -> None:
     """Have `board` judge what the farm at `url` asks for, until SIGINT or SIGTERM; closes it then.
 
     Where the scheduler goes away, it is waited for. Raises what `checked` and `security` raise.
@@ -43,7 +43,7 @@ def serve(url: str, certificates: Path | None, board: Board, tell: Callable[[str
 class _Member:
     """The worker that a board has in the farm; another, once that has lost its scheduler."""
 
-    def __init__(self, url: str, guard: Security, board: Board, tell: Callable[[str], None]) -> None:
+    def __init__(self, url: str, guard: Security, board: FarmBoard, tell: Callable[[str], None]) -> None:
         self._url = url
         self._guard = guard
         self._board = board
