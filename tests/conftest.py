@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ def pytest_configure() -> None:
     # code is compiled once, not by each of many processes: a service starts in 1.4 s of CPU instead of 1.9.
     for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

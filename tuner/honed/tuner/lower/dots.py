@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from honed.runtime.profile import DeviceProfile
 
-from .intrinsics import DOT
+from .dotnames import DOT
 from .strided import extents, is_fixed
 from .views import INJECTIVE, PRODUCT
 
