@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # How long an example takes says more of the machine's load than of the code.
 settings.register_profile("honed", deadline=None)
 settings.load_profile("honed")
+# Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:

@@ -42,6 +42,14 @@ except MemoryError:
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 400 << 20
 
 
+def test_numpy_has_one_thread_in_a_child_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = program("import os; print(os.environ['OPENBLAS_NUM_THREADS'])")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert run(tell, seconds=60)[0].split() == [b"1"]
+    told = os.environ | {"OPENBLAS_NUM_THREADS": "3"}
+    assert run(tell, seconds=60, environment=told)[0].split() == [b"3"]
+
+
 def test_bounds_of_the_parent_stay() -> None:
     code = """
 import sys, resource

@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> None:
     if int(score.read_text()) < _OOM_SCORE:
         score.write_text(str(_OOM_SCORE))
     os.nice(niceness)
+    # NumPy's threads, one a core, cost more to start than they save in what children compute by them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.execvp(program[0], program)
 
 
