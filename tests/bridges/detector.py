@@ -30,13 +30,13 @@ class Detector:
         self._connect()
         self.ready = self._introduce()
 
-    def detect(self, picture: NDArray[Any]) -> NDArray[np.float32]:
+    def detect(self, picture: NDArray[Any], *, timeout_ms: int | None = None) -> NDArray[np.float32]:
         """The answer, float32 [20, 6]; zeros, as Frigate has it, where there was none in time."""
         if not self.ready:
             return self._nothing()
         header = {"shape": list(picture.shape), "dtype": picture.dtype.name, "model_type": self._model_type}
         try:
-            frames = self._exchange([json.dumps(header).encode(), picture.tobytes()])
+            frames = self._exchange([json.dumps(header).encode(), picture.tobytes()], timeout_ms)
         except zmq.Again:
             self._connect()
             self.ready = self._introduce()

@@ -187,3 +187,11 @@ def test_a_worker_that_is_not_ready_grants_nothing(tmp_path: Path) -> None:
         await watched(leasing, tuning())
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("quiet", "seconds"), [(0.0, 0.2), (0.5, 0.5), (30.0, 5.0)])
+def test_looks_are_as_often_as_the_machine_becomes_idle(quiet: float, seconds: float) -> None:
+    leasing = Leasing(IdleSettings(quiet_seconds=quiet), lambda: "ready")
+    assert leasing.look_seconds() == seconds
+    leasing.change(IdleSettings(quiet_seconds=5.0))
+    assert leasing.look_seconds() == 5.0

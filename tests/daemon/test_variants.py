@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument, NotFound
 
 from . import spin
-from .running import NO_TUNER, Service, wait_for
+from .running import NO_TUNER, Service, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 WIDTH, STEPS = 64, 600
@@ -108,11 +108,19 @@ def write(path: Path, nodes: list[onnx.NodeProto], constants: list[TensorProto])
     return path
 
 
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    """A service for models whose variants are made by hand."""
+    with serving(tmp_path_factory, cache_dir, config=config()) as running:
+        yield running
+
+
 class Asking:
     """Asks for a model in shapes, and compares with ONNX Runtime."""
 
     def __init__(self, client: Client, path: Path) -> None:
         self._client = client
+        self._name = path.stem
         self._session = onnxruntime.InferenceSession(str(path))
         self._random = np.random.default_rng(5)
 
@@ -122,20 +130,20 @@ class Asking:
             "keys": self._random.normal(size=(1, m, WIDTH)).astype(np.float32),
         }
         [expected] = self._session.run(None, given)
-        [found] = self._client.infer("model", given).values()
+        [found] = self._client.infer(self._name, given).values()
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def variants(client: Client) -> dict[str, dict[str, Any]]:
-    return {each["name"]: each for each in client.show("model")["variants"]}
+def variants(client: Client, model: str = "model") -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in client.show(model)["variants"]}
 
 
 def states(client: Client) -> dict[str, str]:
     return {name.partition("@")[2]: each["state"] for name, each in variants(client).items()}
 
 
-def answered(client: Client, engine: str) -> int:
-    [figures] = client.metrics()["models"]
+def answered(client: Client, engine: str, model: str = "model") -> int:
+    [figures] = [each for each in client.metrics()["models"] if each["name"] == model]
     return int(figures["engines"].get(engine, 0))
 
 
@@ -201,13 +209,10 @@ def wait_until(service: Service, expected: dict[str, str]) -> None:
         wait_for(lambda: states(client) == expected, f"variants {expected}", service, seconds=200)
 
 
-def test_several_shapes_by_hand_serve_without_the_cpu_engine(
-    start_service: Callable[..., Service], tmp_path: Path
-) -> None:
-    path = mean(tmp_path / "model.onnx")
-    service = start_service(config=config())
+def test_several_shapes_by_hand_serve_without_the_cpu_engine(by_hand: Service, tmp_path: Path) -> None:
+    path = mean(tmp_path / "several.onnx")
     sets = [{"queries": (1, n, WIDTH), "keys": (1, m, WIDTH)} for n, m in ((7, 5), (5, 7), (6, 6), (4, 4))]
-    with service.client() as client:
+    with by_hand.client() as client:
         added = client.add(path, engine="gpu", shapes=sets[0], variants=sets[1:])
         others = ((5, 7), (6, 6), (4, 4))
         told = [f"compiled for queries [1, {n}, {WIDTH}], keys [1, {m}, {WIDTH}]" for n, m in others]
@@ -215,11 +220,13 @@ def test_several_shapes_by_hand_serve_without_the_cpu_engine(
         ask = Asking(client, path)
         for n, m in ((7, 5), (5, 7), (6, 6), (4, 4)):
             ask(n, m)
-        assert answered(client, "gpu") == 4
+        assert answered(client, "gpu", "several") == 4
         with pytest.raises(InvalidArgument, match="the shapes of a model are fixed"):
             ask(5, 5)
-        assert all(each["by_hand"] for each in variants(client).values()), "more than two stay, by hand"
-        check_by_name(client, sorted(variants(client))[0])
+        assert all(each["by_hand"] for each in variants(client, "several").values()), (
+            "more than two stay, by hand"
+        )
+        check_by_name(client, sorted(variants(client, "several"))[0])
 
 
 def check_by_name(client: Client, name: str) -> None:
@@ -236,20 +243,17 @@ def check_by_name(client: Client, name: str) -> None:
         client.remove(name)
 
 
-def test_another_model_of_the_name_has_none_of_them(
-    start_service: Callable[..., Service], tmp_path: Path
-) -> None:
-    path = mean(tmp_path / "model.onnx")
-    service = start_service(config=config())
+def test_another_model_of_the_name_has_none_of_them(by_hand: Service, tmp_path: Path) -> None:
+    path = mean(tmp_path / "replaced.onnx")
     shapes = {"queries": (1, 7, WIDTH), "keys": (1, 5, WIDTH)}
-    with service.client() as client:
+    with by_hand.client() as client:
         client.add(path, shapes=shapes, variants=[{"queries": (1, 5, WIDTH), "keys": (1, 7, WIDTH)}])
-        assert len(variants(client)) == 1
+        assert len(variants(client, "replaced")) == 1
         model = onnx.load(path)
         model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.zeros(WIDTH, np.float32), "w"))
         onnx.save(model, path)
         client.add(path, shapes=shapes, replace=True)
-        assert not variants(client)
+        assert not variants(client, "replaced")
         Asking(client, path)(5, 7)
 
 

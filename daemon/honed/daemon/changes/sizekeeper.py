@@ -25,7 +25,6 @@ from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.results import ShownPart
 from honed.protocol.sizes import MetSizes
 
-LOOK_SECONDS = 5.0  # between two looks at what was met, and whether the machine is idle
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class SizeKeeper:
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]
-    look_seconds: float = LOOK_SECONDS
     _not_before: float = field(init=False, default=0.0)  # the next is compiled
     _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
 
@@ -55,7 +53,7 @@ class SizeKeeper:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await asyncio.sleep(self.look_seconds)
+            await asyncio.sleep(self.leasing.look_seconds())
             await self.look()
 
     async def look(self) -> None:

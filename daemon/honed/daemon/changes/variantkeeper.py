@@ -29,7 +29,6 @@ from honed.runtime.version import own_version
 
 from .variantmaking import VariantMaker
 
-LOOK_SECONDS = 5.0  # between two looks at what is asked for, and whether the machine is idle
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class VariantKeeper:
     ledger: Ledger
     leasing: Leasing
     settings: Callable[[], VariantSettings]
-    look_seconds: float = LOOK_SECONDS
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
     _not_before: float = field(init=False, default=0.0)  # the next one is made
     _begun: bool = field(init=False, default=False)
@@ -117,7 +115,7 @@ class VariantKeeper:
         """Keep the bounds, and make what is asked for often while the machine is idle, until cancelled."""
         try:
             while True:
-                await asyncio.sleep(self.look_seconds)
+                await asyncio.sleep(self.leasing.look_seconds())
                 await self._look()
         finally:
             for work in list(self._by_hand):

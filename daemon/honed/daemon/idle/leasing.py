@@ -37,6 +37,7 @@ from .signals import MachineSignals, Signals
 
 LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
 REST_SECONDS = 5.0  # while there is none
+_SOONEST_SECONDS = 0.2  # between two looks at what may be done in idle time, however soon the machine is idle
 _log = logging.getLogger(__name__)
 
 
@@ -155,6 +156,10 @@ class Leasing:
             readings=readings,
             models=self._activity.since(now),
         )
+
+    def look_seconds(self) -> float:
+        """Between two looks at what may be done in idle time: shorter where the machine is idle sooner."""
+        return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
         """The part `lease` of ServerStatus."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from tvm import ir, tirx
 
+from .dotnames import DOT
+
 NAMES = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p",
     "nextafter", "tan",
 )  # fmt: skip
-# Of four signed bytes in each of two words, and added to a third number (cl_khr_integer_dot_product).
-DOT, DOT_ADD = "dot_4x8packed_ss_int", "dot_acc_sat_4x8packed_ss_int"
 _LEVEL = 99  # above the rules that TVM brings along
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from honed.protocol.errors import DeviceError
-from honed.tuner.lower.intrinsics import DOT, DOT_ADD
+from honed.tuner.lower.dotnames import DOT, DOT_ADD
 
 ROOT = Path("/var/cache/honed-valhall")
 SECONDS = 60  # of CPU time for one program

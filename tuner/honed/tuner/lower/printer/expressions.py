@@ -11,7 +11,8 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from honed.tuner.lower.intrinsics import DOT_ADD, is_dot
+from honed.tuner.lower.dotnames import DOT_ADD
+from honed.tuner.lower.intrinsics import is_dot
 
 from . import types
 from .blocks import Blocks
