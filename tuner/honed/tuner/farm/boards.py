@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -19,6 +20,7 @@ from .scheduler import SETTINGS, quiet
 from .security import checked, security
 
 _CONNECT_SECONDS = 15.0
+_SEND_SECONDS = 60.0  # for a task's memory to reach a board: Dask would wait for one that does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,12 @@ class DaskBoards:
 
     def load(self, address: str, memory: bytes) -> int:
         """As in `Boards`. The data goes to the board alone, and not with the call."""
+        sending = self._client.scatter([memory], workers=[address], hash=False, asynchronous=True)
+        sent = asyncio.run_coroutine_threadsafe(sending, self._client.loop.asyncio_loop)
         try:
-            data = self._client.scatter([memory], workers=[address], hash=False)[0]
+            data = sent.result(_SEND_SECONDS)[0]
         except (OSError, TimeoutError, KeyError, RuntimeError, ValueError, CancelledError):
+            sent.cancel()
             return self._call(address, board.load, b"")  # it is leaving, which shows in the answer
         number = self._call(address, board.load, data)
         self._calls[number].append(data)
