@@ -108,6 +108,7 @@ def test_text_goes_in_and_out() -> None:
         {"x": X.reshape(1, 2, 3)},
         {"x": X, "other": X},
         {"other": X},
+        {"x": None},
         {},
     ],
 )
@@ -316,5 +317,12 @@ def test_a_run_that_is_to_end_is_not_begun() -> None:
         options.terminate = True
         with pytest.raises(Exception, match="terminate"):
             one.run(None, {"x": X}, options)
+        with pytest.raises(Exception, match="terminate"):
+            one.run_with_ort_values(["y"], {"x": rt.OrtValue.ortvalue_from_numpy(X)}, options)
+        binding = one.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_output("y")
+        with pytest.raises(Exception, match="terminate"):
+            one.run_with_iobinding(binding, options)
         assert one.end_profiling() == ""
         assert one.get_tuning_results() == []

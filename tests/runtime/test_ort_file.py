@@ -65,11 +65,16 @@ def test_damaged_files_are_refused_or_read(model: onnx.ModelProto, data: st.Data
     for _ in range(data.draw(st.integers(0, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    with contextlib.suppress(errors.InvalidProtobuf):
+    with contextlib.suppress(errors.InvalidProtobuf, errors.InvalidArgument):
         describe(cut)
 
 
-@pytest.mark.parametrize("data", [b"", b"abc", b"\xff" * 40, b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"])
+@pytest.mark.parametrize("data", [b"abc", b"\xff" * 40, b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"])
 def test_what_is_no_model(data: bytes) -> None:
     with pytest.raises(errors.InvalidProtobuf, match="no ONNX"):
         describe(data)
+
+
+def test_without_a_graph_it_is_no_model() -> None:
+    with pytest.raises(errors.InvalidArgument, match="No graph"):
+        describe(b"")

@@ -8,11 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from honed.ort import ExecutionMode, InferenceSession, SessionOptions, errors, session
+from honed.ort import ExecutionMode, InferenceSession, OrtValue, RunOptions, SessionOptions, errors, session
 
 _ROOT = Path(__file__).resolve().parents[2]
 _USES = (
@@ -89,3 +90,8 @@ def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
     assert onnx.load(options.optimized_model_filepath).graph.output[0].name == "y"
     assert theirs.execution_mode.name == "ORT_PARALLEL"
     assert theirs.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    taken = InferenceSession(model.SerializeToString(), options)
+    given = OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))
+    logged = RunOptions()
+    logged.logid = "of the app"
+    np.testing.assert_array_equal(taken.run(None, {"x": given}, logged)[0], -np.ones(3, np.float32))

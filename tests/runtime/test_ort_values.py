@@ -66,6 +66,56 @@ def test_options_print_and_refuse_as_theirs_do(rt: Any) -> None:
         options.add_provider("CUDAExecutionProvider", {})
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("attribute", "value", "kind"),
+    [
+        ("intra_op_num_threads", "4", TypeError),
+        ("intra_op_num_threads", 1.5, TypeError),
+        ("graph_optimization_level", 99, TypeError),
+        ("logid", 3, TypeError),
+        ("intra_op_threads", 4, AttributeError),
+    ],
+)
+def test_slips_in_options_are_told(rt: Any, attribute: str, value: object, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        setattr(rt.SessionOptions(), attribute, value)
+
+
+@BOTH
+def test_options_take_what_they_are_for(rt: Any) -> None:
+    options, run = rt.SessionOptions(), rt.RunOptions()
+    options.intra_op_num_threads, options.enable_profiling = np.int64(2), 1
+    options.graph_optimization_level = rt.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert (options.intra_op_num_threads, options.enable_profiling) == (2, True)
+    run.terminate, run.logid = True, "a"
+    with pytest.raises(AttributeError):
+        run.end = True
+
+
+@BOTH
+def test_wrong_values_raise_as_theirs_do(rt: Any) -> None:
+    with pytest.raises(RuntimeError):
+        rt.OrtValue.ortvalue_from_numpy(ARRAY.copy()).update_inplace(np.zeros(4, np.float32))
+    with pytest.raises(RuntimeError):
+        rt.set_default_logger_severity(9)
+    with pytest.raises(TypeError):
+        rt.InferenceSession(b"abc", sess_options=3)
+    with pytest.raises(Exception, match="No graph was found") as raised:
+        rt.InferenceSession(b"", providers=["CPUExecutionProvider"])
+    assert type(raised.value).__name__ == "InvalidArgument"
+
+
+def test_exceptions_have_onnxruntimes_names() -> None:
+    theirs = onnxruntime.capi.onnxruntime_pybind11_state
+    named = {
+        name
+        for name, each in vars(theirs).items()
+        if isinstance(each, type) and issubclass(each, Exception) and not name.startswith("_")
+    }
+    assert named <= {each.__name__ for each in ort.errors.ALL}
+
+
 def test_all_numbers_are_onnxruntimes() -> None:
     """Apps give them as numbers, too."""
     for name in ("OrtAllocatorType", "OrtMemType", "GraphOptimizationLevel", "ExecutionMode"):

@@ -62,6 +62,8 @@ __all__ = [
 __version__ = "1.23.0"  # whose interface this is; apps compare it
 Session = InferenceSession
 
+_FATAL = 4
+
 
 def get_available_providers() -> list[str]:
     """Honed, and the processor, which it may choose."""
@@ -89,7 +91,9 @@ def get_build_info() -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Honed logs by Python's logging, as `honed.ort`."""
+    """Honed logs by Python's logging, as `honed.ort`; raises RuntimeError for what is no severity."""
+    if not 0 <= severity <= _FATAL:
+        raise RuntimeError(f"severity is {severity}; give 0 (verbose) to {_FATAL} (fatal)")
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:

@@ -52,6 +52,22 @@ class EPFail(Exception):
     """An execution provider failed."""
 
 
+class ModelLoadCanceled(Exception):
+    """Loading a model was given up; honed never does."""
+
+
+class ModelRequiresCompilation(Exception):
+    """A model is not compiled; honed compiles by itself."""
+
+
+class NotFound(Exception):
+    """Something is not there; honed says it otherwise."""
+
+
+class DeviceReset(Exception):
+    """A device was reset; honed runs the model again."""
+
+
 ALL = (
     Fail,
     InvalidArgument,
@@ -64,6 +80,10 @@ ALL = (
     NotImplemented,
     InvalidGraph,
     EPFail,
+    ModelLoadCanceled,
+    ModelRequiresCompilation,
+    NotFound,
+    DeviceReset,
 )
 _NUMBERS = {each: number for number, each in enumerate(ALL, 1)}  # include/onnxruntime/core/common/status.h
 _NAMES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from honed import standin
 
-from .options import FALLBACK, SessionOptions
+from .options import FALLBACK, RunOptions, SessionOptions
 
 _NAME = "onnxruntime"
 _kept: list[ModuleType | None] = []
@@ -27,14 +27,26 @@ def session(given: Any, options: SessionOptions, kwargs: Mapping[str, Any]) -> A
     )
 
 
+def run_options(options: RunOptions | None) -> Any:
+    """What an app has set for a run of such a session, as ONNX Runtime's own."""
+    found = _module()
+    if options is None or found is None:
+        return None
+    made = found.RunOptions()
+    for name, value in options.given().items():
+        setattr(made, name, value)
+    for key, value in options.entries().items():
+        made.add_run_config_entry(key, value)
+    return made
+
+
 def _translated(options: SessionOptions, found: ModuleType) -> Any:
     """What an app has set, as ONNX Runtime's own options."""
-    made, usual = found.SessionOptions(), vars(SessionOptions())
-    for name, value in vars(options).items():
-        if name.startswith("_") or value == usual.get(name):
-            continue
-        enumerated = isinstance(value, enum.IntEnum)
-        setattr(made, name, getattr(found, type(value).__name__)(int(value)) if enumerated else value)
+    made = found.SessionOptions()
+    for name, value in options.given().items():
+        if isinstance(value, enum.IntEnum):
+            value = getattr(found, type(value).__name__)(int(value))
+        setattr(made, name, value)
     for name, size in options.sizes().items():
         made.add_free_dimension_override_by_name(name, size)
     for key, value in options.entries().items():

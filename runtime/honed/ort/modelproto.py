@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from honed.runtime.dtypes import CARRIED
 
-from .errors import InvalidProtobuf, said
+from .errors import InvalidArgument, InvalidProtobuf, said
 
 Data = bytes | memoryview | mmap.mmap
 Dimension = int | str | None
@@ -66,7 +66,7 @@ def _sized(ends: Iterable[NodeArg], sizes: Mapping[str, int]) -> list[NodeArg]:
 
 
 def describe(data: Data) -> Described:
-    """What the file says; raises InvalidProtobuf where it is no ONNX file."""
+    """What the file says; raises InvalidProtobuf where it is no ONNX file, InvalidArgument without graph."""
     found = Described()
     graph = None
     whole = memoryview(data)
@@ -85,7 +85,7 @@ def describe(data: Data) -> Described:
         elif number == 6:
             found.metadata.description = _text(value)
     if graph is None:
-        raise said(InvalidProtobuf, "the file holds no ONNX model; check what was given")
+        raise said(InvalidArgument, "No graph was found in the protobuf. Check what was given")
     _read_graph(graph, found)
     return found
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import operator
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from . import errors
 from .errors import said
@@ -46,11 +49,62 @@ class ExecutionOrder(Named):
     MEMORY_EFFICIENT = 2
 
 
-class _Configured:
-    """Entries by name."""
+_OF_SESSIONS: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "enable_cpu_mem_arena": True,
+        "enable_mem_pattern": True,
+        "enable_mem_reuse": True,
+        "enable_profiling": False,
+        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "execution_order": ExecutionOrder.DEFAULT,
+        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "inter_op_num_threads": 0,
+        "intra_op_num_threads": 0,
+        "log_severity_level": -1,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "optimized_model_filepath": "",
+        "profile_file_prefix": "onnxruntime_profile_",
+        "use_deterministic_compute": False,
+        "use_per_session_threads": True,
+    }
+)
+_OF_RUNS: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "log_severity_level": -1,
+        "log_verbosity_level": 0,
+        "logid": "",
+        "only_execute_path_to_fetches": False,
+        "terminate": False,
+        "training_mode": False,
+    }
+)
 
-    def __init__(self) -> None:
+
+class _Configured:
+    """Attributes that ONNX Runtime has, each of its type, and entries by name.
+
+    Setting another raises AttributeError, and a value of another type TypeError, as there: an app's slip of
+    the pen is told.
+    """
+
+    def __init__(self, attributes: Mapping[str, object]) -> None:
+        vars(self).update(attributes)
+        self._attributes = attributes
         self._entries: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            if name not in self._attributes:
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            value = _as(type(self._attributes[name]), value, name)
+        super().__setattr__(name, value)
+
+    def given(self) -> dict[str, object]:
+        """The attributes that are not as they were."""
+        return {
+            name: vars(self)[name] for name, usual in self._attributes.items() if vars(self)[name] != usual
+        }
 
     def entries(self) -> dict[str, str]:
         """All that were set."""
@@ -65,24 +119,25 @@ class _Configured:
 class SessionOptions(_Configured):
     """Attributes and methods of ONNX Runtime's; raises NotImplemented for what would change answers."""
 
+    enable_cpu_mem_arena: bool
+    enable_mem_pattern: bool
+    enable_mem_reuse: bool
+    enable_profiling: bool
+    execution_mode: ExecutionMode
+    execution_order: ExecutionOrder
+    graph_optimization_level: GraphOptimizationLevel
+    inter_op_num_threads: int
+    intra_op_num_threads: int
+    log_severity_level: int
+    log_verbosity_level: int
+    logid: str
+    optimized_model_filepath: str
+    profile_file_prefix: str
+    use_deterministic_compute: bool
+    use_per_session_threads: bool
+
     def __init__(self) -> None:
-        super().__init__()
-        self.enable_cpu_mem_arena = True
-        self.enable_mem_pattern = True
-        self.enable_mem_reuse = True
-        self.enable_profiling = False
-        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
-        self.execution_order = ExecutionOrder.DEFAULT
-        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
-        self.inter_op_num_threads = 0
-        self.intra_op_num_threads = 0
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.logid = ""
-        self.optimized_model_filepath = ""
-        self.profile_file_prefix = "onnxruntime_profile_"
-        self.use_deterministic_compute = False
-        self.use_per_session_threads = True
+        super().__init__(_OF_SESSIONS)
         self._providers = False
         self._sizes: dict[str, int] = {}
 
@@ -144,14 +199,15 @@ class SessionOptions(_Configured):
 class RunOptions(_Configured):
     """Attributes and methods of ONNX Runtime's."""
 
+    log_severity_level: int
+    log_verbosity_level: int
+    logid: str
+    only_execute_path_to_fetches: bool
+    terminate: bool
+    training_mode: bool
+
     def __init__(self) -> None:
-        super().__init__()
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.logid = ""
-        self.only_execute_path_to_fetches = False
-        self.terminate = False
-        self.training_mode = False
+        super().__init__(_OF_RUNS)
 
     def add_run_config_entry(self, config_key: str, config_value: str) -> None:
         """Set an entry."""
@@ -164,3 +220,14 @@ class RunOptions(_Configured):
 
 def _not_done(what: str) -> Exception:
     return said(errors.NotImplemented, f"honed {what}")
+
+
+def _as(kind: type, value: object, name: str) -> object:
+    """A value as ONNX Runtime's binding takes it; raises TypeError."""
+    if kind is bool:
+        return bool(value)
+    if kind is int and not isinstance(value, str | bytes | float):
+        return operator.index(value)  # type: ignore[arg-type]  # which says so where it is none
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; give {kind.__name__}")
+    return value

@@ -52,6 +52,8 @@ class InferenceSession:
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(sess_options, SessionOptions | None):
+            raise TypeError(f"sess_options is {sess_options!r:.80}; give SessionOptions")
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._check_providers(providers)
         self._given = path_or_bytes
@@ -145,7 +147,10 @@ class InferenceSession:
         if run_options is not None and run_options.terminate:
             raise said(Fail, "the run was not begun, as its options say that it is to end (terminate)")
         if self._genuine:
-            found: list[Array | Maps] = self._genuine.run(output_names, dict(input_feed))
+            feed = {name: _array(value) for name, value in input_feed.items()}
+            found: list[Array | Maps] = self._genuine.run(
+                output_names, feed, genuine.run_options(run_options)
+            )
             return found
         names = list(output_names) if output_names else [each.name for each in self._described.outputs]
         asked = list(dict.fromkeys(names))  # an app may ask for one twice
@@ -180,12 +185,12 @@ class InferenceSession:
     ) -> list[OrtValue]:
         """As `run`, of values and to values."""
         given = {name: value.numpy() for name, value in input_dict_ort_values.items()}
-        return [OrtValue(array) for array in _tensors(self.run(output_names, given))]
+        return [OrtValue(array) for array in _tensors(self.run(output_names, given, run_options))]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """As `run`, of what is bound and to what is bound."""
         names = list(iobinding.outputs) or [each.name for each in self.get_outputs()]
-        found = _tensors(self.run(names, iobinding.inputs))
+        found = _tensors(self.run(names, iobinding.inputs, run_options))
         iobinding.ran(dict(zip(names, found, strict=True)))
 
     # How
@@ -233,6 +238,8 @@ class InferenceSession:
         for name, value in given.items():
             if name not in wanted:
                 raise self._not_an_input(name)
+            if value is None:
+                raise said(Fail, f"Invalid input: {name} is None; give an array")
             expected = self._types[name]
             array = value if isinstance(value, np.ndarray) else np.asarray(value, expected)
             if array.dtype is not expected and type_of(array) != wanted[name].type:

@@ -138,10 +138,9 @@ class OrtValue:
         """Write an array of the same shape and type over it."""
         given = np.asarray(np_arr)
         if given.shape != self._array.shape or given.dtype != self._array.dtype:
-            raise said(
-                InvalidArgument,
+            raise RuntimeError(
                 f"the value is {type_of(self._array)} {self.shape()} and the array {type_of(given)} "
-                f"{list(given.shape)}; make them equal",
+                f"{list(given.shape)}; make them equal"
             )
         self._array[...] = given
 
