@@ -1,0 +1,35 @@
+"""Calls to boards over a real Dask farm: what a board does that does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from honed.tuner.farm import boards
+from honed.tuner.farm.boards import DaskBoards
+
+from .running import RunningFarm
+
+pytestmark = pytest.mark.opencl
+
+
+def test_a_board_that_takes_nothing_holds_nobody_up(
+    farm: RunningFarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask waits for it without an end: without `_SEND_SECONDS` this does not end either."""
+    stuck = farm.board("--alone")
+    called = DaskBoards(farm.url, farm.certificates / "pc")
+    [address] = called.present()
+    monkeypatch.setattr(boards, "_SEND_SECONDS", 0.5)
+    os.kill(stuck.process.pid, signal.SIGSTOP)
+    try:
+        number = called.load(address, b"a task's memory")
+        assert called.came(0.2) is None
+    finally:
+        os.kill(stuck.process.pid, signal.SIGCONT)
+    came = called.came(60.0)
+    assert came is not None
+    assert came.number == number
+    called.close()
