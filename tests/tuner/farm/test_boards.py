@@ -18,7 +18,7 @@ pytestmark = pytest.mark.opencl
 def test_a_board_that_takes_nothing_holds_nobody_up(
     farm: RunningFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dask waits for it without an end: without `_SEND_SECONDS` this does not end either."""
+    """Dask itself waits for half a minute, or longer, by its version."""
     stuck = farm.board("--alone")
     called = DaskBoards(farm.url, farm.certificates / "pc")
     [address] = called.present()
