@@ -38,6 +38,7 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "LeaseRelease": {"lease": 3},
     "TunerReport": {"text": "attacking"},
     "TunerStop": {"model": "nosuch"},
+    "HintsExport": {},
 }
 # Their right parameters would change something: they name a model that is not there.
 CHANGING: dict[str, dict[str, Any]] = {
@@ -60,6 +61,7 @@ CHANGING: dict[str, dict[str, Any]] = {
     "ModelBring": {"files": ["m.onnx"], "sha256": ["0" * 64], "parameters": {"shapes": {"x": [1]}}},
     "SystemSharedMemoryRegister": {"name": "r", "offset": 0, "byte_size": 4096},
     "LeaseAsk": {"candidate_seconds": -1.0},
+    "HintsImport": {"device": "nosuch"},
     "TunerRun": {
         "command": "tune",
         "model": "nosuch",

@@ -9,10 +9,30 @@ import pytest
 
 from honed.tuner.farm import boards
 from honed.tuner.farm.boards import DaskBoards
+from tests.daemon.running import wait_for
 
 from .running import RunningFarm
 
 pytestmark = pytest.mark.opencl
+
+
+def test_an_answer_that_is_lost_with_its_board_holds_nobody_up(
+    farm: RunningFarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The board has answered, and is gone before the answer was fetched: Dask waits for it to come back."""
+    killed = farm.board("--alone")
+    called = DaskBoards(farm.url, farm.certificates / "pc")
+    [address] = called.present()
+    number = called.greet(address)
+    [future] = called._calls[number]
+    wait_for(lambda: future.status == "finished", "an answer")
+    killed.kill()
+    monkeypatch.setattr(boards, "_ANSWER_SECONDS", 0.5)
+    came = called.came(60.0)
+    assert came is not None
+    assert (came.number, came.data) == (number, None)
+    assert "lost" in came.why
+    called.close()
 
 
 def test_a_board_that_takes_nothing_holds_nobody_up(

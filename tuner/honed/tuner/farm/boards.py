@@ -20,6 +20,7 @@ from .scheduler import SETTINGS, quiet
 from .security import checked, security
 
 _CONNECT_SECONDS = 15.0
+_ANSWER_SECONDS = 20.0  # to fetch an answer, for which Dask would wait without an end where its board is gone
 _SEND_SECONDS = 60.0  # for a task's memory to reach a board: Dask would wait for one that does not answer
 
 
@@ -153,9 +154,10 @@ class DaskBoards:
             why = str(future.exception()) if future.status == "error" else str(future.status)
             return Came(number, None, why)
         try:
-            data = future.result()
+            data = future.result(_ANSWER_SECONDS)
         except (OSError, TimeoutError, CancelledError) as error:
-            return Came(number, None, str(error))
+            future.cancel()
+            return Came(number, None, f"its answer was lost ({error or 'it is gone'})")
         if not isinstance(data, bytes):
             return Came(number, None, "it answered something that is no row")
         return Came(number, data)
