@@ -24,6 +24,7 @@ from typing import Any
 
 from honed.daemon.apps.names import own_name
 from honed.daemon.apps.settings import AppsSettings
+from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import BringParams
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted
@@ -72,6 +73,7 @@ class Running:
 def main(arguments: Sequence[str]) -> None:
     """Be the user, and do as the role says."""
     role, path, uid, seed = arguments[0], arguments[1], int(arguments[2]), int(arguments[3])
+    _ = MODEL_BRING.result  # loads what it takes: other users may not read this checkout
     os.setgroups([GROUP])
     os.setgid(GROUP)
     os.setuid(uid)

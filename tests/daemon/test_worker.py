@@ -161,7 +161,7 @@ def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(c
 NICER = """
 import os
 import threading
-from honed.daemon import worker
+from honed.daemon.worker import worker
 os.setgroups([])
 os.setresgid(54321, 54321, 54321)
 os.setresuid(54321, 54321, 54321)
