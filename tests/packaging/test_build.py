@@ -71,7 +71,7 @@ def test_the_packages(tmp_path: Path) -> None:
     module = "./usr/lib/python3/dist-packages/honed"
     assert f"{module}/runtime/client.py" in files["python3-honed"]
     assert not [path for path in files["python3-honed"] if path.startswith((f"{module}/d", f"{module}/t"))]
-    assert not [path for path in files["honed"] if path.startswith((f"{module}/r", f"{module}/t"))]
+    assert not [path for path in files["honed"] if path.startswith((f"{module}/runtime", f"{module}/tuner"))]
     assert f"{module}/__init__.py" not in {path for each in files.values() for path in each}
     for name in ("frigate", "http"):
         own = files[f"honed-{name}"]
