@@ -195,29 +195,29 @@ def callbacks(house: House) -> list[str]:
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:
     """Groups of modules that import each other; `deferred` counts imports in functions and for types, too."""
-    known = {module.name for module in house.modules}
-    imports = {
-        module.name: {
-            found for node in _imports(module, deferred) for found in _imported(module, node, known)
-        }
-        - {module.name}
-        for module in house.modules
-    }
-    return _circles(imports)
+    found: dict[str, set[str]] = {module.name: set() for module in house.modules}
+    for one, other in links(house, deferred=deferred):
+        found[one] |= {other} - {one}
+    return _circles(found)
 
 
 def package_cycles(house: House) -> list[str]:
     """Groups of packages that import each other, by any import. What lies beside packages is one, too."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, imported in links(house, deferred=True):
+        one, other = _apart(module.split("."), imported.split("."))
+        if not f"{one}.".startswith(f"{other}.") and not f"{other}.".startswith(f"{one}."):
+            found[one].add(other)
+            found.setdefault(other, set())
+    return _circles(found)
+
+
+def links(house: House, *, deferred: bool) -> Iterator[tuple[str, str]]:
+    """Each module with one of the house that it imports; `deferred` as in `cycles`."""
     known = {module.name for module in house.modules}
-    imports: dict[str, set[str]] = defaultdict(set)
     for module in house.modules:
-        for node in _imports(module, deferred=True):
-            for found in _imported(module, node, known):
-                one, other = _apart(module.name.split("."), found.split("."))
-                if not f"{one}.".startswith(f"{other}.") and not f"{other}.".startswith(f"{one}."):
-                    imports[one].add(other)
-                    imports.setdefault(other, set())
-    return _circles(imports)
+        for node in _imports(module, deferred):
+            yield from ((module.name, found) for found in _imported(module, node, known))
 
 
 def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -97,6 +98,28 @@ def test_no_packages_of_this_house_import_each_other_and_no_folder_is_full() -> 
     here = house.from_checkout(ROOT)
     assert house.package_cycles(here) == []
     assert house.full_folders(here) == []
+
+
+def test_packages_of_the_service_import_of_those_above_them_on_the_page() -> None:
+    here = house.from_checkout(ROOT)
+    section = here.page.partition("Inside the daemon, in layers")[2].partition("Inside the tuner")[0]
+    rows = re.findall(r"^\| (`[a-z`, ]+`) \|", section, re.MULTILINE)
+    rank = {name: n for n, row in enumerate(rows) for name in re.findall(r"\w+", row)}
+    folders = {p.name for p in (ROOT / "daemon/honed/daemon").iterdir() if (p / "__init__.py").exists()}
+    assert rank.keys() == folders
+    below = [
+        f"{module} imports {found}"
+        for module, found in house.links(here, deferred=True)
+        if (own := _layer(module)) in rank
+        and (other := _layer(found)) in rank
+        and (own != other and rank[own] <= rank[other])
+    ]
+    assert not below
+
+
+def _layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["honed", "daemon"] and len(parts) > 2 else ""
 
 
 def test_a_function_is_long_from_41_lines_on() -> None:

@@ -74,6 +74,7 @@ def test_options_print_and_refuse_as_theirs_do(rt: Any) -> None:
         ("intra_op_num_threads", 1.5, TypeError),
         ("graph_optimization_level", 99, TypeError),
         ("logid", 3, TypeError),
+        ("enable_profiling", "False", TypeError),
         ("intra_op_threads", 4, AttributeError),
     ],
 )

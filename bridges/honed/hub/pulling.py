@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -71,18 +71,21 @@ def pull(
     done = Pulled()
     found = looking.look(store, trusted, owner, memory, shelf, now, own=own, names=names or ())
     withdrawn = indexes.withdrawn_by_several([f.index for f in found if f.index is not None], SEVERAL)
+    known = set(memory.taken)
     for source in found:
         if names is not None and source.name not in names:
             continue
-        done.sources.append(_taken(store, source, here, withdrawn, take_in, memory, done, hold=hold))
+        done.sources.append(
+            _taken(store, _wanted(source, here, known), source, withdrawn, take_in, memory, done, hold=hold)
+        )
     memory.pulled_s, memory.sources = now, tuple(done.sources)
     return done
 
 
 def _taken(
     store: HubStore,
+    wanted: Sequence[tuple[IndexedFile, str]],
     source: FoundIndex,
-    here: Mapping[DeviceIdentity, str],
     withdrawn: Collection[Withdrawn],
     take_in: TakeIn,
     memory: HubMemory,
@@ -90,10 +93,10 @@ def _taken(
     *,
     hold: bool,
 ) -> KeyStanding:
-    """Take in the files of a source that were not taken before, as far as one pull goes."""
+    """Take in the `wanted` files of a source, with the specs of their devices, as far as one pull goes."""
     told = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
     records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - done.lines), MAX_SOURCE_BYTES  # that may still come
-    for entry, device in _wanted(source, here, memory.taken):
+    for entry, device in wanted:
         if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
             told = replace(told, problem=_problem(entry, _TOO_LARGE))
             continue
@@ -125,9 +128,10 @@ def _taken(
 
 
 def _wanted(
-    source: FoundIndex, here: Mapping[DeviceIdentity, str], taken: Collection[str]
+    source: FoundIndex, here: Mapping[DeviceIdentity, str], known: Collection[str]
 ) -> list[tuple[IndexedFile, str]]:
-    known, index = set(taken), source.index
+    """Files that are for a device here and were not taken before."""
+    index = source.index
     wanted = {
         entry: spec
         for device, spec in here.items()

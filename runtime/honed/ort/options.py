@@ -224,7 +224,7 @@ def _not_done(what: str) -> Exception:
 
 def _as(kind: type, value: object, name: str) -> object:
     """A value as ONNX Runtime's binding takes it; raises TypeError."""
-    if kind is bool:
+    if kind is bool and (value is None or hasattr(type(value), "__bool__")):  # no text, no list
         return bool(value)
     if kind is int and not isinstance(value, str | bytes | float):
         return operator.index(value)  # type: ignore[arg-type]  # which says so where it is none

@@ -61,7 +61,7 @@ def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DevicePr
     profiles = [(profilefile.from_dict(g.profile), g.depth) for g in fitting]
     wanted = (choice.device or "").casefold()
     profiles = [(p, depth) for p, depth in profiles if wanted in p.identity.name.casefold()]
-    devices = {p.identity: p for p, _ in profiles}
+    devices = {p.identity: p for p, _ in reversed(profiles)}  # of several alike the first
     if not devices:
         there = ", ".join(sorted({_named(g) for g in greetings})) or "nobody"
         raise DeviceError(f"no board of the farm fits; there is {there}: start `hone farm worker` on one")
