@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.hints import marks
 
 from .index import Withdrawn
 
@@ -92,9 +93,10 @@ def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
     try:
         plain = json.loads(line)
         plain = {name: plain[name] for name in _SHARED}
-        plain["compiler"] = f"{plain['compiler']}, by {source}"
-        why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
-        plain |= {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
+        of, banned = marks(source), plain["state"] == "quarantined"
+        plain["compiler"] = f"{plain['compiler']}{of.compiler}"
+        plain |= {"name": None, "reason": of.reason if banned else "", "story": None}
+        plain["measured_by"] = of.measured_by
         return json.dumps(plain, allow_nan=False).encode() + b"\n", schedule(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error

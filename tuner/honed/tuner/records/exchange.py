@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal, NoReturn
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.hints import marks_of
 from honed.tuner.verdict import Stored, Timing
 
 from . import hints
@@ -193,10 +194,10 @@ def _check_device(line: Line, setup: Setup) -> None:
 
 def _check_hint(line: Line) -> None:
     """Raise InvalidArgument for what is no hint, or says more than one may."""
-    told = hints.told(line.measured_by)
-    if not line.compiler.endswith(told.compiler):
-        raise InvalidArgument(f"it is no hint: the name of its compiler does not end with {told.compiler!r}")
-    if (line.name, line.story) != (None, None) or line.reason not in ("", told.reason):
+    marks = marks_of(line.measured_by)
+    if not line.compiler.endswith(marks.compiler):
+        raise InvalidArgument(f"it is no hint: the name of its compiler does not end with {marks.compiler!r}")
+    if (line.name, line.story) != (None, None) or line.reason not in ("", marks.reason):
         raise InvalidArgument("it is no hint: those have no name, reason or story of their own")
 
 

@@ -1,23 +1,20 @@
 """Hints: what boards that share a hub have measured, tried here before it counts (docs/hub.md).
 
-A hint is a record whose `measured_by` begins with PREFIX, behind which stands the name of the key that signed
-it. Its compiler is that of no board, so its time is never taken for one of ours. What came of trying it is a
-record of our own, from which it follows what each source's hints are worth: nothing else is kept.
+A hint is a record whose `measured_by` names the key that signed it (honed.protocol.hints). Its compiler is that
+of no board, so its time is never taken for one of ours. What came of trying it is a record of our own, from
+which it follows what each source's hints are worth: nothing else is kept.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.hints import source_of
 from honed.protocol.tuning import HintFigures
 
 from .rows import TuningRecord
 
-PREFIX: Final = "hub: "
 PER_TASK: Final = 4  # trials that the hints of one task may cost in a day, where nothing else was said
 DAY: Final = 86400.0
 REMEMBERED: Final = 30 * DAY  # that a hint which failed speaks against its source
@@ -27,31 +24,11 @@ MOST_TOLD: Final = 100  # sources of which there are figures, for messages have 
 # One that takes so many times as long as on the board that measured it, with the same driver, has failed.
 SLOWER: Final = 3.0
 _FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: the source is set aside
-# A key's name, and its id where another has that name, too (honed.hub.index.believed).
-_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """How hints of one source end the name of their compiler, and why one is in quarantine."""
-
-    compiler: str
-    reason: str
-
-
-def told(measured_by: str) -> Told:
-    """What hints of whom they name have; raises InvalidArgument where that is no source of hints."""
-    name = measured_by.removeprefix(PREFIX)
-    if name == measured_by or not _SOURCE.fullmatch(name):
-        raise InvalidArgument(
-            f"it is no hint: it was measured by {measured_by[:80]!r}, which is no key's name"
-        )
-    return Told(compiler=f", by {name}", reason=f"in quarantine at {name}")
 
 
 def source(record: TuningRecord) -> str:
     """The name of the key that signed it; "" where it is none of a hub's."""
-    return record.measured_by.removeprefix(PREFIX) if record.measured_by.startswith(PREFIX) else ""
+    return source_of(record.measured_by)
 
 
 def figures(taken: int, tried: int, failed: int) -> HintFigures:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from honed.protocol.hints import PREFIX
+
 APPLICATION_ID: Final = 0x686F6E65  # "hone", in the header of the file
 
 # Statements that lead from format 0 (an empty file) to 1, from 1 to 2, ... Released ones never change.
@@ -170,7 +172,7 @@ TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.i
         ((c.driver = :driver AND c.compiler = :compiler) OR c.state <> 'done')"""
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
 # Of a hub: such rows never change, and what came of trying one is a row of its own (hints.py).
-_HINT: Final = "measured_by GLOB 'hub: *'"
+_HINT: Final = f"measured_by GLOB '{PREFIX}*'"
 _STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
         AND (c.driver <> :driver OR c.compiler <> :compiler)
         AND NOT EXISTS (SELECT 1 FROM candidates o

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.protocol.hints import source_of
 from honed.protocol.tuning import Gain, HintFigures, TuningFigures
 from honed.tuner.verdict import Outcome, Verdict
 
@@ -235,7 +236,7 @@ class Records:
         worth = {name: (tried, failed) for name, tried, failed in self._rows(sql.HINTS_WORTH, values)}
         taken = dict(self._rows(sql.HINTS_TAKEN, {}))
         return {
-            name.removeprefix(hints.PREFIX): hints.figures(taken.get(name, 0), *worth.get(name, (0, 0)))
+            source_of(name): hints.figures(taken.get(name, 0), *worth.get(name, (0, 0)))
             for name in sorted(taken | worth)
         }
 
@@ -374,7 +375,7 @@ class Records:
         def put(setup: Setup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)
             self._add_device(setup)
-            if values["measured_by"].startswith(hints.PREFIX):
+            if source_of(values["measured_by"]):
                 sources.add(values["measured_by"])
             if task is not None:
                 self._connection.execute(sql.ADD_TASK, asdict(task))
