@@ -15,7 +15,7 @@ _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
 
 @dataclass(frozen=True, slots=True)
 class HintMarks:
-    """What hints of one source say: who measured, the end of the compiler's name, why one is in quarantine."""
+    """What hints of one source say: who measured, the end of the compiler's name, why one is quarantined."""
 
     measured_by: str
     compiler: str
