@@ -239,5 +239,13 @@ def test_a_farm_of_several_devices_asks_which() -> None:
         )
     with pytest.raises(DeviceError, match=r"boards of several devices \(Mali-G52.*, Mali-G610.*--device"):
         chosen(greetings, FarmChoice(url=""))
-    profile, depth = chosen([*greetings, greetings[0]], FarmChoice(url="", device="g610"))
+    assert PROFILE.peaks is not None
+    faster = replace(
+        PROFILE,
+        identity=replace(PROFILE.identity, name="Mali-G610"),
+        peaks=replace(PROFILE.peaks, launch_us=1.0),
+    )
+    another = replace(greetings[0], profile=profilefile.to_dict(faster))
+    profile, depth = chosen([*greetings, another], FarmChoice(url="", device="g610"))
     assert (profile.identity.name, depth) == ("Mali-G610", 4)
+    assert profile.peaks == PROFILE.peaks, "of whom answered first"
