@@ -17,7 +17,7 @@ RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
 
 
 @dataclass(slots=True)
-class _Writer:
+class _StandInWriter:
     """Collects the nodes that stand for one node, and constants."""
 
     node: onnx.NodeProto
@@ -54,10 +54,10 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-StandIn = Callable[[_Writer], object]
+StandIn = Callable[[_StandInWriter], object]
 
 
-def _same(w: _Writer) -> None:
+def _same(w: _StandInWriter) -> None:
     """Outputs of one shape with the first input."""
     w.add("Identity", w.given(0))
 
@@ -65,7 +65,7 @@ def _same(w: _Writer) -> None:
 def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
     """ONNX's operator on these inputs, with the node's attributes but those whose names begin so."""
 
-    def write(w: _Writer) -> None:
+    def write(w: _StandInWriter) -> None:
         node = helper.make_node(op, w.given(*places), [w.node.output[0]])
         node.attribute.extend(a for a in w.node.attribute if not a.name.startswith(without))
         w.made.append(node)
@@ -73,45 +73,45 @@ def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
     return write
 
 
-def _in_onnx(w: _Writer) -> None:
+def _in_onnx(w: _StandInWriter) -> None:
     """ONNX's operator of this name."""
     _as(w.node.op_type, *range(len(w.node.input)))(w)
 
 
 def _channels_first(write: StandIn) -> StandIn:
-    def unless_last(w: _Writer) -> None:
+    def unless_last(w: _StandInWriter) -> None:
         if not _attribute(w.node, "channels_last", 0):
             write(w)
 
     return unless_last
 
 
-def _average(w: _Writer) -> None:
+def _average(w: _StandInWriter) -> None:
     node = helper.make_node("MaxPool", w.given(0), [w.node.output[0]])
     kept = ("auto_pad", "ceil_mode", "kernel_shape", "pads", "strides")
     node.attribute.extend(a for a in w.node.attribute if a.name in kept)
     w.made.append(node)
 
 
-def _concatenated(w: _Writer) -> None:
+def _concatenated(w: _StandInWriter) -> None:
     w.add("Concat", w.node.input[2::3], axis=_attribute(w.node, "axis", 0))
 
 
-def _normalised(w: _Writer) -> None:
+def _normalised(w: _StandInWriter) -> None:
     total = w.add("Add", w.given(0, 1))
     if len(w.node.output) > 3 and w.node.output[3]:
         w.add("Identity", [total], w.node.output[3])
 
 
-def _embedded(w: _Writer) -> None:
+def _embedded(w: _StandInWriter) -> None:
     w.add("Gather", w.given(2, 0), axis=0)
 
 
-def _embedded_integers(w: _Writer) -> None:
+def _embedded_integers(w: _StandInWriter) -> None:
     w.add("Cast", [w.inner("Gather", w.given(2, 0), axis=0)], to=TensorProto.FLOAT)
 
 
-def _attention(w: _Writer) -> None:
+def _attention(w: _StandInWriter) -> None:
     columns, sizes = w.shapes.get(w.node.input[1], ()), _sizes(w.node)
     if len(columns) == 2:
         whole = w.inner("MatMul", w.given(0, 1))
@@ -124,12 +124,12 @@ def _sizes(node: onnx.NodeProto) -> list[int]:
     return next((list(a.ints) for a in node.attribute if a.name == "qkv_hidden_sizes"), [])
 
 
-def _heads(w: _Writer) -> None:
+def _heads(w: _StandInWriter) -> None:
     if w.is_given(2):
         w.add("Einsum", w.given(0, 2), equation="bsd,ble->bse")
 
 
-def _transposed_product(w: _Writer) -> None:
+def _transposed_product(w: _StandInWriter) -> None:
     if _attribute(w.node, "transBatchA", 0) or _attribute(w.node, "transBatchB", 0):
         return
     left = "ji" if _attribute(w.node, "transA", 0) else "ij"
@@ -137,11 +137,11 @@ def _transposed_product(w: _Writer) -> None:
     w.add("Einsum", w.given(0, 1), equation=f"...{left},...{right}->...ik")
 
 
-def _integer_product(w: _Writer) -> None:
+def _integer_product(w: _StandInWriter) -> None:
     w.add("Cast", [w.inner("MatMul", w.given(0, 1))], to=TensorProto.FLOAT)
 
 
-def _gemm_of_integers(w: _Writer) -> None:
+def _gemm_of_integers(w: _StandInWriter) -> None:
     node = helper.make_node("Gemm", w.given(0, 3), [f"{w.node.output[0]}, stand-in"])
     node.attribute.extend(w.node.attribute)
     w.made.append(node)
@@ -151,11 +151,11 @@ def _gemm_of_integers(w: _Writer) -> None:
         w.add("Cast", list(node.output), to=TensorProto.FLOAT)
 
 
-def _few_bits(w: _Writer) -> None:
+def _few_bits(w: _StandInWriter) -> None:
     w.wide(w.node.input[0], _attribute(w.node, "N", 1))
 
 
-def _lstm(w: _Writer) -> None:
+def _lstm(w: _StandInWriter) -> None:
     node = helper.make_node("LSTM", w.given(0, 1, 2), list(w.node.output))
     node.attribute.extend(w.node.attribute)
     w.made.append(node)
@@ -201,7 +201,7 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     constants: list[onnx.TensorProto] = []
     stood = False
     for node in model.graph.node:
-        writer = _Writer(node=node, shapes=shapes)
+        writer = _StandInWriter(node=node, shapes=shapes)
         if node.domain == "com.microsoft" and node.op_type in _STAND_INS and node.output:
             _STAND_INS[node.op_type](writer)
         elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:

@@ -76,20 +76,20 @@ def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = Non
     A record that names no owner joins the only story its device has at that time, or the one whose owner the
     driver announced just before; where it could belong to several it stays a story of its own.
     """
-    drafts: list[_Draft] = []
-    growing: list[_Draft] = []
+    drafts: list[_StoryDraft] = []
+    growing: list[_StoryDraft] = []
     for item in sorted(seen, key=lambda one: one.monotonic_s):
         growing = [draft for draft in growing if item.monotonic_s - draft.last_s <= RESET_QUIET_S]
         draft = _home(growing, item, threads or {})
         if draft is None:
-            draft = _Draft()
+            draft = _StoryDraft()
             drafts.append(draft)
             growing.append(draft)
         draft.seen.append(item)
     return [draft.story() for draft in drafts]
 
 
-class _Draft:
+class _StoryDraft:
     """A story that may still grow."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class _Draft:
         )
 
 
-def _home(growing: list[_Draft], item: DatedFault, threads: Mapping[int, int]) -> _Draft | None:
+def _home(growing: list[_StoryDraft], item: DatedFault, threads: Mapping[int, int]) -> _StoryDraft | None:
     """The story `item` belongs to, if it is there already."""
     fault = item.fault
     near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]
@@ -177,8 +177,8 @@ def _home(growing: list[_Draft], item: DatedFault, threads: Mapping[int, int]) -
 
 
 def _home_of_process(
-    near: list[_Draft], fault: Fault, tgid: int, threads: Mapping[int, int]
-) -> _Draft | None:
+    near: list[_StoryDraft], fault: Fault, tgid: int, threads: Mapping[int, int]
+) -> _StoryDraft | None:
     fitting = [draft for draft in near if draft.agrees(fault, "tgid", "context", "group")]
     named = [draft for draft in fitting if draft.known("tgid") == tgid]
     if not named and (fault.consequence or _is_stream_bus_fault(fault)):
@@ -194,25 +194,25 @@ def _home_of_process(
     return by_thread[0] if by_thread else _only([d for d in fitting if _may_belong(d, tgid, threads)])
 
 
-def _home_of_thread(near: list[_Draft], tid: int, threads: Mapping[int, int]) -> _Draft | None:
+def _home_of_thread(near: list[_StoryDraft], tid: int, threads: Mapping[int, int]) -> _StoryDraft | None:
     mine = [draft for draft in near if draft.has_thread(tid, threads)]
     return mine[0] if mine else _only([draft for draft in near if _may_own(draft, tid, threads)])
 
 
-def _may_own(draft: _Draft, tid: int, threads: Mapping[int, int]) -> bool:
+def _may_own(draft: _StoryDraft, tid: int, threads: Mapping[int, int]) -> bool:
     """Whether nothing says that thread `tid` is another's than this story's owner."""
     if draft.known("tid") is not None:
         return False
     return draft.known("tgid") is None or tid not in threads
 
 
-def _may_belong(draft: _Draft, tgid: int, threads: Mapping[int, int]) -> bool:
+def _may_belong(draft: _StoryDraft, tgid: int, threads: Mapping[int, int]) -> bool:
     """Whether this story, which names no process, may be that of process `tgid`."""
     tid = draft.known("tid")
     return tid is None or threads.get(tid, tgid) == tgid
 
 
-def _only(drafts: list[_Draft]) -> _Draft | None:
+def _only(drafts: list[_StoryDraft]) -> _StoryDraft | None:
     return drafts[0] if len(drafts) == 1 else None
 
 

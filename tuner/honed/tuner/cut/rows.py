@@ -39,7 +39,7 @@ def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Seque
     found = survey(model, shapes)
     if found is None:
         return False
-    known = _Known(found, {spec.name for spec in inputs if -1 in spec.shape})
+    known = _KnownRows(found, {spec.name for spec in inputs if -1 in spec.shape})
     if not all(known.follow(one.node, folded=one.folded) for one in found.nodes):
         return False
     return all((spec.name in known.rows) == (-1 in spec.shape) for spec in outputs) and not (
@@ -48,7 +48,7 @@ def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Seque
 
 
 @dataclass
-class _Known:
+class _KnownRows:
     """Values that consist of `rows`, and `counts`, which hang on how many there are; others on neither."""
 
     survey: NodeSurvey
@@ -156,20 +156,20 @@ class _Known:
         return self._only(node, 1, 2)
 
 
-_RULES: Mapping[str, Callable[[_Known, onnx.NodeProto], bool]] = {
-    "Flatten": _Known._flattens,
-    "Gather": _Known._gathers,
-    "Gemm": _Known._gemm,
-    "MatMul": _Known._multiplies,
-    "Reshape": _Known._reshapes,
-    "RoiAlign": _Known._regions,
-    "Slice": _Known._slices,
-    "Squeeze": _Known._moves_axes,
-    "Transpose": _Known._transposes,
-    "Unsqueeze": _Known._moves_axes,
+_RULES: Mapping[str, Callable[[_KnownRows, onnx.NodeProto], bool]] = {
+    "Flatten": _KnownRows._flattens,
+    "Gather": _KnownRows._gathers,
+    "Gemm": _KnownRows._gemm,
+    "MatMul": _KnownRows._multiplies,
+    "Reshape": _KnownRows._reshapes,
+    "RoiAlign": _KnownRows._regions,
+    "Slice": _KnownRows._slices,
+    "Squeeze": _KnownRows._moves_axes,
+    "Transpose": _KnownRows._transposes,
+    "Unsqueeze": _KnownRows._moves_axes,
     **dict.fromkeys(
         ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"),
-        _Known._reduces,
+        _KnownRows._reduces,
     ),
 }
 

@@ -27,14 +27,14 @@ class _Part:
 
 def fold_chains(graph: Graph) -> tuple[Graph, int]:
     """The graph without products that others can take in, and how many those were."""
-    folder = _Folder(graph.copy())
+    folder = _ChainFolder(graph.copy())
     while folder.fold():
         pass
     return folder.graph, folder.folded
 
 
 @dataclass(slots=True)
-class _Folder:
+class _ChainFolder:
     graph: Graph
     folded: int = 0
 

@@ -40,7 +40,7 @@ def places(groups: Sequence[Group]) -> Places:
 
 
 @dataclass(slots=True)
-class _Finder:
+class _GroupFinder:
     graph: Graph
     groups: list[Group] = field(default_factory=list)
     member: Places = field(default_factory=dict)
@@ -97,7 +97,7 @@ def find_groups(graph: Graph) -> list[Group]:
     Only nodes as far from the inputs as each other are grouped, so that no twin can depend on another and the
     graph of groups has no cycle.
     """
-    finder = _Finder(graph)
+    finder = _GroupFinder(graph)
     for level in _levels(graph):
         stackable = [(node, given) for node in level if (given := roles(graph, node)) is not None]
         for exact in (True, False):

@@ -74,7 +74,7 @@ def search(
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _NodeGroup:
     """Neighbours, and the error where they alone are not kept."""
 
     units: tuple[str, ...]
@@ -94,14 +94,14 @@ def _least(
     if not units:
         return frozenset()
     whole = frozenset(units)
-    groups = [_Group(tuple(units), float("inf"))]
+    groups = [_NodeGroup(tuple(units), float("inf"))]
     while left() >= 2 + (len(groups) + 1).bit_length():
         coarse = max((g for g in groups if len(g.units) > 1), key=lambda g: g.alone, default=None)
         if coarse is None or coarse.alone <= bound * _NEGLIGIBLE:
             break
         at, middle = groups.index(coarse), len(coarse.units) // 2
         parts = (coarse.units[:middle], coarse.units[middle:])
-        groups[at : at + 1] = [_Group(part, error(whole - frozenset(part))) for part in parts]
+        groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
     ranked = sorted(groups, key=lambda g: -g.alone)
     return _fewest([frozenset(g.units) for g in ranked], error, bound, left)
 

@@ -40,7 +40,7 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _SimulatedStep:
     at: int  # its number among the nodes
     node: onnx.NodeProto
     run: Run
@@ -116,7 +116,7 @@ class Simulation:
             for name, value in self._sets[number].items()
         }
 
-        def computed(step: _Step) -> Array:
+        def computed(step: _SimulatedStep) -> Array:
             result = step.node.output[0]
             in_half = result not in single.nodes
             found = step.run([self._operand(n, values, in_half, single.values) for n in step.given])
@@ -132,7 +132,7 @@ class Simulation:
         """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
         values = dict(self._sets[number])
 
-        def computed(step: _Step) -> Array:
+        def computed(step: _SimulatedStep) -> Array:
             given = [values[n] if n in values else self._constants[n] for n in step.given]
             result = step.node.output[0]
             if step.node.op_type in PRODUCTS and result in self._rounding:
@@ -143,7 +143,9 @@ class Simulation:
 
         return self._walk(values, computed)
 
-    def _walk(self, values: dict[str, Array], computed: Callable[[_Step], Array]) -> dict[str, Array]:
+    def _walk(
+        self, values: dict[str, Array], computed: Callable[[_SimulatedStep], Array]
+    ) -> dict[str, Array]:
         """Compute every node, its result into `values`; gives the outputs."""
         for step in self._steps:
             values[step.node.output[0]] = computed(step)
@@ -151,14 +153,14 @@ class Simulation:
                 values.pop(name, None)
         return {o.name: values[o.name] for o in self._graph.output}
 
-    def _planned(self, made: Operators) -> list[_Step]:
+    def _planned(self, made: Operators) -> list[_SimulatedStep]:
         needed = {o.name for o in self._graph.output} | set(self._constants)
         steps = []
         for at, node in reversed(list(enumerate(self._graph.node))):
             given = tuple(name for name in node.input if name)
             last = tuple(name for name in dict.fromkeys(given) if name not in needed)
             needed.update(given)
-            steps.append(_Step(at, node, made.of(node), given, last))
+            steps.append(_SimulatedStep(at, node, made.of(node), given, last))
         return steps[::-1]
 
     def _operand(

@@ -92,7 +92,7 @@ def on_bench(bench: BenchChoice) -> Instrument:
 
 
 def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
-    """The boards of a farm that are of one device, whose peaks are those of one of them.
+    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
 
     `tell` gets sentences on boards that come, go or are slow. Raises what `joining.join` raises, and NotFound
     without Dask.

@@ -16,6 +16,7 @@ from honed.tuner import records as kept
 from honed.tuner.contest import Contest
 from honed.tuner.gate import Gate
 from honed.tuner.records import Records
+from honed.tuner.setup import for_defaults
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import rivals
@@ -76,6 +77,7 @@ class TuningSession:
         """
         self.name = name
         self.setup = trials.setup
+        self._for_defaults = for_defaults(self.setup, profile.rules.family)
         self.records: Records = trials.records
         self.emit = emit
         self.clock = clock
@@ -170,7 +172,7 @@ class TuningSession:
 
         Of rivals that is all: they are timed later, one at a time.
         """
-        known = self.records.defaults(self.setup)
+        known = self.records.defaults(self._for_defaults)
         for rival in (p for p in self.tasks if not p.task.weight):
             self._trusts(rival, known.get(rival.task.key))
         live = [p for p in self.tasks if p.stage is TaskState.TUNING and p.task.weight]
@@ -222,9 +224,8 @@ class TuningSession:
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
             return
         key = progress.task.key
-        self.records.put_default(
-            key, self.setup, kept.Default(seconds=trial.seconds, rate=self._rooflines.rates[key])
-        )
+        default = kept.Default(seconds=trial.seconds, rate=self._rooflines.rates[key])
+        self.records.put_default(key, self._for_defaults, default)
         self._take_default(progress, trial.seconds)
 
     def _trusts(self, progress: TaskProgress, known: kept.Default | None) -> bool:

@@ -48,7 +48,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
+class _CountedLoop:
     first: int
     last: int
     turns: int
@@ -95,7 +95,7 @@ def _lines(opcode: str) -> float:
     return max(1.0, (int(bits.group(1)) if bits else 32) * 16 / 8 / 64)
 
 
-def _loops(kernel: KernelDump) -> tuple[list[_Loop], bool]:
+def _loops(kernel: KernelDump) -> tuple[list[_CountedLoop], bool]:
     """Loops by their first and last block, outermost first, and whether all their turns are known."""
     places = {block.number: n for n, block in enumerate(kernel.blocks)}
     ends: dict[int, int] = {}
@@ -107,14 +107,14 @@ def _loops(kernel: KernelDump) -> tuple[list[_Loop], bool]:
     heads = sorted(ends)
     known = len(heads) == len(kernel.trips)
     turns = list(kernel.trips) if known else [None] * len(heads)
-    found = [_Loop(head, ends[head], count or 1) for head, count in zip(heads, turns, strict=True)]
+    found = [_CountedLoop(head, ends[head], count or 1) for head, count in zip(heads, turns, strict=True)]
     return found, known and all(turns)
 
 
-def _main(each: Sequence[Counts], weights: Sequence[float], loops: Sequence[_Loop]) -> Counts | None:
+def _main(each: Sequence[Counts], weights: Sequence[float], loops: Sequence[_CountedLoop]) -> Counts | None:
     """One turn of the innermost loop that most is done in."""
 
-    def work(loop: _Loop) -> float:
+    def work(loop: _CountedLoop) -> float:
         return sum(
             (each[n].fma + each[n].cvt + each[n].sfu + each[n].ls) * weights[n]
             for n in range(loop.first, loop.last + 1)

@@ -26,7 +26,7 @@ class _Induction:
     following: str  # the value it has in the next turn
 
 
-class _Values:
+class _LoopValues:
     """The values that a function defines."""
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class _Values:
 
 def trip_counts(lines: list[str]) -> list[int | None]:
     """Turns of every loop in program order; None where they are not constant."""
-    values = _Values()
+    values = _LoopValues()
     loops = _loops(lines, values)
     return [_trips(loop, values) for loop in loops]
 
 
-def _loops(lines: list[str], values: _Values) -> list[_Loop]:
+def _loops(lines: list[str], values: _LoopValues) -> list[_Loop]:
     found: list[_Loop] = []
     inside: list[tuple[_Loop, int]] = []
     for n, line in enumerate(lines):
@@ -68,7 +68,9 @@ def _loops(lines: list[str], values: _Values) -> list[_Loop]:
     return found
 
 
-def _define(name: str, operation: str, rest: str, values: _Values, inside: list[tuple[_Loop, int]]) -> None:
+def _define(
+    name: str, operation: str, rest: str, values: _LoopValues, inside: list[tuple[_Loop, int]]
+) -> None:
     if operation == "load_const":
         if (shown := _CONSTANT.search(rest)) is not None:
             values.constants[name] = int(shown.group(1), 0)
@@ -83,7 +85,7 @@ def _define(name: str, operation: str, rest: str, values: _Values, inside: list[
         inside[-1][0].comparisons.append((name, operands))
 
 
-def _trips(loop: _Loop, values: _Values) -> int | None:
+def _trips(loop: _Loop, values: _LoopValues) -> int | None:
     inductions = {
         name: found for name, rest in loop.phis.items() if (found := _induction(name, rest, values))
     }
@@ -101,7 +103,7 @@ def _trips(loop: _Loop, values: _Values) -> int | None:
     return turns
 
 
-def _induction(name: str, phi: str, values: _Values) -> _Induction | None:
+def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
     """A phi of a constant and of itself plus a constant."""
     sources = [part.split(":", 1)[1] for part in phi.split(", ") if ":" in part]
     if len(sources) != 2:

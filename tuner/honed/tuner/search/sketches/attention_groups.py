@@ -20,7 +20,7 @@ _ACROSS = (32, 16, 8, 4)  # work-items along x, to choose from
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _HeadGroup:
     """Work-items of a group along both axes, and rows that each has."""
 
     high: ExprRV
@@ -44,7 +44,7 @@ def attention_groups(
     outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
     outer, high, items = sample_tile(schedule, outer, by.threads)
     lanes = lanes_of(one.columns, most)
-    group = _Group(items, _wide(schedule, one, lanes, most), held)
+    group = _HeadGroup(items, _wide(schedule, one, lanes, most), held)
     across, wide, vectors, vector = _shared_out(schedule, loops[-1], group, lanes, limits)
     grid = [outer if n == row else loop for n, loop in enumerate(loops[:-1])]
     schedule.reorder(*grid, across, high, wide, rows, vectors, vector)
@@ -68,7 +68,7 @@ def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
 
 
 def _shared_out(
-    schedule: Schedule, loop: LoopRV, group: _Group, lanes: int, limits: SketchLimits
+    schedule: Schedule, loop: LoopRV, group: _HeadGroup, lanes: int, limits: SketchLimits
 ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
     """Split a loop into turns, work-items along x, the vectors of each, how many is left open, and lanes."""
     rest, vector = schedule.split(loop, [None, lanes])
@@ -112,7 +112,7 @@ def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> Non
         schedule.annotate(copy, "meta_schedule.cooperative_fetch", lens)
 
 
-def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _Group) -> None:
+def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadGroup) -> None:
     """Compute all that is made of the scores in local memory, each row by the work-items along x."""
     for part in reversed(one.rows):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
@@ -129,7 +129,7 @@ def _score(
     schedule: Schedule,
     one: Attention,
     under: LoopRV,
-    group: _Group,
+    group: _HeadGroup,
     by: GroupTile,
     limits: SketchLimits,
     most: int,

@@ -34,7 +34,7 @@ MOST_BESIDE = 4  # vectors of channels that share the pixels
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class _BlockedLoops:
     """The loops of a convolution by level."""
 
     groups: list[LoopRV]
@@ -94,7 +94,7 @@ def _is_block(part: BlockPart, lanes: int) -> bool:
     return len(part.info.extents) == _AXES and part.info.extents[-1] == lanes
 
 
-def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> _BlockedLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
@@ -105,7 +105,7 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwi
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
         outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
         summed = [*summed[:-1], outer, inside]
-    return _Loops(
+    return _BlockedLoops(
         groups=[images, rows, channels, columns],
         outside=summed[:-1],
         inside=summed[-1],

@@ -36,7 +36,7 @@ _WINDOW_ROWS = 2  # how many axes of the sum end with the window's rows: blocks 
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class _BlockedGroupLoops:
     """The loops of a convolution by level."""
 
     groups: list[LoopRV]
@@ -106,14 +106,14 @@ def most_pixels(limits: SketchLimits, lanes: int) -> int:
     return min(_MOST_PIXELS, limits.accumulators // lanes)
 
 
-def _split(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> _BlockedGroupLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, pixels)
     columns, across, _ = sample_tile(schedule, columns, pixels)
     outside = 0 if depthwise else _WINDOW_ROWS
-    return _Loops(
+    return _BlockedGroupLoops(
         groups=[images, channels, rows, columns],
         summed=reduced[:outside],
         written=reduced[outside:],

@@ -53,7 +53,7 @@ class _Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class _ChannelLoops:
     """The loops of a convolution by level."""
 
     groups: list[LoopRV]
@@ -135,7 +135,7 @@ def _made(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> SB
     return next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)
 
 
-def _split(schedule: Schedule, what: _Convolution) -> _Loops:
+def _split(schedule: Schedule, what: _Convolution) -> _ChannelLoops:
     """Split the axes; how large the rectangle is, is left open."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = [loops[n] for n, kind in enumerate(what.main.info.kinds) if kind == REDUCE]
@@ -146,7 +146,7 @@ def _split(schedule: Schedule, what: _Convolution) -> _Loops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
-    return _Loops(
+    return _ChannelLoops(
         groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
         outside=reduced[:-1],
         inside=reduced[-1:],

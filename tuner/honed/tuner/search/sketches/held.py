@@ -36,7 +36,7 @@ _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class _HeldTile:
     """What a work-item has of one axis: the loop, and how many steps, open or fixed."""
 
     loop: LoopRV
@@ -44,7 +44,7 @@ class _Tile:
 
 
 @dataclass(slots=True)
-class _Loops:
+class _HeldLoops:
     """The loops of a contraction by level; `tiles` are those of a work-item, by the number of their axis."""
 
     groups: list[LoopRV]
@@ -52,7 +52,7 @@ class _Loops:
     outside: list[LoopRV]  # of the reduction; operands along it are held under the last of them
     inside: list[int]  # the reduction's axes that are written out
     vector: list[LoopRV]  # the lanes
-    tiles: dict[int, _Tile]
+    tiles: dict[int, _HeldTile]
 
 
 @sketch(10)
@@ -96,9 +96,9 @@ def _spatial(what: BlockInfo) -> list[int]:
     return [n for n, kind in enumerate(what.kinds) if kind == SPATIAL]
 
 
-def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _Loops:
+def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _HeldLoops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
-    found = _Loops([], [], [], [], [], {})
+    found = _HeldLoops([], [], [], [], [], {})
     loops, what = schedule.get_loops(main.block), main.info
     *others, last = _spatial(what)
     rows = max((n for n in others if what.extents[n] > 1), default=None)
@@ -129,7 +129,7 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
         raise ValueError("a window is too large to be written out")
     found.outside.append(loops[long[0]])
     found.inside = long[1:]
-    found.tiles |= {n: _Tile(loops[n], what.extents[n]) for n in found.inside}
+    found.tiles |= {n: _HeldTile(loops[n], what.extents[n]) for n in found.inside}
     return found
 
 
@@ -138,10 +138,10 @@ def _element_bytes(schedule: Schedule, main: BlockPart) -> int:
     return max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
 
 
-def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _Tile]:
+def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _HeldTile]:
     """Split off at most `most` steps of a loop for a work-item; how many is left open."""
     outer, inner, steps = sample_tile(schedule, loop, most)
-    return outer, _Tile(inner, steps)
+    return outer, _HeldTile(inner, steps)
 
 
 def _threads(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> tuple[LoopRV, LoopRV]:
@@ -150,7 +150,7 @@ def _threads(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> tuple[Lo
     return outer, inner
 
 
-def _bind(schedule: Schedule, loops: _Loops) -> LoopRV:
+def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
     """Bind groups and work-items, the lanes' axis to x; returns the loop that a work-item runs under."""
     *others, along = loops.groups
     if others:

@@ -41,7 +41,7 @@ _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end bey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Convolution:
+class _PackedConvolution:
     """What is convolved: the numbers of axes and of reads, and how rows are cut."""
 
     main: BlockPart
@@ -57,7 +57,7 @@ class _Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class _PackedLoops:
     """The loops of a convolution by level."""
 
     groups: list[LoopRV]  # of channels and images, then of pixels
@@ -104,7 +104,9 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
+def _understood(
+    schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
+) -> _PackedConvolution | None:
     """The convolution, and how it is cut; None where the function is none, or one without a window."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     reduced = [e for e, kind in zip(main.info.extents, main.info.kinds, strict=True) if kind == REDUCE]
@@ -127,7 +129,7 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
     if lanes < 2:
         return None
     channel = channels[0]
-    return _Convolution(
+    return _PackedConvolution(
         main=main,
         image=image,
         weights=weights,
@@ -156,7 +158,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
     return math.gcd(step, 2), 1
 
 
-def _image(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> SBlockRV:
+def _image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]) -> SBlockRV:
     """The block that writes the image, padded or as it is, with its rows cut into vectors."""
     read = schedule.get(what.main.block).reads[what.image].source
     made = next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)
@@ -171,7 +173,7 @@ def _image(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> S
     return made
 
 
-def _split(schedule: Schedule, what: _Convolution, limits: SketchLimits) -> _Loops:
+def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> _PackedLoops:
     """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = [n for n, kind in enumerate(what.main.info.kinds) if kind == REDUCE]
@@ -186,11 +188,11 @@ def _split(schedule: Schedule, what: _Convolution, limits: SketchLimits) -> _Loo
     channels, beside, _ = sample_tile(schedule, channels, max(limits.threads))
     schedule.reorder(*images, channels, places, beside, across)
     groups = [fuse(schedule, [*images, channels]), places]
-    return _Loops(groups, [beside, across], outside, inside, tile, lanes)
+    return _PackedLoops(groups, [beside, across], outside, inside, tile, lanes)
 
 
 def _rectangle(
-    schedule: Schedule, what: _Convolution, loops: list[LoopRV], limits: SketchLimits
+    schedule: Schedule, what: _PackedConvolution, loops: list[LoopRV], limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """The loops over rectangles of pixels, and those within one: how large it is, is left open."""
     room = limits.accumulators // (what.lanes * what.pixels)
@@ -204,7 +206,7 @@ def _rectangle(
     return [*outer, pieces], [*inner, tile, pixels]
 
 
-def _written_out(what: _Convolution, reduced: list[int], limits: SketchLimits) -> list[int]:
+def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
     """The reduction's last axes, as many as may be written out, but never the first."""
     extents, pixels = what.main.info.extents, max(limits.tile, what.pixels)
     for first in range(1, len(reduced)):
@@ -228,7 +230,9 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int)
         schedule.unroll(loop)
 
 
-def _launch_image(schedule: Schedule, block: SBlockRV, what: _Convolution, limits: SketchLimits) -> None:
+def _launch_image(
+    schedule: Schedule, block: SBlockRV, what: _PackedConvolution, limits: SketchLimits
+) -> None:
     """A launch of its own, in which a work-item computes the same place of several channels."""
     loops = list(schedule.get_loops(block))
     if len(loops) > len(what.rows) + 3:  # batch, channels, rows, columns, and their vectors

@@ -37,7 +37,7 @@ _MOST_ROWS = 16  # of a tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Product:
+class _PanelProduct:
     """A product by the numbers of its axes and reads."""
 
     main: SBlockRV
@@ -73,7 +73,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _understood(schedule: Schedule, main: BlockPart, most: int) -> _Product | None:
+def _understood(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
     """The product; None where it is none, or nothing of it is to be laid out."""
     spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
     reduced = [n for n, kind in enumerate(main.info.kinds) if kind == REDUCE]
@@ -91,7 +91,7 @@ def _understood(schedule: Schedule, main: BlockPart, most: int) -> _Product | No
     odd = extents[columns] % _READ_AS_THEY_LIE != 0 or (rows is not None and multiples[rows] > 1)
     if extents[columns] < most or not (odd or _is_constant(schedule, reads[laned[0]].source)):
         return None
-    return _Product(
+    return _PanelProduct(
         main=main.block,
         rows=rows,
         columns=columns,
@@ -107,7 +107,7 @@ def _is_constant(schedule: Schedule, operand: ir.Var) -> bool:
     return any(func.params[n].same_as(operand) for n in marked(func))
 
 
-def _copied(schedule: Schedule, what: _Product) -> SBlockRV:
+def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
     """The block that copies what lies along the columns, rounded up where axes are.
 
     The other operand is read as it lies, and chosen zeros for beyond it. Both are indexed by the axes alone
@@ -129,7 +129,7 @@ def _copied(schedule: Schedule, what: _Product) -> SBlockRV:
     return copy
 
 
-def _result(schedule: Schedule, what: _Product, tail: SBlockRV | None) -> SBlockRV:
+def _result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | None) -> SBlockRV:
     """The block that writes what a tile has added up in registers: the tail, or a copy."""
     if what.rounded:
         (crop,) = schedule.get_consumers(what.main)
@@ -144,7 +144,7 @@ def _result(schedule: Schedule, what: _Product, tail: SBlockRV | None) -> SBlock
     return result
 
 
-def _tile(schedule: Schedule, what: _Product, result: SBlockRV, limits: SketchLimits) -> None:
+def _tile(schedule: Schedule, what: _PanelProduct, result: SBlockRV, limits: SketchLimits) -> None:
     """Give each work-item a tile of rows and vectors, however large that is."""
     loops = list(schedule.get_loops(what.main))
     outer = [loop for n, loop in enumerate(loops) if n not in (what.rows, what.columns, what.reduced)]

@@ -48,7 +48,7 @@ class _Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _SlicedAxis:
     """An axis of the function: its loops, the outermost first, and of the output's the tile of a group.
 
     The loops of the output are those of groups, work-items and then registers, the vector last; the shared
@@ -107,12 +107,12 @@ def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
 
 def _split(
     schedule: Schedule, loop: LoopRV, number: int, main: BlockPart, shared: _Shared, by: GroupTile
-) -> _Axis:
+) -> _SlicedAxis:
     """Split an axis into its levels; how many steps each has is left open."""
     if main.info.kinds[number] == REDUCE:
         if number != shared.reduced:
-            return _Axis(number, [loop], None)
-        return _Axis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
+            return _SlicedAxis(number, [loop], None)
+        return _SlicedAxis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
     inner: list[LoopRV] = []
     most = by.registers
     if number == _spatial(main)[-1]:
@@ -124,7 +124,7 @@ def _split(
         inner = [rows, *inner]
     loop, held, _ = sample_tile(schedule, loop, most)
     group, thread, items = sample_tile(schedule, loop, by.threads)
-    return _Axis(number, [group, thread, held, *inner], items)
+    return _SlicedAxis(number, [group, thread, held, *inner], items)
 
 
 def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> list[LoopRV]:
@@ -137,17 +137,17 @@ def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> li
     return list(schedule.split(schedule.fuse(steps, part), [copied, slices, mine]))
 
 
-def _renamed(axes: Sequence[_Axis], loops: Sequence[LoopRV]) -> list[_Axis]:
+def _renamed(axes: Sequence[_SlicedAxis], loops: Sequence[LoopRV]) -> list[_SlicedAxis]:
     """The same axes with other loops, which stand in the same order."""
     left = iter(loops)
-    return [_Axis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
+    return [_SlicedAxis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
 
 
 def _add_up(
     schedule: Schedule,
     partial: SBlockRV,
-    axes: Sequence[_Axis],
-    tiled: Sequence[_Axis],
+    axes: Sequence[_SlicedAxis],
+    tiled: Sequence[_SlicedAxis],
     shared: _Shared,
     by: GroupTile,
     limits: SketchLimits,
