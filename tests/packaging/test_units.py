@@ -20,6 +20,7 @@ from honed.frigate.settings import FrigateSettings
 from honed.http.settings import HttpSettings
 from honed.machine.families import FAMILIES
 from honed.protocol.strict import from_plain
+from honed.runtime.version import HONED_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
@@ -164,9 +165,8 @@ def test_what_lowers_functions_is_in_the_sum() -> None:
 
 
 def test_the_package_has_the_version_of_the_program() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (ROOT / "debian/changelog").read_text()
-    assert changelog.startswith(f"honed ({version})")
+    assert changelog.startswith(f"honed ({HONED_VERSION})")
 
 
 def test_the_groups_are_those_the_service_knows() -> None:

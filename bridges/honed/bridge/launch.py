@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from honed.protocol.errors import HonedError
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from .settings import load
 
@@ -24,7 +24,7 @@ def parser(program: str, description: str, config: Path) -> argparse.ArgumentPar
     made.add_argument("--config", type=Path, metavar="FILE", help=f"settings, in TOML (default {config})")
     made.add_argument("--socket", metavar="PATH", help="the service's socket (or HONED_SOCKET)")
     made.add_argument("--verbose", action="store_true", help="log more")
-    made.add_argument("--version", action="version", version=f"{program} {own_version()}")
+    made.add_argument("--version", action="version", version=f"{program} {HONED_VERSION}")
     return made
 
 

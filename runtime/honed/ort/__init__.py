@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from honed.runtime.version import own_version as _own_version
+from honed.runtime.version import HONED_VERSION as _VERSION
 
 from .devices import OrtAllocatorType, OrtArenaCfg, OrtDevice, OrtMemoryInfo, OrtMemType
 from .modelproto import ModelMetadata, NodeArg
@@ -87,7 +87,7 @@ def get_version_string() -> str:
 
 def get_build_info() -> str:
     """Who it is."""
-    return f"honed {_own_version()}"
+    return f"honed {_VERSION}"
 
 
 def set_default_logger_severity(severity: int) -> None:

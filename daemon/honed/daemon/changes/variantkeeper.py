@@ -25,7 +25,7 @@ from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.params import InferParams
 from honed.protocol.results import ShownVariant
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from .variantmaking import VariantMaker
 
@@ -255,7 +255,7 @@ class VariantKeeper:
         """What must change for that to be tried again which could not be compiled."""
         identity = self.maker.pool.device_of(entry).identity
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
-        return f"{entry.manifest.source_key} {entry.manifest.precision} {own_version()} {device}"
+        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
 def _asked(entry: ServedModel, shapes: Shapes) -> str:
