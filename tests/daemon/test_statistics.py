@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
+from honed.daemon.core.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent, duration
 from honed.daemon.core.statistics import ServedInference, Statistics
 from honed.daemon.observe.counting import counted
 from honed.protocol.service import RecentFigures, Spans
@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of the logarithms
 def filled(values: list[float]) -> Histogram:
     histogram = Histogram()
     for value in values:
-        histogram.add(value)
+        histogram.add(duration(value))
     return histogram
 
 
@@ -76,11 +76,11 @@ def test_nothing_counted_has_no_quantiles() -> None:
 
 def test_the_last_minute_forgets() -> None:
     recent = Recent()
-    recent.add(1.0, now=1000.0)
-    recent.add(2.0, now=1009.9)
+    recent.add(duration(1.0), now=1000.0)
+    recent.add(duration(2.0), now=1009.9)
     assert recent.whole(1055.0).count == 2
     assert recent.whole(1060.0).count == 0
-    recent.add(3.0, now=1060.0)
+    recent.add(duration(3.0), now=1060.0)
     assert recent.whole(1060.0).count == 1
     assert Recent.covered(1055.0) == 55.0
     assert Recent.covered(1060.0) == 50.0
@@ -91,7 +91,7 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
     moments = np.cumsum(gaps).tolist() if gaps else []
     recent = Recent()
     for moment in moments:
-        recent.add(0.1, moment)
+        recent.add(duration(0.1), moment)
     now = (moments[-1] if moments else 0.0) + later
     begin = now - Recent.covered(now)
     certain = sum(moment > begin + 1e-6 for moment in moments)

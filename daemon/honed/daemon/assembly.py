@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.protocol.service import ServicePlaces
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from .apps.sharesfile import SharesFile
 from .blocking import in_thread
@@ -253,7 +253,7 @@ def _inferring(
 def _metrics(parts: ServiceParts) -> MetricsCollector:
     base = parts.base
     return MetricsCollector(
-        version=own_version(),
+        version=HONED_VERSION,
         started=base.started,
         registry=base.registry,
         chains=parts.chains,

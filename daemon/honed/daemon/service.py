@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from honed.protocol.errors import HonedError
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from . import assembly, lock, restoring, server
 from .config import Config, load
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device", metavar="SPEC", help="OpenCL device: its number or part of its name (or HONED_DEVICE)"
     )
     parser.add_argument("--verbose", action="store_true", help="log more")
-    parser.add_argument("--version", action="version", version=f"honed {own_version()}")
+    parser.add_argument("--version", action="version", version=f"honed {HONED_VERSION}")
     return parser
 
 

@@ -17,7 +17,9 @@ from .wire import (
     APART,
     LARGE,
     MAX_MSGID,
+    NOTIFICATION,
     REQUEST,
+    RESPONSE,
     FrameLimits,
     Message,
     Notification,
@@ -195,23 +197,33 @@ def _is_msgid(value: object) -> bool:
 
 
 def _as_message(value: list[Any]) -> Message | None:
-    if type(value[0]) is not int:
-        return None  # False and 0.0 are equal to 0 but no message type
-    match value:
-        case [0, msgid, str(method), [dict(params)]] if _is_msgid(msgid) and _string_keys(params):
-            return Request(msgid=msgid, method=method, params=params)
-        case [1, msgid, None, result] if _is_msgid(msgid):
-            return Response(msgid=msgid, error=None, result=result)
-        case [1, msgid, dict(error), None] if _is_msgid(msgid):
-            return Response(msgid=msgid, error=error, result=None)
-        case [2, str(method), [dict(params)]] if _string_keys(params):
-            return Notification(method=method, params=params)
-        case _:
-            return None
+    """The message that a list of 3 or 4 is; None where it is none."""
+    kind, *rest = value
+    if type(kind) is not int:  # False and 0.0 are equal to 0 but no message type
+        return None
+    if kind == NOTIFICATION and len(rest) == 2:
+        method, params = rest
+        return Notification(method=method, params=params[0]) if _is_call(method, params) else None
+    if len(rest) != 3 or not _is_msgid(rest[0]):
+        return None
+    msgid, second, third = rest
+    if kind == REQUEST and _is_call(second, third):
+        return Request(msgid=msgid, method=second, params=third[0])
+    if kind == RESPONSE and second is None:
+        return Response(msgid=msgid, error=None, result=third)
+    if kind == RESPONSE and type(second) is dict and third is None:
+        return Response(msgid=msgid, error=second, result=None)
+    return None
 
 
-def _string_keys(params: dict[Any, Any]) -> bool:
-    return _TEXT.issuperset(map(type, params))
+def _is_call(method: object, params: object) -> bool:
+    return (
+        type(method) is str
+        and type(params) is list
+        and len(params) == 1
+        and type(params[0]) is dict
+        and _TEXT.issuperset(map(type, params[0]))
+    )
 
 
 _TEXT: Final = frozenset({str})

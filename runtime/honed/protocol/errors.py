@@ -27,6 +27,10 @@ class ModelFileError(InvalidArgument):
     """A `.honed` file is truncated, altered, of another version, or says something impossible."""
 
 
+class OtherFormat(ModelFileError):
+    """A `.honed` file was written by another version of honed."""
+
+
 class ProfileError(InvalidArgument):
     """A device profile file is malformed."""
 
@@ -153,6 +157,7 @@ _ERROR_ORDER: tuple[type[HonedError], ...] = (
     Unavailable,
     Internal,
     ModelFileError,
+    OtherFormat,
     ProfileError,
     DeviceError,
     MissingFiles,

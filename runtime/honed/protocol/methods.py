@@ -103,7 +103,9 @@ LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _method("Lease
 TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _method("TunerReport", Right.CHANGE)
 TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _method("TunerRun", Right.CHANGE, gives=True)
 TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _method("TunerStop", Right.CHANGE)
-HINTS_EXPORT: Method[params.Nothing, service.HintsExported] = _method("HintsExport", Right.HINTS, gives=True)
+HINTS_EXPORT: Method[params.HintsExportParams, service.HintsExported] = _method(
+    "HintsExport", Right.HINTS, gives=True
+)
 HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _method("HintsImport", Right.HINTS)
 SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _method(
     "SystemSharedMemoryRegister", Right.INFER

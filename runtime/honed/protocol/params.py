@@ -27,7 +27,8 @@ class ModelParams:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Those of every inference are not frozen, which would make them slower to make.
+@dataclass(slots=True, kw_only=True)
 class RegionPlace:
     """Where in shared memory a tensor lies, if it does."""
 
@@ -36,7 +37,7 @@ class RegionPlace:
     shared_memory_byte_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InputTensor:
     """One input of ModelInfer."""
 
@@ -46,7 +47,7 @@ class InputTensor:
     parameters: RegionPlace | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OutputTensor:
     """One output asked for."""
 
@@ -57,7 +58,7 @@ class OutputTensor:
 ROOM_ALIGN = 64  # bytes; the room for outputs, and each of them in it, starts at a multiple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InferOptions:
     """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
 
@@ -76,7 +77,7 @@ class InferOptions:
     shared_memory_byte_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InferParams:
     """Parameters of ModelInfer."""
 
@@ -281,6 +282,13 @@ class TunerRunParams:
     seconds: float | None = None
     best: bool | None = None
     device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintsExportParams:
+    """Parameters of HintsExport: with `spread` what a prior can be learned from, else what can be used."""
+
+    spread: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

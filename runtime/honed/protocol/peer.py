@@ -34,7 +34,7 @@ MAX_PENDING_DESCRIPTORS: Final = 64  # received with messages that are not whole
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestReceived:
     """The peer wants a request answered; whoever takes it closes the descriptors."""
 
@@ -44,7 +44,7 @@ class RequestReceived:
     descriptors: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseReceived:
     """The answer to a call of this end; whoever takes it closes the descriptors."""
 
@@ -54,7 +54,7 @@ class ResponseReceived:
     descriptors: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NotificationReceived:
     """A notification."""
 
@@ -125,7 +125,7 @@ class Peer:
         `truncated`: descriptors were lost on the way. Raises PeerFault where there are too many.
         """
         self._arrivals.note(len(data), descriptors)
-        if truncated or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
+        if truncated or (descriptors and len(self._arrivals) > MAX_PENDING_DESCRIPTORS):
             raise PeerFault(
                 ResourceExhausted(
                     f"too many descriptors came with one message; send at most {MAX_DESCRIPTORS}"
@@ -188,6 +188,10 @@ class Peer:
         self._calls.add(msgid)
         self._put(parts, tuple(descriptors), own=False, call=msgid)
         return msgid
+
+    def awaits(self, msgid: int) -> bool:
+        """Whether a call was not answered or given up yet."""
+        return msgid in self._calls
 
     def cancel(self, msgid: int) -> None:
         """Give a call up: it is not sent, or the peer is told. One that was answered is left alone."""
@@ -279,7 +283,7 @@ class Peer:
         own: bool,
         call: int | None = None,
     ) -> None:
-        self._frames.append(_Frame(deque(memoryview(part) for part in parts), descriptors, own, call))
+        self._frames.append(_Frame(deque([memoryview(part) for part in parts]), descriptors, own, call))
         self.unsent_bytes += sum(map(len, parts))
         self.unsent_descriptors += len(descriptors)
 

@@ -227,45 +227,28 @@ def _steps(kind: type, rules: _Rules) -> tuple[_Decoding, ...]:
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    names = tuple(field.name for field in fields_of(kind))
-    read, some = _reader(names), _some_decoder(kind, rules)
+    """Begins with the map as it is: most values need no decoding."""
+    missing, names = object(), {field.name for field in fields_of(kind)}
+    steps: tuple[_Decoding, ...] = ()
 
     def decode(plain: Any) -> Any:
-        if type(plain) is not dict or len(plain) != len(names):
-            return some(plain)
-        try:
-            given = read(plain)  # one who sends all fields sends no others
-        except KeyError:
-            return some(plain)
-        items: list[object] = []
-        try:
-            for item, (_, decode_item, as_is, _, _) in zip(given, _steps(kind, rules), strict=True):
-                items.append(item if type(item) in as_is else decode_item(item))
-        except _Wrong as wrong:
-            raise wrong.inside(f".{names[len(items)]}") from None
-        return kind(**dict(zip(names, items, strict=True)))
-
-    return decode
-
-
-def _some_decoder(kind: type, rules: _Rules) -> _Decoder:
-    """The same for maps in which fields may be missing, and from which there may be more."""
-    missing, names = object(), frozenset(field.name for field in fields_of(kind))
-
-    def decode(plain: Any) -> Any:
-        if not isinstance(plain, Mapping):
+        nonlocal steps
+        if type(plain) is not dict and not isinstance(plain, Mapping):
             raise _Wrong(f" is {shown(plain)} instead of a map")
-        if not (rules.unknown_ignored or names.issuperset(plain)):
-            raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
-        values: dict[str, object] = {}
+        steps = steps or _steps(kind, rules)
+        values = dict(plain)
+        if not values.keys() <= names:
+            if not rules.unknown_ignored:
+                raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
+            values = {key: item for key, item in values.items() if key in names}
         name = ""
         try:
-            for name, decoder, as_is, optional, may_be_none in _steps(kind, rules):
+            for name, decode_item, as_is, optional, may_be_none in steps:
                 item = plain.get(name, missing)
                 if type(item) in as_is:
-                    values[name] = item
-                elif item is not missing:
-                    values[name] = decoder(item)
+                    continue
+                if item is not missing:
+                    values[name] = decode_item(item)
                 elif not optional:
                     if not (rules.none_omitted and may_be_none):
                         break
@@ -277,13 +260,6 @@ def _some_decoder(kind: type, rules: _Rules) -> _Decoder:
         raise _Wrong(f" lacks the key {name!r}")
 
     return decode
-
-
-def _reader(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    """What reads these keys of a map, in order; of one, `itemgetter` gives no tuple."""
-    if len(names) > 1:
-        return operator.itemgetter(*names)
-    return lambda plain: tuple(plain[name] for name in names)
 
 
 def _as_is(field: Field) -> frozenset[type]:
@@ -331,7 +307,12 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
             raise _Wrong(f" is {shown(plain)} instead of a list")
         if at_once and kinds.issuperset(map(type, plain)) and _in_range(plain):
             return tuple(plain)
-        return _items((decode_item,) * len(plain), plain)
+        found: list[Any] = []
+        try:
+            found.extend(map(decode_item, plain))
+        except _Wrong as wrong:
+            raise wrong.inside(f"[{len(found)}]") from None
+        return tuple(found)
 
     return decode
 
@@ -354,19 +335,15 @@ def _tuple_decoder(hints: tuple[Any, ...], rules: _Rules) -> _Decoder:
             raise _Wrong(f" is {shown(plain)} instead of a list")
         if len(plain) != len(decoders):
             raise _Wrong(f" has {len(plain)} items instead of {len(decoders)}")
-        return _items(decoders, plain)
-
-    return decode
-
-
-def _items(decoders: tuple[_Decoder, ...], plain: list[Any]) -> tuple[Any, ...]:
-    found = []
-    for decode, item in zip(decoders, plain, strict=True):
+        found: list[Any] = []
         try:
-            found.append(decode(item))
+            for decode_item, item in zip(decoders, plain, strict=True):
+                found.append(decode_item(item))
         except _Wrong as wrong:
             raise wrong.inside(f"[{len(found)}]") from None
-    return tuple(found)
+        return tuple(found)
+
+    return decode
 
 
 def _scalar_decoder(kind: Any) -> _Decoder:

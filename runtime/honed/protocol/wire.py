@@ -32,7 +32,8 @@ class FrameLimits:
     max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Messages and what is told of them are not frozen, which would make them slower to make.
+@dataclass(slots=True, kw_only=True)
 class Request:
     """`[0, msgid, method, [params]]`."""
 
@@ -41,7 +42,7 @@ class Request:
     params: Map
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Response:
     """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
 
@@ -50,7 +51,7 @@ class Response:
     result: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Notification:
     """`[2, method, [params]]`."""
 
@@ -86,7 +87,8 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     limits = limits or FrameLimits()
     body = message.result if isinstance(message, Response) else message.params
     apart: dict[bytes, memoryview] = {}
-    if isinstance(body, dict):
+    lists = [value for value in body.values() if type(value) is list] if type(body) is dict else []
+    if any(map(_holds_large, lists)):
         body = {key: _set_apart(value, apart) for key, value in body.items()}
     if not apart:
         return [encode(message, limits)]
@@ -110,9 +112,15 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
 _MARKED: Final = b"\xc4\x10"  # bin of 16 bytes
 
 
+def _holds_large(items: list[Any]) -> bool:
+    return memoryview in map(type, items) and any(
+        type(item) is memoryview and len(item) >= LARGE for item in items
+    )
+
+
 def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
     """A list with markers, noted with what they stand for, in the place of its large memoryviews."""
-    if type(value) is not list or not any(type(item) is memoryview and len(item) >= LARGE for item in value):
+    if type(value) is not list or not _holds_large(value):
         return value
     marked = []
     for item in value:

@@ -48,7 +48,7 @@ class RunsModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class _ChainValue:
     """A tensor: in shared memory, or as it travels."""
 
     datatype: str
@@ -267,7 +267,7 @@ class ChainRun:
                 else None
             )
             data = next(contents) if place is None else None
-            self._values[of] = _Value(output.datatype, output.shape, place, data)
+            self._values[of] = _ChainValue(output.datatype, output.shape, place, data)
             nbytes = len(data) if data is not None else _size(place)
             self._sizes[of] = max(aligned(nbytes), self._sizes.get(of, 0))
             if place is not None and self._wanted.get(of) is None:
@@ -372,7 +372,7 @@ def interface_for(entry: ServedModel, shapes: Mapping[str, tuple[int, ...]] | No
     return given
 
 
-def _given(params: InferParams) -> Iterator[tuple[TensorSource, _Value]]:
+def _given(params: InferParams) -> Iterator[tuple[TensorSource, _ChainValue]]:
     """The inputs of a request that was checked."""
     contents = iter(params.raw_input_contents or ())
     for tensor in params.inputs:
@@ -380,7 +380,7 @@ def _given(params: InferParams) -> Iterator[tuple[TensorSource, _Value]]:
         if place is not None and place.shared_memory_region is None:
             place = None
         data = next(contents) if place is None else None
-        yield TensorSource("", tensor.name), _Value(tensor.datatype, tensor.shape, place, data)
+        yield TensorSource("", tensor.name), _ChainValue(tensor.datatype, tensor.shape, place, data)
 
 
 def _place(place: RegionRange) -> RegionPlace:

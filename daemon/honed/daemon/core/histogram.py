@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 from honed.protocol.service import Spans
 
@@ -22,6 +23,22 @@ SLICE_SECONDS = 10.0
 SLICES = 6  # of a Recent
 
 
+class Duration(NamedTuple):
+    """Seconds, and the bucket that they are counted in."""
+
+    seconds: float
+    bucket: int
+
+
+def duration(seconds: float) -> Duration:
+    """To be counted, perhaps in several histograms.
+
+    Below zero, which only a clock that was set can give, counts as zero.
+    """
+    bucket = math.ceil(math.log(min(max(seconds, LOWEST), HIGHEST)) / _LOG)
+    return Duration(max(0.0, seconds), bucket)
+
+
 class Histogram:
     """Counts of durations in seconds. `quantile` is within ERROR of the true one, LOWEST to HIGHEST."""
 
@@ -31,14 +48,14 @@ class Histogram:
         self.largest = 0.0
         self._buckets: dict[int, int] = {}
 
-    def add(self, seconds: float) -> None:
-        """Count one more; below zero, which only a clock that was set can give, counts as zero."""
-        seconds = max(0.0, seconds)
-        bucket = math.ceil(math.log(min(max(seconds, LOWEST), HIGHEST)) / _LOG)
+    def add(self, duration: Duration) -> None:
+        """Count one more."""
+        seconds, bucket = duration
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
         self.count += 1
         self.sum += seconds
-        self.largest = max(self.largest, seconds)
+        if seconds > self.largest:
+            self.largest = seconds
 
     def quantile(self, share: float) -> float | None:
         """The value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
@@ -80,12 +97,12 @@ class Recent:
     def __init__(self) -> None:
         self._slices: deque[tuple[int, Histogram]] = deque(maxlen=SLICES)
 
-    def add(self, seconds: float, now: float) -> None:
-        """Count a duration that ended now."""
+    def add(self, duration: Duration, now: float) -> None:
+        """Count one that ended now."""
         number = math.floor(now / SLICE_SECONDS)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Histogram()))
-        self._slices[-1][1].add(seconds)
+        self._slices[-1][1].add(duration)
 
     def whole(self, now: float) -> Histogram:
         """What ended within the last `covered(now)` seconds."""

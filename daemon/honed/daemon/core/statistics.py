@@ -10,7 +10,7 @@ from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 from honed.protocol.service import Figures, RecentFigures
 
-from .histogram import Histogram, Recent
+from .histogram import Histogram, Recent, duration
 
 
 @dataclass(slots=True)
@@ -77,14 +77,16 @@ class Statistics:
 
     def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """An inference was answered, at `now` of a monotonic clock."""
+        whole, queued = duration(inference.whole), duration(inference.queued)
+        whole_ns, queued_ns = round(inference.whole * 1e9), round(inference.queued * 1e9)
         for each in self._self_and_whole():
             each.last_inference = wall_ms
             each.kernels += inference.launches
-            each.latency.add(inference.whole)
-            each.queued.add(inference.queued)
-            each.recent.add(inference.whole, now)
-            each.success.add(round(inference.whole * 1e9))
-            each.queue.add(round(inference.queued * 1e9))
+            each.latency.add(whole)
+            each.queued.add(queued)
+            each.recent.add(whole, now)
+            each.success.add(whole_ns)
+            each.queue.add(queued_ns)
             each.compute_input.add(inference.input_ns)
             each.compute_infer.add(inference.infer_ns)
             each.compute_output.add(inference.output_ns)

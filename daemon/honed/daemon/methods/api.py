@@ -40,6 +40,7 @@ from honed.protocol.params import (
     BringParams,
     ChainParams,
     ExportParams,
+    HintsExportParams,
     HintsImportParams,
     HistoryParams,
     InferParams,
@@ -64,7 +65,7 @@ from honed.protocol.params import (
 from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from . import models, placed
 from .bringer import Bringer
@@ -193,7 +194,7 @@ class Api:
             "max_text_bytes": MAX_TEXT_BYTES,
         }
         return results.ServerMetadata(
-            name="honed", version=own_version(), extensions=EXTENSIONS, limits=limits
+            name="honed", version=HONED_VERSION, extensions=EXTENSIONS, limits=limits
         )
 
     @_answers(methods.SERVER_STATUS)
@@ -204,7 +205,7 @@ class Api:
         jobs = [job.status() for job in self.jobs.active.values() if viewer.sees(job.owner)]
         return service.Status(
             name="honed",
-            version=own_version(),
+            version=HONED_VERSION,
             pid=os.getpid(),
             uptime_seconds=time.monotonic() - self._started,
             places=self.places,
@@ -393,8 +394,10 @@ class Api:
         return Empty()
 
     @_answers(methods.HINTS_EXPORT)
-    async def _hints_export(self, call: ApiCall, params: Nothing) -> WithDescriptors[service.HintsExported]:
-        return await self.tuner_runs.export_hints()
+    async def _hints_export(
+        self, call: ApiCall, params: HintsExportParams
+    ) -> WithDescriptors[service.HintsExported]:
+        return await self.tuner_runs.export_hints(spread=bool(params.spread))
 
     @_answers(methods.HINTS_IMPORT)
     async def _hints_import(self, call: ApiCall, params: HintsImportParams) -> service.HintsImported:

@@ -11,7 +11,6 @@ import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from honed.daemon.blocking import in_thread
 from honed.machine.files import put_aside, read_regular, replacing
@@ -46,7 +45,7 @@ class _Series:
         """Those of the spans that have ended, and of the one that is open."""
         if not self.count:
             return tuple(self.points)
-        us = median(self.samples)
+        us = sorted(self.samples)[len(self.samples) // 2]
         return (*self.points, LatencyPoint(time=self.began, version=self.version, count=self.count, us=us))
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class Asking:
     ) -> list[R]:
         """The answers of the worker."""
         now = time.monotonic()
-        with self.dispatcher.taken(work) as number:
+        with self.dispatcher.taken(work, now + timeout) as number:
             ticket = Ticket(
                 number=number,
                 client=client,
@@ -125,7 +125,7 @@ class Asking:
             )
             try:
                 self.handle(events.Asked(ticket))
-                await work.wait(ticket.deadline)
+                await work.done
             finally:
                 self.handle(events.Left(number))
         return work.answers

@@ -8,20 +8,24 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic
 
 from honed.daemon.core.actions import Run
 from honed.daemon.core.events import Broken, Event, Served, Unfit
 from honed.daemon.core.states import ServedModel
+from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.settings.limits import Limits
-from honed.daemon.worker.calls import R, WorkerCall
+from honed.daemon.worker.calls import R, WorkerCall, taken
 from honed.daemon.worker.regions import HeldRegion
 from honed.daemon.worker.supervisor import WorkerDied
+from honed.protocol import strict
 from honed.protocol.errors import (
     DeadlineExceeded,
     DeviceError,
     HonedError,
 )
+from honed.protocol.peer import ResponseReceived
 
 from .deviceserver import DeviceServer
 
@@ -44,15 +48,6 @@ class PendingRequest(Generic[R]):
     open: bool = False  # in shapes that only the CPU engine takes
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    async def wait(self, deadline: float) -> None:
-        """Return once it was answered; raises what it was refused with, or DeadlineExceeded."""
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await self.done
-        except TimeoutError as error:
-            where = "while it ran" if self.started else "before its turn came"
-            raise DeadlineExceeded(f"the request's deadline passed {where}; allow more time") from error
-
 
 class Dispatcher:
     """The requests that are not answered yet, by number."""
@@ -61,27 +56,86 @@ class Dispatcher:
         self._limits = limits
         self._servers = servers
         self._work: dict[int, PendingRequest[Any]] = {}
+        self._deadlines = DeadlineWatch(self._late)
         self._numbers = itertools.count(1)
 
     @contextmanager
-    def taken(self, work: PendingRequest[Any]) -> Iterator[int]:
-        """While somebody waits for a request; gives its number."""
+    def taken(self, work: PendingRequest[Any], deadline: float) -> Iterator[int]:
+        """While somebody waits for a request; gives its number.
+
+        When the deadline, in monotonic seconds, has passed it is refused with DeadlineExceeded.
+        """
         number = next(self._numbers)
         self._work[number] = work
+        self._deadlines.set(number, deadline)
         for region in work.regions:
             region.hold()
         try:
             yield number
         finally:
             del self._work[number]
+            self._deadlines.drop(number)
             self._release(work)
 
-    def run(self, action: Run) -> Coroutine[Any, Any, Event]:
-        """A run, which keeps what it needs although nobody may wait for it any more; what came of it."""
-        work = self._work[action.ticket.number]
+    def _late(self, number: int) -> None:
+        where = "while it ran" if self._work[number].started else "before its turn came"
+        self.refuse(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
+
+    def run(self, action: Run, told: Callable[[Event], None]) -> Coroutine[Any, Any, None] | None:
+        """Run on a worker, and tell what came of it; gives what a task must do for that, if anything.
+
+        It keeps what it needs although nobody may wait for it any more.
+        """
+        work, supervisor = self._work[action.ticket.number], self._servers[action.engine].supervisor
         for region in work.regions:
             region.hold()
-        return self._run(action, work)
+        if all(map(supervisor.knows, work.regions)):
+            self._begin(action, work, told)
+            return None
+        return self._mapped(action, work, told)
+
+    async def _mapped(self, action: Run, work: PendingRequest[Any], told: Callable[[Event], None]) -> None:
+        try:
+            for region in work.regions:
+                supervisor = self._servers[action.engine].supervisor
+                await supervisor.map(region, self._limits.run_seconds)
+        except HonedError as error:
+            self._release(work)
+            told(_failed(action.engine, error))
+        else:
+            self._begin(action, work, told)
+
+    def _begin(self, action: Run, work: PendingRequest[Any], told: Callable[[Event], None]) -> None:
+        work.started = time.monotonic()
+        work.model, work.version = action.model, action.model.manifest.history.number
+        work.engine = action.engine
+        call = work.call(action.model.key_on(action.engine))
+        supervisor = self._servers[action.engine].supervisor
+        try:
+            coming = supervisor.begin(call, seconds=self._limits.run_seconds)
+        except HonedError as error:
+            self._release(work)
+            told(_failed(action.engine, error))
+        else:
+            coming.add_done_callback(partial(self._ran, action.engine, work, call, told))
+
+    def _ran(
+        self,
+        engine: str,
+        work: PendingRequest[Any],
+        call: WorkerCall[Any],
+        told: Callable[[Event], None],
+        coming: asyncio.Future[ResponseReceived],
+    ) -> None:
+        self._release(work)
+        try:
+            work.answers.append(taken(call, coming.result()))
+        except HonedError as error:
+            told(_failed(engine, error))
+        except strict.Mismatch as error:
+            told(Broken(engine, f"the worker's answer makes no sense: {error}", device=False))
+        else:
+            told(Served(engine, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""
@@ -114,27 +168,12 @@ class Dispatcher:
         while self._work:
             await asyncio.sleep(0)
 
-    async def _run(self, action: Run, work: PendingRequest[Any]) -> Event:
-        engine = action.engine
-        try:
-            work.answers.append(await self._on_worker(action, work))
-        except (WorkerDied, DeviceError) as error:
-            return Broken(engine, str(error), device=isinstance(error, DeviceError))
-        except HonedError as error:
-            return Unfit(engine, error)
-        finally:
-            self._release(work)
-        return Served(engine, more=len(work.answers) < work.runs)
-
-    async def _on_worker(self, action: Run, work: PendingRequest[R]) -> R:
-        supervisor, seconds = self._servers[action.engine].supervisor, self._limits.run_seconds
-        work.started = time.monotonic()
-        work.model, work.version = action.model, action.model.manifest.history.number
-        work.engine = action.engine
-        for region in work.regions:
-            await supervisor.map(region, seconds)
-        return await supervisor.call(work.call(action.model.key_on(action.engine)), seconds=seconds)
-
     def _release(self, work: PendingRequest[Any]) -> None:
         for region in work.regions:
             self.release(region)
+
+
+def _failed(engine: str, error: HonedError) -> Event:
+    if isinstance(error, WorkerDied | DeviceError):
+        return Broken(engine, str(error), device=isinstance(error, DeviceError))
+    return Unfit(engine, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import statistics
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -225,7 +224,8 @@ class Loader:
     async def median_us(self, key: str, rounds: int) -> float:
         """The median of a run of a loaded file, in microseconds; raises as `compare`."""
         compared = await self.compare(key, key, rounds)
-        return statistics.median((*compared.old, *compared.new)) / 1000
+        times = sorted((*compared.old, *compared.new))
+        return times[len(times) // 2] / 1000
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.

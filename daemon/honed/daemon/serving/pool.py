@@ -87,6 +87,7 @@ class Pool:
             latencies=latencies,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
@@ -186,10 +187,19 @@ class Pool:
                 server.supervisor.kill(reason)
 
     def _run(self, action: actions.Run) -> None:
-        if self.servers[action.engine].supervisor.state == "ready":
-            self._begin(self._follow(self._dispatcher.run(action)))
-        else:
+        if self.servers[action.engine].supervisor.state != "ready":
             self.handle(events.NotRun(action.engine))
+        elif (work := self._dispatcher.run(action, self._told)) is not None:
+            self._begin(work)
+
+    def _told(self, event: events.Event) -> None:
+        """Handle what a worker's answer amounts to, as a task would."""
+        try:
+            if not self._closed:
+                self.handle(event)
+        except Exception as error:  # noqa: BLE001 - what fails in a way nobody foresaw ends the service
+            if not self._failure.done():
+                self._failure.set_exception(error)
 
     async def _follow(self, work: Coroutine[Any, Any, events.Event | None]) -> None:
         """Do something that ends in an event."""
@@ -198,7 +208,7 @@ class Pool:
             self.handle(event)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -246,6 +256,7 @@ class Pool:
             self._begin(self._tell_time())
             await self._failure
         finally:
+            self._closed = True
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()

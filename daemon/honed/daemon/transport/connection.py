@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from honed.daemon.core.requests import ClientId
@@ -84,7 +83,7 @@ class Connection:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._wire = _peer(limits)
-        self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # unanswered requests by msgid
         self._held = 0  # bytes accounted to the peer's user
         self._to_be_read = False  # when its turn comes
         self._asked = False  # for a turn to handle what was read
@@ -120,12 +119,16 @@ class Connection:
         """Cancel a request; one that is unknown or answered is left alone."""
         task = self._tasks.get(msgid) if isinstance(msgid, int) else None
         if task is not None:
-            task.cancel()
+            self._cancel(task)
 
     def cancel_all(self) -> None:
         """Cancel every request; each is answered so."""
         for task in self._tasks.values():
-            task.cancel()
+            self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        """Once it has begun: a task that has not would end without answering."""
+        self._loop.call_soon(task.cancel)
 
     def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
         """Stop reading, tell the client why if there is a reason, and close when that is sent."""
@@ -262,7 +265,7 @@ class Connection:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case RequestReceived(msgid=msgid, method=method, descriptors=descriptors):
+            case RequestReceived(msgid=msgid, descriptors=descriptors):
                 try:
                     work = self._handler.start(self, event)
                 except HonedError as error:
@@ -270,8 +273,7 @@ class Connection:
                     self._wire.refuse(msgid, error)
                     self._write()
                     return
-                task = self._tasks[msgid] = self._loop.create_task(work)
-                task.add_done_callback(partial(self._finished, msgid, method, descriptors))
+                self._tasks[msgid] = self._loop.create_task(self._answered(event, work))
             case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
@@ -279,26 +281,30 @@ class Connection:
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
-    def _finished(self, msgid: int, method: str, descriptors: list[int], task: asyncio.Task[Any]) -> None:
-        """Answer a request whose work has ended."""
-        close_all(descriptors)
-        del self._tasks[msgid]
-        failure = None if task.cancelled() else task.exception()
-        done = None if task.cancelled() or failure else task.result()
-        result, attached = (
-            (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
-        )
+    async def _answered(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
+        """Do the work of a request and answer with what comes of it."""
+        result: Any = None
+        failure: HonedError | None = None
+        attached: Sequence[int] = ()
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            failure = Cancelled("the request was cancelled")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            failure = as_error(asked.method, error)
+        close_all(asked.descriptors)
+        del self._tasks[asked.msgid]
+        if isinstance(result, WithDescriptors):
+            result, attached = result.result, result.descriptors
         if self.closed or self._ending:
             close_all(attached)
-            self._wire.forget(msgid)
+            self._wire.forget(asked.msgid)
             self._account()
             return
-        if task.cancelled():
-            self._wire.refuse(msgid, Cancelled("the request was cancelled"))
-        elif failure is not None:
-            self._wire.refuse(msgid, as_error(method, failure))
+        if failure is not None:
+            self._wire.refuse(asked.msgid, failure)
         else:
-            self._wire.answer(msgid, strict.to_plain(result), attached)
+            self._wire.answer(asked.msgid, strict.to_plain(result), attached)
         self._write()
         if self._wire.buffered or not self._socket.reading:
             self._ask()

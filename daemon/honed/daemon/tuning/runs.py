@@ -110,15 +110,16 @@ class TunerRuns:
         with self._one_more():
             return await self._on_records(params, descriptors, notify)
 
-    async def export_hints(self) -> WithDescriptors[HintsExported]:
-        """The result of HintsExport: what other machines can use of what was measured here."""
+    async def export_hints(self, *, spread: bool) -> WithDescriptors[HintsExported]:
+        """The result of HintsExport: what others can use, or learn from, of what was measured here."""
         with self._one_more():
             async with cleared_in_thread(self.store.staging()) as folder:
                 lines = folder / "records.jsonl"
                 lines.touch()  # empty where nothing was measured yet
                 count = 0
                 if self.records.exists():
-                    count = (await self._child(Export(records=self.records, output=lines, own=True))).count
+                    job = Export(records=self.records, output=lines, own=not spread, spread=spread)
+                    count = (await self._child(job)).count
                 opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
                 return WithDescriptors(HintsExported(count=count), (opened,))
 

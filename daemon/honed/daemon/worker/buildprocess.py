@@ -126,7 +126,7 @@ class BuildProcess:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                     progress(int(params["done"]), int(params["of"]))
 
-                return await workercalls.ask(running.link, call, progress=heard)
+                return workercalls.taken(call, await workercalls.begin(running.link, call, progress=heard))
         except TimeoutError as error:
             self._why = f"{call.method} took longer than {seconds:g} s"
             raise self._lost() from error

@@ -5,16 +5,20 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from honed.daemon.store.interface import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol import strict
+from honed.protocol.arrivals import close_all
 from honed.protocol.params import Data
+from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.sizes import MetSizes
 
 if TYPE_CHECKING:  # asyncio is the service's
+    import asyncio
+
     from honed.runtime.calling.aiolink import AsyncLink
     from honed.runtime.calling.endpoint import Progress
 
@@ -38,12 +42,17 @@ class WorkerCall(Generic[R]):
         return found
 
 
-async def ask(
-    link: AsyncLink, call: WorkerCall[R], descriptors: Sequence[int] = (), progress: Progress | None = None
-) -> R:
-    """The worker's answer; raises its error, or what the link was failed with."""
-    plain = await link.call(call.method, strict.to_plain(call), descriptors, progress)
-    return strict.from_plain(call.answer(), plain, where=call.method)
+def begin(
+    link: AsyncLink, call: WorkerCall[Any], descriptors: Sequence[int] = (), progress: Progress | None = None
+) -> asyncio.Future[ResponseReceived]:
+    """Ask a worker; raises what the link was failed with."""
+    return link.begin(call.method, strict.to_plain(call), descriptors, progress)
+
+
+def taken(call: WorkerCall[R], answered: ResponseReceived) -> R:
+    """What it answered to a call."""
+    close_all(answered.descriptors)
+    return strict.from_plain(call.answer(), answered.result, where=call.method)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,19 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from honed.daemon.core.requests import Restarts
+from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.settings.limits import Limits
 from honed.machine.aiochildren import Child
 from honed.machine.children import kill_group
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
 from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.peer import ResponseReceived
 from honed.protocol.service import WorkerEnd
 from honed.runtime.calling.aiolink import AsyncLink
 
@@ -43,6 +47,18 @@ class Life(enum.Enum):
     ENDED = "ended"
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A call, which may take `seconds` without a sign of progress."""
+
+    call: WorkerCall[Any]
+    seconds: float
+
+    def go_on(self, deadlines: DeadlineWatch[_UnderWay]) -> None:
+        """Its seconds count from now."""
+        deadlines.set(self, time.monotonic() + self.seconds)
+
+
 class Supervisor:
     """The worker process and the calls to it.
 
@@ -60,6 +76,7 @@ class Supervisor:
         self._kill_reason = self._kill_kind = ""
         self._turned = asyncio.Event()  # set at each change of state
         self._calls = 0  # under way
+        self._deadlines = DeadlineWatch(self._late)
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
         self._lost_at_work = False  # the last worker ended while it ran or built a model
         self.expects_models = False
@@ -158,27 +175,36 @@ class Supervisor:
 
         `seconds` count anew with each progress that it tells.
         """
+        return workercalls.taken(call, await self.begin(call, descriptors, seconds=seconds))
+
+    def begin(
+        self, call: WorkerCall[Any], descriptors: Sequence[int] = (), *, seconds: float
+    ) -> asyncio.Future[ResponseReceived]:
+        """Ask the worker; what `call` would raise comes in the answer's place.
+
+        Raises WorkerDied where it is known already that there is no worker.
+        """
         link = self._link
         if link is None:
             raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        under_way = _UnderWay(call, seconds)
+        coming = workercalls.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
+        under_way.go_on(self._deadlines)
         self._calls += 1
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                loop = asyncio.get_running_loop()
-                result = await workercalls.ask(
-                    link, call, descriptors, lambda _: deadline.reschedule(loop.time() + seconds)
-                )
-                self._heard = time.monotonic()
-                return result
-        except TimeoutError as error:
-            self._lost_at_work |= call.work
-            self.kill(f"it did not finish within {seconds:g} s", kind="hung")
-            raise self._lost() from error
-        except WorkerDied:
-            self._lost_at_work |= call.work
-            raise
-        finally:
-            self._calls -= 1
+        coming.add_done_callback(partial(self._over, under_way))
+        return coming
+
+    def _over(self, call: _UnderWay, answered: asyncio.Future[ResponseReceived]) -> None:
+        self._calls -= 1
+        self._deadlines.drop(call)
+        error = None if answered.cancelled() else answered.exception()
+        if error is None:
+            self._heard = time.monotonic()
+        elif isinstance(error, WorkerDied):
+            self._lost_at_work |= call.call.work
+
+    def _late(self, call: _UnderWay) -> None:
+        self.kill(f"it did not finish within {call.seconds:g} s", kind="hung")
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
@@ -205,10 +231,14 @@ class Supervisor:
 
     async def map(self, region: HeldRegion, seconds: float) -> None:
         """Have the worker map a region, unless it has; raises as `call`."""
-        if region.number not in self._mapped:
+        if not self.knows(region):
             call = MapRegion(region=region.number, offset=region.offset, byte_size=region.byte_size)
             await self.call(call, [region.descriptor], seconds=seconds)
             self._mapped.add(region.number)
+
+    def knows(self, region: HeldRegion) -> bool:
+        """Whether the present worker has mapped it."""
+        return region.number in self._mapped
 
     def forget(self, region: int) -> bool:
         """The region is gone; True where the worker must be told."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, error_from_map
@@ -54,18 +54,6 @@ class AsyncLink:
             raise
         return cls(connecting, endpoint.client_peer())
 
-    async def call(
-        self,
-        method: str,
-        params: Map,
-        descriptors: Sequence[int] = (),
-        progress: Progress | None = None,
-    ) -> Any:
-        """The result of a call; raises its error. Cancelling the awaiting task cancels the request."""
-        answer = await self.exchange(method, params, descriptors, progress)
-        close_all(answer.descriptors)
-        return answer.result
-
     async def exchange(
         self,
         method: str,
@@ -73,7 +61,29 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> ResponseReceived:
-        """As `call`, with the descriptors that came along, which are the caller's."""
+        """The answer to a call, whose descriptors are the caller's; raises its error.
+
+        Cancelling the awaiting task cancels the request.
+        """
+        coming = self.begin(method, params, descriptors, progress)
+        try:
+            return await coming
+        except BaseException:
+            if coming.done() and not coming.cancelled() and coming.exception() is None:
+                close_all(coming.result().descriptors)  # it came just before
+            raise
+
+    def begin(
+        self,
+        method: str,
+        params: Map,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> asyncio.Future[ResponseReceived]:
+        """Make a call; its answer, or error, comes later. To cancel that cancels the request.
+
+        Raises what the connection was failed with.
+        """
         if self.broken is not None:
             raise self.broken
         msgid = self._peer.call(method, params, descriptors)
@@ -81,19 +91,17 @@ class AsyncLink:
         self._waiting[msgid] = coming
         if progress is not None:
             self._progress[msgid] = progress
-        try:
+        coming.add_done_callback(partial(self._over, msgid))
+        self._write()
+        return coming
+
+    def _over(self, msgid: int, _: asyncio.Future[ResponseReceived]) -> None:
+        """Nobody waits for it any more."""
+        del self._waiting[msgid]
+        self._progress.pop(msgid, None)
+        if self.broken is None and self._peer.awaits(msgid):
+            self._peer.cancel(msgid)
             self._write()
-            return await coming
-        except BaseException:
-            if coming.done() and not coming.cancelled() and coming.exception() is None:
-                close_all(coming.result().descriptors)  # it came just before
-            if self.broken is None:
-                self._peer.cancel(msgid)  # unless it was answered
-                self._write()
-            raise
-        finally:
-            del self._waiting[msgid]
-            self._progress.pop(msgid, None)
 
     def usable(self) -> bool:
         """Whether the connection is up; looks for an end that the loop has not seen yet."""

@@ -42,15 +42,16 @@ class Link:
         """Raises Unavailable where no service answers. `send_timeout` in seconds; None: no limit."""
         self._socket = endpoint.connect(path, send_timeout)
         self._peer = endpoint.client_peer()
-        self._sending = threading.Lock()  # what goes out; taken before `_changed`
-        self._changed = threading.Condition()  # what comes in, and who waits
+        self._sending = threading.Lock()  # what goes out; taken before `_lock`
+        self._lock = threading.RLock()  # what comes in, and who waits
+        self._changed = threading.Condition(self._lock)  # of that
         self._reading = False
         self._waiting: dict[int, Waiting] = {}
         self._broken: HonedError | None = None
 
     def usable(self) -> bool:
         """Whether the connection is up, as far as can be told without sending."""
-        with self._changed:
+        with self._lock:
             if self._broken is not None or self._reading or self._waiting:
                 return self._broken is None
             return not _readable(self._socket, 0)  # nobody waits, so that news can only be the end
@@ -58,7 +59,7 @@ class Link:
     def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
         """Send a request; raises Unavailable where the service is gone: it has then not run."""
         with self._sending:
-            with self._changed:
+            with self._lock:
                 if self._broken is not None:
                     raise self._broken
                 waiting = Waiting(self._peer.call(method, params, descriptors))
@@ -81,7 +82,7 @@ class Link:
         """
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     while self._reading and not waiting.woken:
                         self._changed.wait(_left(deadline))
                     if waiting.woken:
@@ -95,7 +96,7 @@ class Link:
     def cancel(self, waiting: Waiting) -> None:
         """Give a request up; one that was answered already is left alone."""
         with self._sending:
-            with self._changed:
+            with self._lock:
                 if waiting.answer is not None:
                     close_all(waiting.answer.descriptors)
                     waiting.answer = None
@@ -139,7 +140,7 @@ class Link:
             self._fail(endpoint.connection_lost())
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading = False
                 if self._broken is not None:
                     self._peer.close()
@@ -147,7 +148,7 @@ class Link:
 
     def _receive(self) -> None:
         """Deliver what one read gives; raises OSError at the end of the stream."""
-        with self._changed:
+        with self._lock:
             if not transport.receive(self._socket, self._peer):
                 raise ConnectionResetError
             while (event := self._peer.next_event()) is not None:
@@ -170,7 +171,7 @@ class Link:
                 pass  # news for others
 
     def _fail(self, error: HonedError) -> None:
-        with self._changed:
+        with self._lock:
             self._broken = self._broken or error
             for waiting in self._waiting.values():
                 waiting.error = waiting.error or self._broken

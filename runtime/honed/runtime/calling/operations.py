@@ -22,6 +22,7 @@ from honed.protocol.methods import Method
 from honed.protocol.params import (
     ChainParams,
     ExportParams,
+    HintsExportParams,
     HintsImportParams,
     HistoryParams,
     MetricsParams,
@@ -422,9 +423,13 @@ class Operations:
         yield Ask(methods.TUNER_STOP, TunerStopParams(model=model))
 
     @operation
-    def export_hints(self) -> Steps[BinaryIO]:
-        """What other machines can use of what tuning measured here, as JSON lines in an open file."""
-        return exported_file((yield Ask(methods.HINTS_EXPORT, Nothing(), None)).descriptors)
+    def export_hints(self, *, spread: bool = False) -> Steps[BinaryIO]:
+        """What other machines can use of what tuning measured here, as JSON lines in an open file.
+
+        With `spread` what a prior can be learned from: fast, slow and refused schedules of each task.
+        """
+        params = HintsExportParams(spread=spread or None)
+        return exported_file((yield Ask(methods.HINTS_EXPORT, params, None)).descriptors)
 
     @operation
     def import_hints(self, descriptor: int, *, device: str | None = None) -> Steps[HintsImported]:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 USUAL: Final = -1.0  # the client's own timeout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
 
@@ -33,7 +33,7 @@ class Reply:
     descriptors: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import socket
 
 from honed.protocol.arrivals import close_all
@@ -38,19 +37,22 @@ def send(connected: socket.socket, peer: Peer) -> bool:
     Raises OSError.
     """
     progress = False
-    with contextlib.suppress(BlockingIOError):
-        while (piece := peer.to_send()) is not None:
-            data, descriptors = piece
-            peer.sent(
-                socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)
-            )
-            progress = True
+    while (piece := peer.to_send()) is not None:
+        data, descriptors = piece
+        try:
+            sent = socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)
+        except BlockingIOError:
+            break
+        peer.sent(sent)
+        progress = True
     return progress
 
 
 def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
     """Bytes, descriptors and flags of one read, as `socket.recv_fds`, which is slower where none came."""
     data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
+    if not ancillary:
+        return data, [], flags
     descriptors = array.array("i")
     for level, kind, packed in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -54,6 +54,9 @@ def store(port: Port, value: Array, target: Array) -> None:
     if port.seen.kind == "b":
         np.not_equal(value.view(np.uint8), 0, out=target.view(np.bool_), casting="unsafe")
         return
+    if value.dtype == target.dtype:
+        target[...] = value
+        return
     with np.errstate(
         over="ignore", invalid="ignore"
     ):  # float64 beyond float32 becomes inf, as it would on the device
@@ -62,6 +65,8 @@ def store(port: Port, value: Array, target: Array) -> None:
 
 def result(port: Port, held: Array) -> Array:
     """A copy of `held` for the caller, in the port's `seen` dtype."""
+    if held.dtype == port.seen:
+        return held.copy()
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(held, dtype=port.seen, order="C", copy=True)
 

@@ -4,8 +4,9 @@ Inputs and outputs are allocations of their own, and constants, which are upload
 buffers, and what lies within another, that begin where an allocation does are that allocation, whatever its
 size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer
 (docs/measurements.md).
-Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array, in
-memory that the driver can read itself, that lives as long as the model.
+Where host and device share memory the host maps a buffer, unless it is so small that copying it takes less
+than the two calls and the wait of mapping; elsewhere it copies through a staging array, in memory that the
+driver can read itself, that lives as long as the model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from honed.runtime.dtypes import dtype
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
+_COPIED_BYTES = 4096  # mapped above; with PoCL 60 us of a run's 150 are saved (docs/measurements.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class DeviceMemory:
     def written(self, queue: Any, index: int) -> Iterator[Array]:
         """An array, its contents unspecified, that becomes the contents of buffer `index` after the block."""
         described = self._described[index]
-        if described.nbytes == 0 or not self._shared:
+        if not self._is_mapped(described):
             array = self._staged(queue, index)
             yield array
             if described.nbytes:
@@ -115,7 +117,7 @@ class DeviceMemory:
         mapped: list[Array] = []
         try:
             for index in indices:
-                if self._described[index].nbytes and self._shared:
+                if self._is_mapped(self._described[index]):
                     mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
                     arrays.append(mapped[-1])
                     continue
@@ -129,6 +131,10 @@ class DeviceMemory:
         finally:
             for array in mapped:
                 _unmap(queue, array)
+
+    def _is_mapped(self, described: Buffer) -> bool:
+        """Whether the host works in the device's memory, else in memory of its own that is copied."""
+        return self._shared and described.nbytes > _COPIED_BYTES
 
     def _map(self, queue: Any, index: int, flags: int, *, blocking: bool) -> Array:
         described = self._described[index]
@@ -149,7 +155,7 @@ class DeviceMemory:
         if array is None:
             described = self._described[index]
             numpy = dtype(described.dtype).numpy
-            if not described.nbytes:
+            if self._shared or not described.nbytes:
                 array = np.empty(described.shape, numpy)
             else:
                 host = self._allocated(described.nbytes, cl.mem_flags.ALLOC_HOST_PTR)

@@ -1,0 +1,43 @@
+"""Things that must end in time, with one timer for all: nearly all do, and none takes a timer of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class DeadlineWatch(Generic[K]):
+    """What is under way, by whatever names it. `late` is told of each whose time has passed, once."""
+
+    def __init__(self, late: Callable[[K], None]) -> None:
+        self._late = late
+        self._ends: dict[K, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, key: K, end: float) -> None:
+        """It must have ended by `end`, in monotonic seconds, whatever was said before; in a running loop."""
+        self._ends[key] = end
+        if self._timer is None or end < self._timer.when():
+            self._wait_until(end)
+
+    def drop(self, key: K) -> None:
+        """It has ended, or need not in time."""
+        self._ends.pop(key, None)
+
+    def _wait_until(self, end: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(end, self._passed)
+
+    def _passed(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for key in [key for key, end in self._ends.items() if end <= now]:
+            del self._ends[key]
+            self._late(key)
+        if self._ends and self._timer is None:
+            self._wait_until(min(self._ends.values()))
