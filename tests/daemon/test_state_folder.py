@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.store.store import Store
+from honed.runtime.compiled.model import FORMAT_VERSION
 from honed.runtime.errors import Unavailable
 from tests.runtime.builder import add_constant, chain
 
@@ -51,6 +52,12 @@ def garbage(path: Path) -> None:
     path.write_bytes(os.urandom(4000))
 
 
+def of_another_version(path: Path) -> None:
+    data = path.read_bytes()
+    remove(path)
+    path.write_bytes(data[:8] + (FORMAT_VERSION - 1).to_bytes(4, "little") + data[12:])
+
+
 def nested(path: Path) -> None:
     path.write_text("[" * 200_000)
 
@@ -61,7 +68,7 @@ def test_models_without_their_files_are_unavailable_alone(
     service = start_service()
     models = {
         spoil: chain(n, SIZE).write(tmp_path / f"{spoil.__name__}.honed")
-        for n, spoil in enumerate((remove, folder, fifo, link_to_itself, garbage), 2)
+        for n, spoil in enumerate((remove, folder, fifo, link_to_itself, garbage, of_another_version), 2)
     }
     with service.client() as client:
         client.add(small_model, name=GOOD)
@@ -79,7 +86,9 @@ def test_models_without_their_files_are_unavailable_alone(
             name = spoil.__name__
             wait_for(_told(service, name), f"the reason of {name}", service)
             np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
-            with pytest.raises(Unavailable, match="its compiled file is damaged"):
+            other = spoil is of_another_version
+            told = "of another version of honed" if other else "damaged"
+            with pytest.raises(Unavailable, match=f"its compiled file is {told}"):
                 client.infer(name, {"x": X})
             # It can be added again under its name.
             client.add(file, name=name, replace=True)

@@ -358,7 +358,7 @@ def test_a_damaged_variant_is_dropped(start_service: Callable[..., Service], tmp
     with service.client() as client:
         assert not client.show("m")["variants"]
         np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
-        assert f"variant m@{spin.SIZE} is damaged and dropped" in service.log
+        assert f"variant m@{spin.SIZE} is dropped: its compiled file is damaged" in service.log
         assert [path.name for path in (service.state / "models").iterdir()] == ["m.json"]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from honed.protocol.errors import HonedError
+from honed.protocol.errors import HonedError, OtherFormat
 
 from .blocking import in_thread
 from .changes.jobs import Jobs, failure
@@ -63,7 +63,7 @@ async def _drop_variant(
     store: Store, variant: Manifest, models: Mapping[str, Manifest], error: HonedError | None
 ) -> None:
     """It is compiled again when it is asked for often enough."""
-    _log.error("variant %s is damaged and dropped: %s", variant.name, error or "it has no compiled file")
+    _log.error("variant %s is dropped: its compiled file is %s", variant.name, _unusable(error))
     remaining = [each for each in models.values() if each.name != variant.name]
     await in_thread(store.remove, variant.name, remaining)
 
@@ -73,7 +73,7 @@ def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
 
     Gives whether nothing is left to be done: a user's own is compiled again when it is the user's turn.
     """
-    reason, home = f"its compiled file is damaged ({error})", _home(pool, manifest)
+    reason, home = f"its compiled file is {_unusable(error)}", _home(pool, manifest)
     if manifest.interface is None or pool.cpu is None:
         pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
         return False
@@ -83,6 +83,15 @@ def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
         bare = dataclasses.replace(bare, why="", chosen="", times=None)
     pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
     return manifest.owner is not None
+
+
+def _unusable(error: HonedError | None) -> str:
+    """What a compiled file is that cannot be served."""
+    if error is None:
+        return "missing"
+    return (
+        f"of another version of honed ({error})" if isinstance(error, OtherFormat) else f"damaged ({error})"
+    )
 
 
 def _home(pool: Pool, manifest: Manifest) -> str:

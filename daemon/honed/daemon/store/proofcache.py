@@ -13,7 +13,7 @@ from pathlib import Path
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 REMEMBERED = 500
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class ProofCache:
 
     def __init__(self, cache_dir: Path, identity: DeviceIdentity) -> None:
         self._folder = cache_dir / "proven"
-        self._device = repr((sorted(strict.to_plain(identity).items()), own_version()))
+        self._device = repr((sorted(strict.to_plain(identity).items()), HONED_VERSION))
 
     def knows(self, key: str) -> bool:
         """Whether every probe of the file was answered rightly."""

@@ -19,7 +19,7 @@ import msgpack
 
 from honed.machine.files import open_regular, replacing
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, ModelFileError, NotFound
+from honed.protocol.errors import InvalidArgument, ModelFileError, NotFound, OtherFormat
 from honed.runtime.dtypes import dtype
 
 from . import validate
@@ -231,7 +231,7 @@ def _preamble(path: Path, mapped: mmap.mmap) -> _Preamble:
     if magic != MAGIC:
         raise ModelFileError(f"{path} is not a .honed file; give a file that `hone compile` wrote")
     if version != FORMAT_VERSION:
-        raise ModelFileError(
+        raise OtherFormat(
             f"{path} is of format version {version} and this honed reads {FORMAT_VERSION}; "
             "compile the model again"
         )
