@@ -29,7 +29,7 @@ class Sizes:
     keyring_signature: float
     index: float  # of one board
     index_signature: float
-    records: float  # of one board
+    records: float  # of one board that others pull
     count: float  # records in them
     overview: float = 90.0  # per board: its key's id and a hash
 
@@ -45,7 +45,7 @@ class Sizes:
             keyring_signature=_bytes(hub / "hub.json.minisig"),
             index=mean(map(_bytes, indexes)),
             index_signature=mean(_bytes(path.with_name("index.json.minisig")) for path in indexes),
-            records=mean(sum(map(_bytes, path.glob("*.jsonl.gz"))) for path in boards),
+            records=sum(entry["bytes"] for entry in entries) / len(boards),
             count=sum(entry["records"] for entry in entries) / len(boards),
         )
 

@@ -31,7 +31,7 @@ def refused(
 ) -> str:
     """What is said where nothing is learned."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    output = tmp_path / "prior.ubj"
+    output = tmp_path / "mali.prior"
     more = ("--models", str(tmp_path / "model.onnx"), "-o", str(output), "--bench", "mali-g610")
     assert tool.main(["hub", "learn", *arguments, *more]) == 1
     assert not output.exists()

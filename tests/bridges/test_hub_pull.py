@@ -45,8 +45,15 @@ class Machine:
         self.memory, self.shelf = HubMemory(), Shelf(self.store.url)
         self.lines: list[dict[str, Any]] = []
 
-    def push(self, key: SecretKey, *records: dict[str, Any], withdrawn: Any = (), now: float = NOW) -> Any:
-        return pushing.push(self.store, key, records, (), withdrawn, self.memory, now)
+    def push(
+        self,
+        key: SecretKey,
+        *records: dict[str, Any],
+        spread: Any = (),
+        withdrawn: Any = (),
+        now: float = NOW,
+    ) -> Any:
+        return pushing.push(self.store, key, records, (), spread, withdrawn, self.memory, now)
 
     def pull(self, *, now: float = NOW, **options: Any) -> Pulled:
         here = {HERE: "0"}
@@ -101,6 +108,21 @@ def test_only_what_changed_is_pushed(hub: Path) -> None:
     assert not board.push(CELLAR, of(workload="c")).changed
     assert board.push(CELLAR, of(workload="c"), now=NOW + 20 * 86400).changed  # or it would expire
     assert board.push(CELLAR, of(workload="c"), of(workload="x")).records == 2
+
+
+def test_what_is_there_to_learn_from_is_pushed_and_not_pulled(hub: Path) -> None:
+    folder = hub / indexes.folder(CELLAR.public)
+    spread = [of(workload="c", trace=f"[{n}]") for n in range(20)]
+    assert Machine(hub).push(CELLAR, of(workload="c"), spread=spread).changed
+    assert len(list(folder.glob("*.gz"))) == 2
+    assert not Machine(hub).push(CELLAR, of(workload="c"), spread=spread).changed
+    assert Machine(hub, cellar=CELLAR).pull().added == 1
+    assert Machine(hub).push(CELLAR, of(workload="c"), spread=spread[:10]).changed
+    assert len(list(folder.glob("*.gz"))) == 2  # what it had before is gone
+    assert Machine(hub).push(CELLAR, of(workload="c"), spread=[of(workload="c")]).changed
+    assert len(list(folder.glob("*.gz"))) == 1  # the same records are one file
+    assert Machine(hub).push(CELLAR, of(workload="c")).changed
+    assert len(list(folder.glob("*.gz"))) == 1
 
 
 def test_other_devices_records_stay_there(hub: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -80,16 +79,20 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     files = {
         tmp_path / "hub.json": json.dumps({"boards": [{}, {}]}).encode(),
         tmp_path / "hub.json.minisig": b"s" * 30,
-        board / "index.json": json.dumps({"entries": [{"records": 3}, {"records": 4}]}).encode(),
+        board / "index.json": json.dumps(
+            {
+                "entries": [{"records": 3, "bytes": 50}, {"records": 4, "bytes": 60}],
+                "spread": [{"records": 90, "bytes": 900}],
+            }
+        ).encode(),
         board / "index.json.minisig": b"s" * 31,
-        board / "1.jsonl.gz": gzip.compress(b"{}\n" * 7),
     }
     for path, data in files.items():
         path.write_bytes(data)
     found = Sizes.of(tmp_path)
     assert found.keyring == len(files[tmp_path / "hub.json"]) / 2
     assert (found.index_signature, found.count) == (31, 7)
-    assert found.records == len(files[board / "1.jsonl.gz"])
+    assert found.records == 110
 
 
 def test_a_search_is_told_by_its_records(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from honed.runtime.errors import Unavailable
-from honed.tuner.records import Records, RecordState, TaskRecord, export_jsonl, import_jsonl
+from honed.tuner.records import Choose, Records, RecordState, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
 from honed.tuner.verdict import Outcome, Stored
 from tests.tuner.test_records import (
@@ -53,9 +53,9 @@ def target(tmp_path: Path) -> Iterator[Records]:
         yield records
 
 
-def exported(records: Records, **options: bool) -> bytes:
+def exported(records: Records, choose: Choose = Records.finished) -> bytes:
     file = io.BytesIO()
-    count = export_jsonl(records, file, SETUP, **options)
+    count = export_jsonl(records, file, SETUP, choose)
     assert file.getvalue().count(b"\n") == count
     return file.getvalue()
 
@@ -85,7 +85,7 @@ def test_importing_twice_changes_nothing(source: Records, target: Records) -> No
 
 
 def test_the_best_only(source: Records) -> None:
-    lines = [json.loads(line) for line in exported(source, best_only=True).splitlines()]
+    lines = [json.loads(line) for line in exported(source, Records.distil).splitlines()]
     assert [(line["workload"], line["trace"]) for line in lines] == [
         ("dense", trace(2)),
         ("softmax", trace(5)),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from honed.hub import objects
 from honed.protocol.tuning import HintFigures
 from honed.runtime.origin import Way
-from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, hints, import_jsonl
+from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, hints, import_jsonl, own
 from honed.tuner.verdict import Verdict
 from tests.tuner.test_records import FAULT, NEWER_DRIVER, OTHER_DEVICE, SETUP, WRONG, add, right, trace
 
@@ -168,7 +168,7 @@ def test_hints_of_another_board_stay_off_the_next_export(here: Records, tmp_path
     tried(here, 1, right(1.2))
     file = io.BytesIO()
     for setup in here.setups():
-        export_jsonl(here, file, setup, own=True)
+        export_jsonl(here, file, setup, own)
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     ((_, kept),) = pushing._files(lines)
     assert [line["timing"]["median_s"] for line in kept] == [1.2e-3]

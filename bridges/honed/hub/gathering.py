@@ -68,7 +68,7 @@ def _ring(store: HubStore, owner: PublicKey, memory: HubMemory, now: float) -> i
 
 def _written(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:
     room = _MOST
-    for entry in index.entries:
+    for entry in index.files:
         data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)
         objects.check(data, entry.sha256)
         with (folder / f"{key.name}-{entry.sha256}.jsonl").open("wb") as file:

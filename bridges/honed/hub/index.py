@@ -60,7 +60,10 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardIndex:
-    """What one board has put there. `serial` grows with each; times are seconds since 1970."""
+    """What one board has put there. `serial` grows with each; times are seconds since 1970.
+
+    `entries` are taken by others to tune by, `spread` is there to learn priors from.
+    """
 
     honed_hub: int
     serial: int
@@ -68,6 +71,12 @@ class BoardIndex:
     expires_s: float
     entries: tuple[IndexedFile, ...]
     withdrawn: tuple[Withdrawn, ...] = ()
+    spread: tuple[IndexedFile, ...] = ()
+
+    @property
+    def files(self) -> tuple[IndexedFile, ...]:
+        """All of them."""
+        return (*self.entries, *self.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +131,9 @@ def written(file: BoardIndex | Keyring | Overview) -> bytes:
 def read_index(data: bytes, now: float) -> BoardIndex:
     """An index whose signature was checked; raises InvalidArgument where it is none, or has expired."""
     index = _read(BoardIndex, data)
-    if len(index.entries) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
+    if len(index.files) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
         raise InvalidArgument(f"it names more than {MAX_ENTRIES} files, or withdraws more")
-    for entry in index.entries:
+    for entry in index.files:
         if not all(len(h) == 64 and set(h) <= _HEX for h in (entry.sha256, entry.device_key)):
             raise InvalidArgument("it names a file by what is no hash")
         if entry.bytes < 0 or entry.records < 0:

@@ -157,7 +157,9 @@ def push(client: Client, key: SecretKey, memory: HubMemory, url: str) -> Pushed:
     lines = records.measured(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]
     best = [line for line in lines if line["state"] != "quarantined"]
-    pushed = pushing.push(remote.store(url), key, best, quarantined, withdrawn(client), memory, time.time())
+    learned = records.spread(client)
+    back, now = withdrawn(client), time.time()
+    pushed = pushing.push(remote.store(url), key, best, quarantined, learned, back, memory, now)
     memory.trials = trials(client)
     return pushed
 

@@ -16,7 +16,7 @@ from typing import Final
 from honed.protocol import methods
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.client import Client
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 from . import machine, schedule
 from .machine import HubPlace
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         help="between two looks at the service (default %(default)g)",
     )
     made.add_argument("--verbose", action="store_true", help="log more")
-    made.add_argument("--version", action="version", version=f"honed-hub {own_version()}")
+    made.add_argument("--version", action="version", version=f"honed-hub {HONED_VERSION}")
     return made
 
 

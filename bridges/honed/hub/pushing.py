@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
@@ -39,28 +39,29 @@ def push(
     key: SecretKey,
     best: Iterable[Mapping[str, Any]],
     quarantined: Iterable[Mapping[str, Any]],
+    spread: Iterable[Mapping[str, Any]],
     withdrawn: Iterable[Withdrawn],
     memory: HubMemory,
     now: float,
 ) -> Pushed:
     """Put records there, as `hone records export` has them, in place of what this board had there.
 
-    What is withdrawn is left out. Raises Unavailable or InvalidArgument where
-    nothing can be written there. `memory` is changed, and the caller's to keep.
+    `spread` are to learn from. What is withdrawn is left out of the others. Raises Unavailable or
+    InvalidArgument where nothing can be written there. `memory` is changed, and the caller's to keep.
     """
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
-    files = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
-    entries = tuple(_entry(data, records) for data, records in files)
+    used = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
+    learned = _files(spread)
+    entries, told = tuple(map(_entry, used)), tuple(map(_entry, learned))
     before, data = _before(store, key, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
-    if before is not None and fresh and (before.entries, before.withdrawn) == (entries, withdrawn):
+    records = sum(entry.records for entry in entries)
+    there = before and (before.entries, before.spread, before.withdrawn)
+    if fresh and there == (entries, told, withdrawn):
         memory.index = objects.sha256(data)
         note(store, key.public, memory.index)
-        return Pushed(sum(e.records for e in entries), len(entries), changed=False)
+        return Pushed(records, len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
-    for (packed, _), entry in zip(files, entries, strict=True):
-        if before is None or not fresh or entry not in before.entries:  # now and then what got lost, too
-            store.write(indexes.object_file(key.public, entry.sha256), packed)
     index = BoardIndex(
         honed_hub=indexes.FORMAT,
         serial=memory.serial,
@@ -68,16 +69,37 @@ def push(
         expires_s=now + LASTS,
         entries=entries,
         withdrawn=withdrawn,
+        spread=told,
     )
+    memory.index = _put(store, key, index, [*used, *learned], before, all_anew=not fresh)
+    memory.pushed_s = now
+    return Pushed(records, len(entries), changed=True)
+
+
+def _put(
+    store: HubStore,
+    key: SecretKey,
+    index: BoardIndex,
+    files: Iterable[_RecordsFile],
+    before: BoardIndex | None,
+    *,
+    all_anew: bool,
+) -> str:
+    """Put an index there with its files, and take away what only the one before named; the index's hash.
+
+    Files that were there are written again with `all_anew`: now and then, what got lost, too.
+    """
+    for file, entry in zip(files, index.files, strict=True):
+        if before is None or all_anew or entry not in before.files:
+            store.write(indexes.object_file(key.public, entry.sha256), file.packed)
     data = indexes.written(index)
     write_signed(store, indexes.index_file(key.public), data, key)
-    memory.index = objects.sha256(data)
-    note(store, key.public, memory.index)
-    for old in before.entries if before else ():
-        if old.sha256 not in {entry.sha256 for entry in entries}:
+    note(store, key.public, objects.sha256(data))
+    kept = {entry.sha256 for entry in index.files}
+    for old in before.files if before else ():
+        if old.sha256 not in kept:
             store.remove(indexes.object_file(key.public, old.sha256))
-    memory.pushed_s = now
-    return Pushed(sum(e.records for e in entries), len(entries), changed=True)
+    return objects.sha256(data)
 
 
 def make(
@@ -155,9 +177,14 @@ def _keyring(store: HubStore, key: SecretKey, now: float) -> Keyring | None:
         return None
 
 
-def _files(
-    records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn] = ()
-) -> list[tuple[bytes, list[dict[str, Any]]]]:
+class _RecordsFile(NamedTuple):
+    """A file of records of one device, driver and compiler."""
+
+    packed: bytes
+    records: list[dict[str, Any]]
+
+
+def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn] = ()) -> list[_RecordsFile]:
     """A file for each device, driver and compiler, in the order given; old drivers and compilers are left."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
@@ -171,21 +198,21 @@ def _files(
     for group in grouped.values():
         by_device.setdefault(_device(group).key, []).append(group)
     kept_groups = [group for groups in by_device.values() for group in groups[-_SETUPS:]]
-    return [(objects.packed(group), group) for group in kept_groups]
+    return [_RecordsFile(objects.packed(group), group) for group in kept_groups]
 
 
 def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
     return strict.from_plain(DeviceIdentity, records[0]["device"], where="device")
 
 
-def _entry(data: bytes, records: list[dict[str, Any]]) -> IndexedFile:
-    device = _device(records)
+def _entry(file: _RecordsFile) -> IndexedFile:
+    device = _device(file.records)
     return IndexedFile(
-        sha256=objects.sha256(data),
-        bytes=len(data),
-        records=len(records),
+        sha256=objects.sha256(file.packed),
+        bytes=len(file.packed),
+        records=len(file.records),
         device_key=device.key,
         device=device.name,
         driver=device.driver_version,
-        compiler=records[0]["compiler"],
+        compiler=file.records[0]["compiler"],
     )

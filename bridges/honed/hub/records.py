@@ -29,6 +29,12 @@ def measured(client: Client) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+def spread(client: Client) -> list[dict[str, Any]]:
+    """What others can learn from: fast, slow and refused schedules of each task."""
+    with client.export_hints(spread=True) as file:
+        return [json.loads(line) for line in file]
+
+
 def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
     """Have the service take in such hints of a device, by its spec; raises what it answers."""
     with tempfile.TemporaryFile(prefix="honed-hub-") as file:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from honed.daemon.settings.limits import Limits
+from honed.jobs import priorfile
 from honed.protocol.errors import NotFound, Unimplemented
 from honed.protocol.strict import to_plain
 
@@ -40,9 +41,9 @@ def register(actions: Any) -> None:
             "one that picks no better than what serves without it is not written, and the exit status is 1."
         ),
         examples="""\
-            hone hub learn records/ --models models/ -o cpu-1.ubj
-            hone hub learn https://hub.example/honed --models models/ -o mali-1.ubj --bench mali-g610
-            hone hub learn predicted.jsonl --models models/ --bench mali-g610 -o mali-1.ubj""",
+            hone hub learn records/ --models models/ -o cpu.prior
+            hone hub learn https://hub.example/honed --models models/ -o mali.prior --bench mali-g610
+            hone hub learn predicted.jsonl --models models/ --bench mali-g610 -o mali.prior""",
     )
     learn.add_argument("source", metavar="FROM", help="a hub, a file of records, or a folder of such files")
     learn.add_argument(
@@ -140,6 +141,8 @@ def _print(console: Console, done: Learned) -> None:
     ]
     console.print(fields(summary))
     if done.output:
-        line(console, f"The prior is written to {done.output}.")
+        line(console, f"The prior is written to {done.output}. To choose by it from now on:")
+        own = priorfile.SYSTEM / f"{done.family}{priorfile.SUFFIX}"
+        line(console, f"  sudo install -D -m 644 {done.output} {own}")
     else:
         line(console, "The prior picks no better than what serves without one, and was not written.")

@@ -10,6 +10,7 @@ from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
 from .records import (
+    Choose,
     ImportCounts,
     ProgressRecord,
     Records,
@@ -18,6 +19,8 @@ from .records import (
     VersionRecord,
     export_jsonl,
     import_jsonl,
+    own,
+    spread,
 )
 
 Emit = Callable[[events.News], None]
@@ -26,10 +29,16 @@ Emit = Callable[[events.News], None]
 def export(job: commands.Export, emit: Emit) -> events.Exported:
     """Write the records of every setup."""
     with _opened(job.records, emit) as records, replacing(job.output) as file:
-        count = sum(
-            export_jsonl(records, file, setup, best_only=job.best, own=job.own) for setup in records.setups()
-        )
+        count = sum(export_jsonl(records, file, setup, _choice(job)) for setup in records.setups())
     return events.Exported(count=count, output=str(job.output))
+
+
+def _choice(job: commands.Export) -> Choose:
+    if job.best:
+        return Records.distil
+    if job.own:
+        return own
+    return spread if job.spread else Records.finished
 
 
 def import_(job: commands.Import, emit: Emit) -> events.Imported:

@@ -10,7 +10,8 @@ with Records.open(path) as records:
 
 from __future__ import annotations
 
-from .exchange import ImportCounts, export_jsonl, import_jsonl
+from .chosen import own, spread
+from .exchange import Choose, ImportCounts, export_jsonl, import_jsonl
 from .hints import PER_TASK as HINTS_PER_TASK
 from .rows import (
     Default,
@@ -26,6 +27,7 @@ from .rows import (
 from .store import InQuarantine, Records
 
 __all__ = [
+    "Choose",
     "HINTS_PER_TASK",
     "Default",
     "ImportCounts",
@@ -41,4 +43,6 @@ __all__ = [
     "WeightedTask",
     "export_jsonl",
     "import_jsonl",
+    "own",
+    "spread",
 ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, BinaryIO, Literal, NoReturn
 
 from honed.machine.profile import DeviceIdentity
@@ -14,7 +13,6 @@ from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.hints import marks_of
 from honed.tuner.verdict import Stored, Timing
 
-from . import hints
 from .rows import (
     RecordState,
     Setup,
@@ -28,6 +26,7 @@ from .rows import (
 )
 from .store import Records
 
+Choose = Callable[[Records, Setup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20
 
@@ -64,28 +63,13 @@ class ImportCounts:
     refused: tuple[str, ...]  # one sentence each, with the line's number
 
 
-def export_jsonl(
-    records: Records, file: BinaryIO, setup: Setup, *, best_only: bool = False, own: bool = False
-) -> int:
-    """Write the candidates with a verdict, or only the best of each workload; gives their number.
-
-    What is in quarantine goes along unless `best_only`: another board should not try it either. With `own`
-    the best and what is in quarantine, without what a hub brought: what this board has to tell others.
-    """
+def export_jsonl(records: Records, file: BinaryIO, setup: Setup, choose: Choose = Records.finished) -> int:
+    """Write what is chosen of the candidates with a verdict, all of them otherwise; gives their number."""
     count = 0
-    for candidate in _own(records, setup) if own else _chosen(records, setup, best_only=best_only):
+    for candidate in choose(records, setup):
         file.write(written(_line(records, candidate, setup)))
         count += 1
     return count
-
-
-def _chosen(records: Records, setup: Setup, *, best_only: bool) -> Iterable[TuningRecord]:
-    return records.distil(setup) if best_only else records.finished(setup)
-
-
-def _own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
-    banned = (found for found in records.finished(setup) if found.state is RecordState.QUARANTINED)
-    return (found for found in chain(records.distil(setup), banned) if not hints.source(found))
 
 
 def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: bool = False) -> ImportCounts:
