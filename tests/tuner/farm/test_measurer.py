@@ -57,6 +57,14 @@ def measuring(boards: PlantedBoards, told: Told, workload: Workload) -> FarmMeas
     return made
 
 
+def test_peaks_are_the_best_of_all_who_joined(workload: Workload) -> None:
+    assert PROFILE.peaks is not None
+    seen = replace(PROFILE.peaks, fp32_gflops=2 * PROFILE.peaks.fp32_gflops)
+    boards = PlantedBoards(replace(PROFILE, peaks=seen), a=PlantedBoard())
+    measurer = measuring(boards, Told(), workload)
+    assert measurer.peaks.fp32_gflops == seen.fp32_gflops
+
+
 def test_a_batch_is_measured_by_all(workload: Workload) -> None:
     boards = PlantedBoards(PROFILE, a=PlantedBoard(), b=PlantedBoard())
     told, all_ = Told(), candidates(workload, 8)
@@ -248,4 +256,6 @@ def test_a_farm_of_several_devices_asks_which() -> None:
     another = replace(greetings[0], profile=profilefile.to_dict(faster))
     profile, depth = chosen([*greetings, another], FarmChoice(url="", device="g610"))
     assert (profile.identity.name, depth) == ("Mali-G610", 4)
-    assert profile.peaks == PROFILE.peaks, "of whom answered first"
+    assert profile.peaks is not None
+    assert profile.peaks.launch_us == 1.0, "the best of all"
+    assert profile.peaks.fp32_gflops == PROFILE.peaks.fp32_gflops

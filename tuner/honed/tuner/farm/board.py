@@ -22,7 +22,7 @@ from honed.machine.surveying import Survey, survey
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 from honed.tuner.gate import Gate
 from honed.tuner.leasegate import LeaseGate
 from honed.tuner.measure.candidate import Workload
@@ -308,7 +308,7 @@ def settle() -> bytes:
 def _greeting(profile: DeviceProfile, *, depth: int, bench: str = "") -> rows.Greeting:
     return rows.Greeting(
         version=rows.VERSION,
-        honed=own_version(),
+        honed=HONED_VERSION,
         host=socket.gethostname(),
         bench=bench,
         depth=depth,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from honed.machine import profilefile
-from honed.machine.profile import DeviceProfile
+from honed.machine import bounds, profilefile
+from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError
 
 from . import rows
@@ -56,12 +56,17 @@ def join(choice: FarmChoice) -> JoinedFarm:
 
 
 def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
-    """The profile of the one device that fits, and what its boards take at once; raises DeviceError."""
+    """The profile of the one device that fits, with the best peaks of its boards, and what they take at once.
+
+    Raises DeviceError.
+    """
     fitting = [g for g in greetings if g.version == rows.VERSION and g.bench == choice.bench]
     profiles = [(profilefile.from_dict(g.profile), g.depth) for g in fitting]
     wanted = (choice.device or "").casefold()
     profiles = [(p, depth) for p, depth in profiles if wanted in p.identity.name.casefold()]
-    devices = {p.identity: p for p, _ in reversed(profiles)}  # of several alike the first
+    devices: dict[DeviceIdentity, DeviceProfile] = {}
+    for profile, _ in profiles:
+        devices[profile.identity] = _better(devices.get(profile.identity), profile)
     if not devices:
         there = ", ".join(sorted({_named(g) for g in greetings})) or "nobody"
         raise DeviceError(f"no board of the farm fits; there is {there}: start `hone farm worker` on one")
@@ -70,6 +75,12 @@ def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DevicePr
         raise DeviceError(f"the farm has boards of several devices ({names}); say which with --device")
     (profile,) = devices.values()
     return profile, sum(depth for _, depth in profiles)
+
+
+def _better(known: DeviceProfile | None, found: DeviceProfile) -> DeviceProfile:
+    if known is None or known.peaks is None or found.peaks is None:
+        return known if known is not None and known.peaks is not None else found
+    return replace(known, peaks=bounds.higher(known.peaks, found.peaks))
 
 
 def _named(greeting: rows.Greeting) -> str:

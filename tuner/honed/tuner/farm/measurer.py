@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from honed.machine import profilefile
+from honed.machine import bounds, profilefile
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
@@ -94,7 +94,7 @@ class FarmMeasurer:
             raise InvalidArgument("the farm's boards have no peaks; see `hone doctor` on them")
         self.ahead = ahead
         self.rate = 0.0
-        self.peaks: DevicePeaks = profile.peaks
+        self.peaks: DevicePeaks = profile.peaks  # the best that any board has seen
         self.spent: dict[str, float] = {}
         self.counts: dict[str, int] = {}  # verdicts taken, by board
         self._boards = boards
@@ -340,6 +340,8 @@ class FarmMeasurer:
         if greeting.version != rows.VERSION:
             self._tell(f"{greeting.host} has another honed ({greeting.honed}); install the same")
         elif greeting.bench == self._bench and profile.identity == self._profile.identity:
+            if profile.peaks is not None:
+                self.peaks = bounds.higher(self.peaks, profile.peaks)
             self._feed(Joined(board, greeting.depth))
 
     def _take_load(self, board: str, task: str, answer: rows.Answer) -> None:
