@@ -46,7 +46,7 @@ def main() -> int:
         for path in options.models or [_layers(folder / "layers.onnx")]:
             records = folder / f"{path.stem}.sqlite"
             _measure(path, records, folder / "cache", options.seconds, device)
-            _compare(path, recorded(records, device.profile.identity), device)
+            _compare(path, recorded(records, device.profile), device)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from honed.jobs.priorfile import PriorFile
 from honed.tool.doctor import check_machine, check_opencl, check_service
 from honed.tool.doctor.finding import Finding, failed
 from honed.tool.doctor.readings import Daemon, Package, Readings
@@ -169,6 +170,17 @@ def test_a_driver_without_its_node(tmp_path: Path) -> None:
 def test_libmali_of_another_build(tmp_path: Path) -> None:
     findings = judge(kbase(tmp_path).readings(Answers(opencl())))
     assert "valhall-g610" in about(findings, "no OpenCL device", "not the build for this GPU").remedy
+
+
+def test_own_priors_are_named_and_those_that_are_not_used_told(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    made = PriorFile(family="mali", knows_rules=True, model=b"{}")
+    tree.file("etc/honed/priors/mali.prior").write_bytes(made.written())
+    tree.file("home/u/.config/honed/priors/cpu.prior", "nonsense")
+    findings = judge(tree.readings(Answers(opencl(LIBMALI)), HOME="/home/u"))
+    assert about(findings, "/etc/honed/priors/mali.prior", made.digest).level == "ok"
+    told = about(findings, "cpu.prior is no prior of honed")
+    assert (told.level, "remove it" in told.remedy) == ("warn", True)
 
 
 def test_no_icd_file(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 import xgboost
 from tvm import tirx
 
+from honed.jobs import priorfile
+from honed.jobs.priorfile import PriorFile
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner.first import first_kernels
@@ -21,6 +23,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import prior
 from honed.tuner.search.draw import Draw, Drawing
 from honed.tuner.search.features import WIDTH
+from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.extract import extract
 
 from .lowering import normal, run_lowered
@@ -29,7 +32,7 @@ from .search_functions import dense, imagined, tasks
 pytestmark = pytest.mark.tvm
 
 
-SHIPPED = sorted(path.name.split("-")[0] for path in prior.FOLDER.glob(f"*-{prior.VERSION}.ubj"))
+SHIPPED = sorted(path.stem for path in prior.FOLDER.glob(f"*{priorfile.SUFFIX}"))
 
 
 def test_processors_and_malis_have_a_prior() -> None:
@@ -85,21 +88,71 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
 def test_priors_know_the_present_features_and_are_small(family: str) -> None:
     found = prior.prior_of(family)
     assert found is not None
-    assert found.name == f"prior:{family}-{prior.VERSION}"
+    assert found.name == f"prior:{family}-{priorfile.FORMAT}"
     assert found.predict(np.zeros((3, WIDTH), np.float32)).shape == (3,)
-    assert (prior.FOLDER / f"{family}-{prior.VERSION}.ubj").stat().st_size < 2 << 20
+    assert (prior.FOLDER / f"{family}{priorfile.SUFFIX}").stat().st_size < 2 << 20
 
 
-def test_one_learned_from_other_features_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = xgboost.DMatrix(np.eye(4, 5, dtype=np.float32), label=np.arange(4))
-    xgboost.train({}, data, 1).save_model(tmp_path / f"cpu-{prior.VERSION}.ubj")
-    monkeypatch.setattr(prior, "FOLDER", tmp_path)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a user's own priors lie."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(priorfile, "SYSTEM", tmp_path / "system")
+    folder = tmp_path / "honed/priors"
+    folder.mkdir(parents=True)
+    _forget()
+    yield folder
+    _forget()
+
+
+def _forget() -> None:
     prior.prior_of.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="from 5 features"):
-            prior.prior_of("cpu")
-    finally:
-        prior.prior_of.cache_clear()
+    priorfile.own.cache_clear()
+
+
+def learned(features: int) -> bytes:
+    """What is written of a prior of a processor."""
+    data = xgboost.DMatrix(np.eye(4, features, dtype=np.float32), label=np.arange(4))
+    model = bytes(xgboost.train({}, data, 1).save_raw("ubj"))
+    return PriorFile(family="cpu", knows_rules=True, model=model).written()
+
+
+def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:
+    one = imagined("cpu")
+    shipped, kept_under = prior.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
+    (folder / "cpu.prior").write_bytes(learned(WIDTH))
+    _forget()
+    own, file = prior.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
+    assert shipped is not None
+    assert own is not None
+    assert (shipped.name, own.name) == ("prior:cpu-1", f"prior:cpu-own-{file.digest}")
+    assert own.knows_rules
+    under = for_defaults(setup_for(one.identity), "cpu")
+    assert (under == kept_under, under.compiler.endswith(file.digest)) == (False, True)
+    assert for_defaults(setup_for(one.identity), "mali") == setup_for(one.identity)
+
+
+@pytest.mark.parametrize("wrong", ["features", "damaged", "cut", "other", "none", "old"])
+def test_an_own_prior_that_cannot_be_used_is_told_and_left(
+    folder: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    data = learned(5 if wrong == "features" else WIDTH)
+    match wrong:
+        case "damaged":
+            data = data[:400] + bytes([data[400] ^ 1]) + data[401:]
+        case "cut":
+            data = data[:-1]
+        case "other":
+            data = data.replace(b'"cpu"', b'"gpu"')
+        case "none":
+            data = b"\0" * 5000
+        case "old":
+            data = data.replace(b'"honed_prior": 1', b'"honed_prior": 0')
+    (folder / "cpu.prior").write_bytes(data)
+    found = prior.prior_of("cpu")
+    assert found is not None
+    assert found.name == "prior:cpu-1"
+    assert "is used" in caplog.text or "is not used" in caplog.text
 
 
 @pytest.mark.opencl

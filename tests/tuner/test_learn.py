@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 import xgboost
 
-from honed.jobs import commands
+from honed.jobs import commands, priorfile
 from honed.jobs.events import Learned, LearnedTask
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
@@ -28,7 +28,6 @@ from honed.tuner.records.exchange import FORMAT, Line, written
 from honed.tuner.search import traces
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.search.features import WIDTH
-from honed.tuner.search.prior import RULES
 from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.verdict import Timing
@@ -126,7 +125,7 @@ def by_bytes(features: np.ndarray) -> float:
 def learned(world: World, folder: Path, given: Sequence[bytes]) -> tuple[Learned, Path]:
     """What comes of these records."""
     (folder / "records.jsonl").write_bytes(b"".join(given))
-    output = folder / "prior.ubj"
+    output = folder / "mali.prior"
     job = commands.Learn(file=folder, models=world.model, output=output, bench="mali-g610")
     return learn(job, lambda _: None), output
 
@@ -138,15 +137,17 @@ def test_a_prior_is_learned_and_judged_by_tasks_held_out(world: World, tmp_path:
     assert {one.task for one in done.tasks} == {one.task.task.key for one in world.tasks}
     assert done.correlation > 0.3
     assert done.prior > done.without
-    booster = xgboost.Booster(model_file=output)
+    made = priorfile.read(output)
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(made.model))
     assert booster.num_features() == WIDTH
-    assert booster.attr(RULES) == "False"
+    assert (made.family, made.knows_rules) == ("mali", False)
 
 
 def test_rules_among_the_records_are_known_by_themselves(world: World, tmp_path: Path) -> None:
     done, output = learned(world, tmp_path, lines(world, by_bytes, 10.0))
     assert all(one.rule for one in done.tasks)
-    assert xgboost.Booster(model_file=output).attr(RULES) == "True"
+    assert priorfile.read(output).knows_rules
 
 
 def test_a_prior_that_is_no_better_than_none_is_not_written(world: World, tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_what_is_left_out_is_counted(world: World, tmp_path: Path) -> None:
 def test_too_little_is_told(world: World, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"of these there are 0; 1 are of a task that none"):
         learned(world, tmp_path, [line(world, "0123456789abcdef", world.tasks[0].rule, 1.0)])
-    assert not (tmp_path / "prior.ubj").exists()
+    assert not (tmp_path / "mali.prior").exists()
 
 
 def test_features_of_a_record_are_those_of_the_draw(world: World) -> None:

@@ -163,12 +163,14 @@ class Export(OnRecords[Exported]):
     """Writes records as JSON lines; with `best` only the best of each task.
 
     With `own` what other machines can use of what was measured here: the best, and what is in quarantine.
+    With `spread` what can be learned from: fast, slow and refused candidates of each task.
     """
 
     command = ("records", "export")
     output: Path
     best: bool = False
     own: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -282,7 +282,7 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
 def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
     """With schedules recorded, else those that need no trial."""
     profile, records = request.profile, request.records
-    known = recorded(records, profile.identity) if records else NOTHING
+    known = recorded(records, profile) if records else NOTHING
     joining = joins(profile, known.times)
     lowered = lower_module(
         given.module,

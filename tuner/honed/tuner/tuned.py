@@ -10,14 +10,14 @@ from types import MappingProxyType
 
 from tvm import tirx
 
-from honed.machine.profile import DeviceIdentity
+from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.origin import Origin, ScheduleSource
 
 from .lower.module import Choose
 from .lower.schedule import narrow_indices
 from .records import Records, TuningRecord
 from .search import traces
-from .setup import setup_for
+from .setup import for_defaults, setup_for
 from .valhall.benches import PLATFORM as BENCH
 
 
@@ -32,19 +32,21 @@ class Recorded:
 NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
 
 
-def recorded(path: Path, identity: DeviceIdentity) -> Recorded:
+def recorded(path: Path, profile: DeviceProfile) -> Recorded:
     """All that compiling takes from a file of records."""
-    return Recorded(best_schedules(path, identity), _best_times(path, identity))
+    return Recorded(best_schedules(path, profile), _best_times(path, profile))
 
 
-def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
+def best_schedules(path: Path, profile: DeviceProfile) -> Choose:
     """Chooses the fastest right schedule recorded for a task on this device, driver and compiler.
 
     Where the default schedule was measured to be faster, that one is left in place.
     """
+    identity = profile.identity
     setup = setup_for(identity)
     with Records.open(path) as records:
-        defaults = {workload: default.seconds for workload, default in records.defaults(setup).items()}
+        known = records.defaults(for_defaults(setup, profile.rules.family))
+        defaults = {workload: default.seconds for workload, default in known.items()}
         host = records.measured_by
         best = {
             c.workload: c
@@ -62,11 +64,12 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
     return choose
 
 
-def _best_times(path: Path, identity: DeviceIdentity) -> Mapping[str, float]:
+def _best_times(path: Path, profile: DeviceProfile) -> Mapping[str, float]:
     """What tasks take with the schedules of `best_schedules`, in seconds; none of what was never timed."""
-    setup = setup_for(identity)
+    setup = setup_for(profile.identity)
     with Records.open(path) as records:
-        times = {workload: default.seconds for workload, default in records.defaults(setup).items()}
+        known = records.defaults(for_defaults(setup, profile.rules.family))
+        times = {workload: default.seconds for workload, default in known.items()}
         for one in records.distil(setup):
             if one.timing is not None:
                 times[one.workload] = min(one.timing.fair_s, times.get(one.workload, math.inf))

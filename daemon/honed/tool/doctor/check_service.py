@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from .finding import Finding
-from .readings import Daemon, Folder, Package, Readings
+from .readings import Daemon, Folder, OwnPrior, Package, Readings
 
 SERVICE = "Service"
 SOFTWARE = "Software"
@@ -17,7 +17,7 @@ _START = "start it with 'systemctl start honed', or 'honed' as an ordinary user"
 def check(readings: Readings) -> list[Finding]:
     """Everything about honed's own parts."""
     folders = [finding for folder in readings.folders for finding in _folder(folder)]
-    return [*_daemon(readings), *folders, *_packages(readings)]
+    return [*_daemon(readings), *folders, *_packages(readings), *map(_prior, readings.priors)]
 
 
 def _daemon(readings: Readings) -> list[Finding]:
@@ -152,6 +152,14 @@ def _compiler(packages: list[Package], readings: Readings) -> list[Finding]:
         if p.wanted and p.version != p.wanted
     ]
     return findings
+
+
+def _prior(prior: OwnPrior) -> Finding:
+    if prior.error:
+        remedy = "learn another with 'hone hub learn', or remove it: the one that comes with honed is used"
+        return Finding(SOFTWARE, "warn", f"an own prior is not used: {prior.error}", remedy)
+    what = f"schedules are chosen by an own prior, {prior.path} ({prior.digest})"
+    return Finding(SOFTWARE, "ok", what)
 
 
 def _versions(packages: list[Package]) -> str:

@@ -7,12 +7,15 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
+
+from honed.jobs import priorfile
+from honed.protocol.errors import InvalidArgument
 
 from . import probe
 from .accounts import read_names
@@ -25,6 +28,7 @@ from .readings import (
     IcdFile,
     OpenCL,
     OpenCLLoader,
+    OwnPrior,
     Package,
     Part,
     Readings,
@@ -117,7 +121,18 @@ def gather(
         python=platform.python_version(),
         venv=sys.prefix != sys.base_prefix,
         packages=packages(),
+        priors=tuple(_own_priors(root, environ)),
     )
+
+
+def _own_priors(root: Path, environ: Mapping[str, str]) -> Iterator[OwnPrior]:
+    for folder in priorfile.own_folders(environ):
+        for path in sorted((root / str(folder).lstrip("/")).glob(f"*{priorfile.SUFFIX}")):
+            named = f"/{path.relative_to(root)}"
+            try:
+                yield OwnPrior(path=named, digest=priorfile.usable(path).digest, error="")
+            except InvalidArgument as error:
+                yield OwnPrior(path=named, digest="", error=str(error))
 
 
 def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:

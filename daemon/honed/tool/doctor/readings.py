@@ -160,6 +160,15 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPrior:
+    """A prior that was put in the place of one that ships."""
+
+    path: str
+    digest: str
+    error: str  # why it is not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """All of it. `environment` holds the variables that change what OpenCL does."""
 
@@ -176,3 +185,4 @@ class Readings:
     python: str
     venv: bool  # Python runs in a virtual environment, which sees no package of the system's
     packages: tuple[Package, ...]
+    priors: tuple[OwnPrior, ...] = ()

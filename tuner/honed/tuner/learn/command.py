@@ -8,11 +8,11 @@ from statistics import mean
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Note
+from honed.jobs.priorfile import PriorFile
 from honed.machine import devices, profilefile
 from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument
-from honed.tuner.search.prior import RULES
 from honed.tuner.valhall.benches import BENCHES, predicted
 
 from .functions import functions
@@ -37,10 +37,13 @@ def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
         )
     good = better(tasks)
     if good:
-        booster = learned(gathered)
-        booster.set_attr(**{RULES: str(gathered.knows_rules)})
+        made = PriorFile(
+            family=profile.rules.family,
+            knows_rules=gathered.knows_rules,
+            model=bytes(learned(gathered).save_raw("ubj")),
+        )
         with replacing(job.output) as file:
-            file.write(booster.save_raw("ubj"))
+            file.write(made.written())
     for why, count in left_out.most_common():
         emit(Note(text=f"{count} records are {why}, and were left out"))
     return events.Learned(

@@ -1,17 +1,20 @@
 """What is believed of a family's schedules before any was measured on the device at hand.
 
-A prior is a cost model that ships with the package, one for each family of devices, learned by
-`honed.tuner.learn` from records of draws over made-up layers. It scores schedules by their features, as the
-cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
+A prior is a cost model, one for each family of devices, that ships with the package or is an administrator's
+own, learned by `honed.tuner.learn` from records. It scores schedules by their features, as the cost model of
+a device does, between 0 and 1: the best time of the task over the schedule's own.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from honed.jobs import priorfile
+from honed.jobs.priorfile import FORMAT, SUFFIX, PriorFile
 from honed.runtime.origin import Origin, ScheduleSource
 
 from .costmodel import Array
@@ -21,10 +24,7 @@ if TYPE_CHECKING:
     import xgboost
 
 FOLDER = Path(__file__).with_name("priors")
-# Raised with each new file, and when features or spaces change, so that older files are not used. The default
-# schedules of all tasks are others then: `setup._LOWERING` is raised with it, for their times are kept.
-VERSION = 1
-RULES = "learned-rules"  # the attribute of a file that says whether the prior learned from default rules, too
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,15 +45,21 @@ class Prior:
 
 @cache
 def prior_of(family: str) -> Prior | None:
-    """The family's prior; None where none is shipped."""
-    path = FOLDER / f"{family}-{VERSION}.ubj"
-    if not path.exists():
-        return None
+    """The family's prior, an own one first; None where there is none."""
+    if (own := priorfile.own(family)) is not None:
+        try:
+            return _loaded(own, f"{family}-own-{own.digest}")
+        except ValueError as error:
+            _log.warning("%s; the prior that comes with honed is used", error)
+    path = FOLDER / f"{family}{SUFFIX}"
+    return _loaded(priorfile.usable(path), f"{family}-{FORMAT}") if path.exists() else None
+
+
+def _loaded(file: PriorFile, name: str) -> Prior:
     import xgboost
 
-    booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
+    booster = xgboost.Booster(params={"nthread": 1})
+    booster.load_model(bytearray(file.model))
     if booster.num_features() != WIDTH:
-        raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
-    return Prior(
-        str(Origin(ScheduleSource.PRIOR, f"{family}-{VERSION}")), booster, booster.attr(RULES) == str(True)
-    )
+        raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
+    return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from honed.protocol.errors import HonedError
-from honed.runtime.version import own_version
+from honed.runtime.version import HONED_VERSION
 
 _EXAMPLES = """examples:
   honed-tuner                              for the service of this user
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"honed-tuner {own_version()}",
+        version=f"honed-tuner {HONED_VERSION}",
         help="print the version and exit",
     )
     return parser

@@ -1,0 +1,110 @@
+"""The file of a learned prior, and where an administrator's own lie.
+
+A line of JSON says what it is, then comes what XGBoost reads. That library ends the process on some files
+that are damaged (5 of 40 that were changed at random), so nothing is given to it before the hash is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument
+
+# Raised when features or spaces change, so that older files are not used.
+FORMAT: Final = 1
+SUFFIX: Final = ".prior"  # behind the family's name
+SYSTEM: Final = Path("/etc/honed/priors")
+_MAX_BYTES: Final = 16 << 20
+_MAX_HEADER: Final = 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PriorHeader:
+    honed_prior: int  # FORMAT
+    family: str
+    knows_rules: bool
+    sha256: str  # of all that follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorFile:
+    """What is in the file: `model` is XGBoost's, as UBJSON.
+
+    `knows_rules`: it learned how default rules do beside draws, and scores them rightly.
+    """
+
+    family: str
+    knows_rules: bool
+    model: bytes
+
+    @property
+    def digest(self) -> str:
+        """By which it is told from others."""
+        return hashlib.sha256(self.model).hexdigest()[:8]
+
+    def written(self) -> bytes:
+        """The file."""
+        sha256 = hashlib.sha256(self.model).hexdigest()
+        header = _PriorHeader(
+            honed_prior=FORMAT, family=self.family, knows_rules=self.knows_rules, sha256=sha256
+        )
+        return json.dumps(strict.to_plain(header)).encode() + b"\n" + self.model
+
+
+def read(path: Path) -> PriorFile:
+    """Raises InvalidArgument where it is none, is damaged, or is of another honed."""
+    try:
+        with path.open("rb") as file:
+            first, model = file.readline(_MAX_HEADER), file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read ({error.strerror})") from error
+    try:
+        plain = json.loads(first)
+        if not isinstance(plain, dict) or "honed_prior" not in plain:
+            raise ValueError("it says so nowhere")
+        if plain["honed_prior"] != FORMAT:
+            raise InvalidArgument(f"{path} was learned by another version of honed; learn it anew")
+        header = strict.from_plain(_PriorHeader, plain, where="it")
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no prior of honed ({error}); 'hone hub learn' makes one") from error
+    if len(model) > _MAX_BYTES or hashlib.sha256(model).hexdigest() != header.sha256:
+        raise InvalidArgument(f"{path} is damaged; copy or learn it anew")
+    return PriorFile(family=header.family, knows_rules=header.knows_rules, model=model)
+
+
+def own_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where own priors lie, each in place of the family's that ships: the user's, then the system's."""
+    home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else "")
+    users = (Path(home) / "honed/priors",) if home.startswith("/") else ()
+    return (*users, SYSTEM)
+
+
+@functools.cache
+def own(family: str) -> PriorFile | None:
+    """The own prior of a family; one that cannot be used is told of in the log, and left."""
+    for folder in own_folders(os.environ):
+        path = folder / f"{family}{SUFFIX}"
+        if path.exists():
+            try:
+                return usable(path)
+            except InvalidArgument as error:
+                _log.warning("%s; it is not used", error)
+    return None
+
+
+def usable(path: Path) -> PriorFile:
+    """As `read`, of a file that must be of the family that it is called by."""
+    found = read(path)
+    if found.family != path.name.removesuffix(SUFFIX):
+        raise InvalidArgument(f"{path} is a prior of {found.family}; call it {found.family}{SUFFIX}")
+    return found
