@@ -30,6 +30,25 @@ def test_what_does_not_end_in_time_is_told_once_and_in_order() -> None:
     assert asyncio.run(told()) == ["first", "last"]
 
 
+def test_what_ends_as_another_is_late_is_not() -> None:
+    async def told() -> list[int]:
+        late: list[int] = []
+
+        def end_all(key: int) -> None:
+            late.append(key)
+            for other in (1, 2):
+                deadlines.drop(other)
+
+        deadlines = DeadlineWatch(end_all)
+        for key in (1, 2):
+            deadlines.set(key, time.monotonic())
+        while not late:
+            await asyncio.sleep(0)
+        return late
+
+    assert asyncio.run(told()) == [1]
+
+
 def test_what_goes_on_has_its_time_anew() -> None:
     async def told() -> float:
         begun = time.monotonic()

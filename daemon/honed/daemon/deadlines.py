@@ -37,7 +37,7 @@ class DeadlineWatch(Generic[K]):
         self._timer = None
         now = time.monotonic()
         for key in [key for key, end in self._ends.items() if end <= now]:
-            del self._ends[key]
-            self._late(key)
+            if self._ends.pop(key, None) is not None:  # else it was dropped when another was late
+                self._late(key)
         if self._ends and self._timer is None:
             self._wait_until(min(self._ends.values()))

@@ -176,4 +176,4 @@ class Dispatcher:
 def _failed(engine: str, error: HonedError) -> Event:
     if isinstance(error, WorkerDied | DeviceError):
         return Broken(engine, str(error), device=isinstance(error, DeviceError))
-    return Unfit(engine, error)
+    return Unfit(engine, error.with_traceback(None))  # which keeps the frame it was caught in, with the data

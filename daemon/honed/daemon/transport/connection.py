@@ -291,7 +291,8 @@ class Connection:
         except asyncio.CancelledError:
             failure = Cancelled("the request was cancelled")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            failure = as_error(asked.method, error)
+            # Its traceback would keep this frame, which keeps the message and the error, in a circle.
+            failure = as_error(asked.method, error).with_traceback(None)
         close_all(asked.descriptors)
         del self._tasks[asked.msgid]
         if isinstance(result, WithDescriptors):

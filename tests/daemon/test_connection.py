@@ -1,0 +1,86 @@
+"""A connection in this process: what it keeps of a request once that is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from honed.daemon.settings.limits import Limits
+from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.peers import Credentials
+from honed.daemon.transport.roundrobin import RoundRobin
+from honed.daemon.transport.usage import Usage
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.peer import RequestReceived
+
+from .raw import packed
+
+LATE, LATE_BY_FUTURE, ANSWERED = "late", "late by a future", "answered"
+
+
+class Payload:
+    """Stands for a message of 60 MiB, and tells whether it is still there."""
+
+
+class Answering:
+    """A handler whose work holds a payload."""
+
+    def __init__(self) -> None:
+        self.payloads: list[weakref.ref[Payload]] = []
+
+    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
+        return self._work(asked.method)
+
+    async def _work(self, how: str) -> dict[str, Any]:
+        payload = Payload()
+        self.payloads.append(weakref.ref(payload))
+        await asyncio.sleep(0)
+        if how == LATE:
+            raise InvalidArgument("the data is too short")
+        if how == LATE_BY_FUTURE:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_exception(InvalidArgument("the worker refuses it"))
+            await done
+        return {}
+
+    def overfull(self) -> None:
+        raise AssertionError
+
+    def closed(self, connection: Connection) -> None:
+        pass
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("how", [LATE, LATE_BY_FUTURE, ANSWERED])
+def test_an_answered_request_is_let_go_of_at_once(how: str) -> None:
+    """Whatever waits for the collector is not in the account of its user, who could hold many times as much."""
+    handler = Answering()
+
+    async def answered() -> int:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        limits, loop = Limits(), asyncio.get_running_loop()
+        usage = Usage(limits.max_user_bytes, limits.max_all_bytes)
+        peer = Credentials(pid=1, uid=1, gids=frozenset())
+        connection = Connection(1, ours, peer, limits, usage, RoundRobin(loop), handler)
+        await loop.sock_sendall(theirs, packed(1, how, {}))
+        came = len(await loop.sock_recv(theirs, 1 << 16))
+        connection.close()
+        theirs.close()
+        return came
+
+    assert asyncio.run(answered())
+    assert [payload() for payload in handler.payloads] == [None]
