@@ -66,7 +66,7 @@ def _no_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("_no_collector")
 @pytest.mark.parametrize("how", [LATE, LATE_BY_FUTURE, ANSWERED])
 def test_an_answered_request_is_let_go_of_at_once(how: str) -> None:
-    """Whatever waits for the collector is not in the account of its user, who could hold many times as much."""
+    """What waits for the collector is in no account: a user could hold many times as much."""
     handler = Answering()
 
     async def answered() -> int:
