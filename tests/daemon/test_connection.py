@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from honed.daemon.settings.limits import Limits
@@ -22,23 +23,20 @@ from honed.protocol.peer import RequestReceived
 from .raw import packed
 
 LATE, LATE_BY_FUTURE, ANSWERED = "late", "late by a future", "answered"
-
-
-class Payload:
-    """Stands for a message of 60 MiB, and tells whether it is still there."""
+_LARGE = 8 << 20  # bytes: more than a socket takes
 
 
 class Answering:
     """A handler whose work holds a payload."""
 
     def __init__(self) -> None:
-        self.payloads: list[weakref.ref[Payload]] = []
+        self.payloads: list[weakref.ref[Any]] = []
 
     def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
         return self._work(asked.method)
 
     async def _work(self, how: str) -> dict[str, Any]:
-        payload = Payload()
+        payload = np.zeros(_LARGE, np.uint8)
         self.payloads.append(weakref.ref(payload))
         await asyncio.sleep(0)
         if how == LATE:
@@ -47,7 +45,7 @@ class Answering:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_exception(InvalidArgument("the worker refuses it"))
             await done
-        return {}
+        return {"raw_output_contents": [memoryview(payload)]}
 
     def overfull(self) -> None:
         raise AssertionError
@@ -63,24 +61,45 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
+async def _connected(handler: Answering, method: str) -> tuple[Connection, socket.socket]:
+    """A connection that was sent one request; the client's end does not block."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    limits, loop = Limits(), asyncio.get_running_loop()
+    usage = Usage(limits.max_user_bytes, limits.max_all_bytes)
+    peer = Credentials(pid=1, uid=1, gids=frozenset())
+    connection = Connection(1, ours, peer, limits, usage, RoundRobin(loop), handler)
+    await loop.sock_sendall(theirs, packed(1, method, {}))
+    return connection, theirs
+
+
 @pytest.mark.usefixtures("_no_collector")
-@pytest.mark.parametrize("how", [LATE, LATE_BY_FUTURE, ANSWERED])
-def test_an_answered_request_is_let_go_of_at_once(how: str) -> None:
+@pytest.mark.parametrize("how", [LATE, LATE_BY_FUTURE])
+def test_a_refused_request_is_let_go_of_at_once(how: str) -> None:
     """What waits for the collector is in no account: a user could hold many times as much."""
     handler = Answering()
 
-    async def answered() -> int:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        limits, loop = Limits(), asyncio.get_running_loop()
-        usage = Usage(limits.max_user_bytes, limits.max_all_bytes)
-        peer = Credentials(pid=1, uid=1, gids=frozenset())
-        connection = Connection(1, ours, peer, limits, usage, RoundRobin(loop), handler)
-        await loop.sock_sendall(theirs, packed(1, how, {}))
-        came = len(await loop.sock_recv(theirs, 1 << 16))
-        connection.close()
-        theirs.close()
-        return came
+    async def refused() -> list[Any]:
+        connection, theirs = await _connected(handler, how)
+        with theirs:
+            await asyncio.get_running_loop().sock_recv(theirs, 1)
+            left = [payload() for payload in handler.payloads]
+            connection.close()
+            return left
 
-    assert asyncio.run(answered())
-    assert [payload() for payload in handler.payloads] == [None]
+    assert asyncio.run(refused()) == [None]
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_an_answer_that_nobody_takes_is_gone_with_its_connection() -> None:
+    handler = Answering()
+
+    async def closed() -> tuple[bool, list[Any]]:
+        connection, theirs = await _connected(handler, ANSWERED)
+        with theirs:
+            await asyncio.get_running_loop().sock_recv(theirs, 1)
+            waits = connection.held >= _LARGE // 2
+            connection.close()
+            return waits, [payload() for payload in handler.payloads]
+
+    assert asyncio.run(closed()) == (True, [None])

@@ -64,6 +64,19 @@ def test_text_is_bounded_before_it_is_read(service: Service) -> None:
     assert "text" in message[2]["message"]
 
 
+def test_messages_that_were_begun_are_gone_with_their_connection(service: Service) -> None:
+    """They are in no account any more: who connects again and again would have many times its share."""
+    begun = packed(1, "ModelInfer", INFER | {"raw_input_contents": [bytes(40 << 20)]})[:-1]
+    with service.client() as client, little_memory(service, 200):
+        for _ in range(5):
+            raws = [Raw(service.socket) for _ in range(3)]
+            for raw in raws:
+                raw.send(begun)
+            for raw in raws:
+                raw.socket.close()
+            wait_for(lambda: client.status()["connections"] == 1, "the connections to be gone", service)
+
+
 def test_whole_frames_count_for_their_user(start_service: Starter, small_model: Path) -> None:
     """What waits holds its frame's bytes, whatever they were in."""
     service = start_service(config="[limits]\nmax_user_bytes = 2_000_000\nmax_message_bytes = 900_000\n")

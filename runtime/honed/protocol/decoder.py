@@ -64,6 +64,11 @@ class Decoder:
             data = data[taken:]
         self._buffer += data
 
+    def drop(self) -> None:
+        """Let go of what came: nothing more is fed, and no message will be whole."""
+        self._buffer = bytearray()
+        self._apart, self._missing, self._apart_bytes = [], 0, 0
+
     def _fill(self, data: memoryview) -> None:
         """Add to the data that is coming."""
         target = self._apart[-1]

@@ -251,11 +251,21 @@ class Peer:
         if not frame.parts:
             self._frames.popleft()
 
+    def stop_receiving(self) -> None:
+        """Nothing comes any more: let go of what came and is no whole message. May be called again."""
+        self._decoder.drop()
+        self._arrivals.close()
+
     def close(self) -> None:
         """Nothing comes or goes any more: close the descriptors that are here. May be called again."""
-        self._arrivals.close()
+        self.stop_receiving()
         for frame in list(self._frames):
             self._let_go(frame)
+
+    def drop_unsent(self) -> None:
+        """What was not sent never will be; no other thread may be sending."""
+        self._frames.clear()
+        self.unsent_bytes = 0
 
     def _respond(self, response: Response, descriptors: Sequence[int]) -> None:
         del self._unanswered[response.msgid]

@@ -135,6 +135,7 @@ class Connection:
         if self.closed or self._ending:
             return
         self._ending = True
+        self._wire.stop_receiving()
         self._frame_timer.stop()
         self.cancel_all()
         self._loop.call_later(_LINGER_SECONDS, self.close)
@@ -153,7 +154,9 @@ class Connection:
         self._frame_timer.stop()
         self._write_timer.stop()
         self.cancel_all()
+        # The collector comes for a connection; its messages are out of the account now, and must be gone.
         self._wire.close()
+        self._wire.drop_unsent()
         self._usage.change(self.peer.uid, -self._held)
         self._held = 0
         self._socket.close()
