@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.daemon.core.requests import service_stops
 from honed.daemon.settings.limits import Limits
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.peers import Credentials
@@ -22,7 +23,7 @@ from honed.protocol.peer import RequestReceived
 
 from .raw import packed
 
-LATE, LATE_BY_FUTURE, ANSWERED = "late", "late by a future", "answered"
+LATE, LATE_BY_FUTURE, ANSWERED, UNDER_WAY = "late", "late by a future", "answered", "under way"
 _LARGE = 8 << 20  # bytes: more than a socket takes
 
 
@@ -45,6 +46,8 @@ class Answering:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_exception(InvalidArgument("the worker refuses it"))
             await done
+        if how == UNDER_WAY:
+            await asyncio.Event().wait()
         return {"raw_output_contents": [memoryview(payload)]}
 
     def overfull(self) -> None:
@@ -103,3 +106,19 @@ def test_an_answer_that_nobody_takes_is_gone_with_its_connection() -> None:
             return waits, [payload() for payload in handler.payloads]
 
     assert asyncio.run(closed()) == (True, [None])
+
+
+def test_what_is_under_way_when_the_service_stops_is_told_so() -> None:
+    """Nobody cancelled it; an app calls again after UNAVAILABLE."""
+
+    async def refused() -> bytes:
+        connection, theirs = await _connected(Answering(), UNDER_WAY)
+        with theirs:
+            while not connection.unanswered:
+                await asyncio.sleep(0)
+            connection.refuse_all(service_stops())  # before its task has begun
+            answer = await asyncio.get_running_loop().sock_recv(theirs, 1000)
+            connection.close()
+            return answer
+
+    assert b"UNAVAILABLE" in asyncio.run(refused())

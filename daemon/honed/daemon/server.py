@@ -18,6 +18,7 @@ from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, R
 from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
+from .core.requests import service_stops
 from .methods.api import Api, ApiCall
 from .serving.pool import Pool
 from .settings.limits import Limits
@@ -105,9 +106,9 @@ class Server:
             self.start_accepting()
 
     async def close(self) -> None:
-        """Cancel what still runs, and end every connection once its answers are sent."""
+        """Refuse what still runs, and end every connection once its answers are sent."""
         for connection in self._connections.values():
-            connection.cancel_all()
+            connection.refuse_all(service_stops())
         await self._until(lambda: not any(c.unanswered for c in self._connections.values()))
         for connection in list(self._connections.values()):
             connection.end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.daemon.core.requests import full
+from honed.daemon.core.requests import full, service_stops
 from honed.protocol.errors import Unavailable
 
 from . import trials
@@ -107,7 +107,7 @@ def not_run(core: Core, event: NotRun) -> None:
 
 def stopping(core: Core, _: Stopping) -> None:
     """Refuse everything that is not answered."""
-    error = Unavailable("the service is stopping; call again when it runs")
+    error = service_stops()
     for engine in core.engines.values():
         for ticket in engine.queue.drop_all():
             core.act(Refuse(ticket.number, error))

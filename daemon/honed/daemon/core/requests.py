@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from honed.protocol.errors import ResourceExhausted
+from honed.protocol.errors import ResourceExhausted, Unavailable
 
 HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 PRIORITIES = (1, 2, 3)  # first to last
@@ -22,6 +22,11 @@ class ClientId(NamedTuple):
 
     user: int
     connection: int
+
+
+def service_stops() -> Unavailable:
+    """What a request hears that comes when the service stops, or is under way still."""
+    return Unavailable("the service is stopping; call again when it runs")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from honed.daemon.chains.served import Chains
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
+from honed.daemon.core.requests import service_stops
 from honed.daemon.core.states import ServedModel
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
@@ -51,7 +52,7 @@ class Inferring:
     def check_running(self) -> None:
         """Raise Unavailable while the service stops."""
         if self.stopping:
-            raise Unavailable("the service is stopping; call again when it runs")
+            raise service_stops()
 
     async def infer(self, connection: Connection, params: InferParams) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""

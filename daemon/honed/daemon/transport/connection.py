@@ -89,6 +89,7 @@ class Connection:
         self._asked = False  # for a turn to handle what was read
         self._half_closed = False  # the client sends no more, and may still read
         self._ending = False  # nothing is read any more; closes when all is sent
+        self._refusal: HonedError = Cancelled("the request was cancelled")  # of what is cancelled
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
         self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)
@@ -121,8 +122,12 @@ class Connection:
         if task is not None:
             self._cancel(task)
 
-    def cancel_all(self) -> None:
-        """Cancel every request; each is answered so."""
+    def refuse_all(self, error: HonedError) -> None:
+        """Cancel every request that is under way, and answer each with this."""
+        self._refusal = error
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
         for task in self._tasks.values():
             self._cancel(task)
 
@@ -137,7 +142,7 @@ class Connection:
         self._ending = True
         self._wire.stop_receiving()
         self._frame_timer.stop()
-        self.cancel_all()
+        self._cancel_all()
         self._loop.call_later(_LINGER_SECONDS, self.close)
         if error is not None:
             _log.info("dropping a client of user %d: %s", self.peer.uid, error)
@@ -153,7 +158,7 @@ class Connection:
         self.closed = True
         self._frame_timer.stop()
         self._write_timer.stop()
-        self.cancel_all()
+        self._cancel_all()
         # The collector comes for a connection; its messages are out of the account now, and must be gone.
         self._wire.close()
         self._wire.drop_unsent()
@@ -292,7 +297,7 @@ class Connection:
         try:
             result = await work
         except asyncio.CancelledError:
-            failure = Cancelled("the request was cancelled")
+            failure = self._refusal
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             # Its traceback would keep this frame, which keeps the message and the error, in a circle.
             failure = as_error(asked.method, error).with_traceback(None)
