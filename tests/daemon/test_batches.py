@@ -166,6 +166,7 @@ def test_a_killed_worker_is_no_matter(both: Service, model: Path) -> None:
             right(model, number, answer)
 
 
+@pytest.mark.slow
 def test_a_compiled_form_of_as_many_rows_runs_them(both: Service, tmp_path: Path) -> None:
     path = dense(tmp_path)
     with both.client() as client:

@@ -174,6 +174,7 @@ def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(both: Servic
         client.remove("recurrent")
 
 
+@pytest.mark.slow
 def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
@@ -489,6 +490,7 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
         assert "measured in turns" in client.show("dense")["placement"]["why"]
 
 
+@pytest.mark.slow
 def test_what_waited_for_a_device_is_compiled_when_there_is_one(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:

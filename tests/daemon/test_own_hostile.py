@@ -28,6 +28,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: 
         yield running
 
 
+@pytest.mark.slow
 def test_one_hostile_user_costs_the_others_nothing(own: Service) -> None:
     honest = [Running("honest", own.socket, uid, uid) for uid in HONEST]
     hostile = Running("hostile", own.socket, HOSTILE, 1, HONEST)

@@ -334,6 +334,7 @@ def test_each_user_has_an_engine_of_its_own(own: Service, anna: Client, bert: Cl
     assert again[str(ANNA)] != pids[str(ANNA)]
 
 
+@pytest.mark.slow
 def test_models_are_there_after_a_restart_and_then_compiled(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path
 ) -> None:

@@ -183,6 +183,7 @@ def test_what_is_not_worth_cutting_is_refused_with_the_reason(service: Service, 
     assert any("not cut in parts" in reason for reason in refused.value.reasons)
 
 
+@pytest.mark.slow
 def test_it_is_served_at_once_and_then_by_what_is_faster(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def frame(number: int) -> np.ndarray[Any, Any]:
     return np.full((1, SIZE), number, np.float32)
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_of_a_voice_detector_equal_those_with_state_in_the_app(both: Service) -> None:
     sound = np.random.default_rng(3).normal(scale=0.1, size=(1000, 1, 576)).astype(np.float32)
     rate = np.array(16000, np.int64)

@@ -16,7 +16,7 @@ from honed.tool.main import main
 from .running import NO_TUNER, Service, serving, wait_for
 from .split_models import images, reference, two_stage
 
-pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+pytestmark = [pytest.mark.slow, pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 _EMPTY, *_SOME = images(7)
 
 

@@ -147,6 +147,7 @@ def answered(client: Client, engine: str, model: str = "model") -> int:
     return int(figures["engines"].get(engine, 0))
 
 
+@pytest.mark.slow
 def test_shapes_asked_for_often_are_compiled_in_idle_time(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
@@ -243,6 +244,7 @@ def check_by_name(client: Client, name: str) -> None:
         client.remove(name)
 
 
+@pytest.mark.slow
 def test_another_model_of_the_name_has_none_of_them(by_hand: Service, tmp_path: Path) -> None:
     path = mean(tmp_path / "replaced.onnx")
     shapes = {"queries": (1, 7, WIDTH), "keys": (1, 5, WIDTH)}

@@ -73,6 +73,7 @@ def weights(name: str) -> np.ndarray:
     return np.ones((outputs, 1 if depthwise else inputs, window, window), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 @pytest.mark.parametrize("family", ["mali", "gpu"])
 def test_draws_are_right(family: str, device: Device, tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ _KINDS = {
 
 
 @settings(max_examples=8, deadline=None)
+@pytest.mark.slow
 @given(st.data())
 def test_answers_stay_the_same(device: Device, data: st.DataObject) -> None:
     """Of networks made at random, computed by the kernels that are first served."""

@@ -236,6 +236,7 @@ def test_the_time_of_forms_is_told_apart(compiling: Compiling) -> None:
     assert ("(compiled_part)" in empty, few["(compiled_part)"]) == (False, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 @pytest.mark.tvm
 def test_tuning_compiles_for_the_sizes_that_are_served(compiling: Compiling, tmp_path: Path) -> None:
@@ -284,6 +285,7 @@ def test_a_wrong_form_is_not_served(compiling: Compiling) -> None:
         validate.check(replace(model, split=both))
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 @pytest.mark.tvm
 def test_what_the_cpu_engine_is_faster_with_is_left_out_and_told(device: Device, tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def test_a_model_that_is_one_joined_kernel_falls_back_to_default_rules(
     assert _tasks(made) == set(one.contest.apart)
 
 
+@pytest.mark.slow
 def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
     bench: Callable[..., Bench], cache_dir: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_boards_are_killed_and_added_and_no_candidate_is_lost_or_counts_twice(
     assert third.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_board_finishes_what_it_measures_and_gives_back_the_rest(
     farm: RunningFarm, device: Device, workload: Workload
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_stopped_board_finishes_what_it_measures_and_gives_back_the_rest(
         assert {measurer.measure(candidate).outcome for candidate in all_} == {Outcome.RIGHT}
 
 
+@pytest.mark.slow
 def test_what_is_judged_and_not_asked_for_is_handed_over(
     farm: RunningFarm, device: Device, workload: Workload
 ) -> None:
