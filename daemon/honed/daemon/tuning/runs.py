@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from honed.daemon.store.store import Manifest, Store
 from honed.daemon.transport.outcomes import WithDescriptors
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
-from honed.jobs.events import Done, Faults, Imported, News, R, Totals, Tuned
+from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals, Tuned
 from honed.jobs.listening import Died
 from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds
@@ -57,6 +57,7 @@ _TAKES = {  # besides `command`
     "import": {"device"},
 }
 _NICENESS = 10
+_LINES = "records.jsonl"  # in a staging folder
 Notify = Callable[[Map], None]
 
 
@@ -113,15 +114,8 @@ class TunerRuns:
     async def export_hints(self, *, spread: bool) -> WithDescriptors[HintsExported]:
         """The result of HintsExport: what others can use, or learn from, of what was measured here."""
         with self._one_more():
-            async with cleared_in_thread(self.store.staging()) as folder:
-                lines = folder / "records.jsonl"
-                lines.touch()  # empty where nothing was measured yet
-                count = 0
-                if self.records.exists():
-                    job = Export(records=self.records, output=lines, own=not spread, spread=spread)
-                    count = (await self._child(job)).count
-                opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
-                return WithDescriptors(HintsExported(count=count), (opened,))
+            exported, opened = await self._exported(own=not spread, spread=spread)
+            return WithDescriptors(HintsExported(count=exported.count), (opened,))
 
     async def import_hints(self, params: HintsImportParams, descriptors: Sequence[int]) -> HintsImported:
         """The result of HintsImport: takes in hints, and nothing that counts as measured here."""
@@ -210,8 +204,10 @@ class TunerRuns:
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
     ) -> TunerRan | WithDescriptors[TunerRan]:
         records = self.records
+        if params.command == "export":
+            exported, opened = await self._exported(notify, best=bool(params.best))
+            return WithDescriptors(TunerRan(event=events.to_map(exported)), (opened,))
         async with cleared_in_thread(self.store.staging()) as folder:
-            lines = folder / "records.jsonl"
             event: events.Result
             match params.command:
                 case "history":
@@ -221,13 +217,27 @@ class TunerRuns:
                     faults = ListFaults(records=records)
                     event = await self._child(faults, notify) if records.exists() else Faults(faults=())
                     return TunerRan(event=events.to_map(event), kernel_log=log)
-                case "export":
-                    export = Export(records=records, output=lines, best=bool(params.best))
-                    told = TunerRan(event=events.to_map(await self._child(export, notify)))
-                    return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
                 case _:
                     event = await self._imported(folder, descriptors[0], params.device, notify)
             return TunerRan(event=events.to_map(event))
+
+    async def _exported(
+        self, notify: Notify = lambda _: None, *, best: bool = False, own: bool = False, spread: bool = False
+    ) -> tuple[Exported, int]:
+        """How many records were written, and the open file with them, now the caller's."""
+        with ExitStack() as if_cancelled:
+            async with cleared_in_thread(self.store.staging()) as folder:
+                lines = folder / _LINES
+                lines.touch()
+                exported = Exported(output=str(lines), count=0)
+                hints = own or spread  # there may be none; who asks for records is told so
+                if self.records.exists() or not hints:
+                    job = Export(records=self.records, output=lines, best=best, own=own, spread=spread)
+                    exported = await self._child(job, notify)
+                opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
+                if_cancelled.callback(os.close, opened)
+            if_cancelled.pop_all()  # nothing is awaited from here on
+            return exported, opened
 
     async def _imported(
         self,
@@ -239,7 +249,7 @@ class TunerRuns:
         hints: bool = False,
     ) -> Imported:
         """What became of records in a client's file, which is copied to the folder."""
-        lines, most = folder / "records.jsonl", HINTS_MIB << 20 if hints else self.limits.max_model_bytes
+        lines, most = folder / _LINES, HINTS_MIB << 20 if hints else self.limits.max_model_bytes
         await in_thread(receive, descriptor, lines.name, folder, most)
         device = device or self.fleet.default.supervisor.spec or None
         return await self._child(Import(records=self.records, file=lines, device=device, hints=hints), notify)
