@@ -60,10 +60,14 @@ async def spawn(
     child = Child(process.pid, starting.ended)
     if process.stdout is not None:
         child.stdout = asyncio.StreamReader(limit=_LINE)
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(child.stdout),  # type: ignore[arg-type]
-            process.stdout,
-        )
+        try:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(child.stdout),  # type: ignore[arg-type]
+                process.stdout,
+            )
+        except BaseException:
+            await child.end()  # killed before its pipe is closed, on which it would speak of that
+            raise
     return child
 
 
