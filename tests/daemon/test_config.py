@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -142,8 +144,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "larger than" in refusal(large)
 
 
-def test_a_file_without_permission(tmp_path: Path) -> None:
-    file = write(tmp_path, "")
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_file_without_permission(closed: str) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # those above tmp_path are root's alone
+    file = write(folder, "")
+    folder.chmod(0 if closed == "folder" else 0o755)
     file.chmod(0)
     user = os.geteuid()
     os.seteuid(user or _NOBODY)  # root may read everything
@@ -151,6 +156,8 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
         told = refusal(file)
     finally:
         os.seteuid(user)
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
     assert "check its permissions" in told
 
 

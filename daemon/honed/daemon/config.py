@@ -163,7 +163,11 @@ def _defaults(usual: Places) -> dict[str, _Value]:
 
 
 def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
-    if required and not config.is_file():
+    try:
+        there, regular = config.exists(), config.is_file()
+    except OSError as error:
+        raise _unreadable(config, error) from error
+    if required and not regular:
         raise InvalidArgument(f"there is no configuration file {config}; check --config")
     folder = drop_in_dir(config)
     try:
@@ -174,7 +178,13 @@ def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
         raise InvalidArgument(
             f"configuration folder {folder} cannot be read ({error.strerror}); check its permissions"
         ) from error
-    return tuple(([config] if config.exists() else []) + drop_ins)
+    return tuple(([config] if there else []) + drop_ins)
+
+
+def _unreadable(file: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(
+        f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
+    )
 
 
 def _from_file(file: Path) -> dict[str, _Value]:
@@ -207,9 +217,7 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidArgument(
-            f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
-        ) from error
+        raise _unreadable(file, error) from error
     if len(data) > MAX_FILE_BYTES:
         raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
     try:
