@@ -23,8 +23,8 @@ from honed.machine import devices
 from honed.machine.devices import Device
 from honed.runtime import load
 from honed.runtime.dtypes import dtype
-from honed.runtime.execution import border
 from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.memory import checked, result, store
 from honed.runtime.execution.segments import LaunchBatch
 
 from .recorded import EXTENSION, VERSION, version
@@ -142,10 +142,10 @@ def _inferences(executor: Executor, given: Feeds, turns: int) -> dict[str, list[
 def _inference(executor: Executor, segments: list[Any], given: Feeds) -> list[float]:
     """What the executor does, in parts: inputs, enqueueing, waiting for the outputs, the caller's copies."""
     clock, queue, memory = _Clock(), executor._queue, executor._memory
-    values = border.checked(executor._inputs.ports, given)
+    values = checked(executor._inputs.ports, given)
     for port, value in zip(executor._inputs.ports, values, strict=True):
         with memory.written(queue, port.buffer) as target:
-            border.store(port, value, target)
+            store(port, value, target)
     executor._inputs.enqueue(queue)
     clock.mark()
     events = [event for segment in segments for event in segment.run()]
@@ -154,7 +154,7 @@ def _inference(executor: Executor, segments: list[Any], given: Feeds) -> list[fl
     with memory.read(queue, tuple(port.buffer for port in executor._outputs.ports)) as held:
         clock.mark()
         for port, array in zip(executor._outputs.ports, held, strict=True):
-            border.result(port, array)
+            result(port, array)
         del events
     clock.mark()
     return clock.parts

@@ -8,7 +8,7 @@ from typing import Any
 
 from honed.machine.opencl import LOADER, cl, refused
 from honed.runtime.errors import DeviceError
-from honed.runtime.execution.enqueue import Command, handle
+from honed.runtime.execution.segments import Command, handle
 
 EXTENSION = "cl_khr_command_buffer"
 VERSION = (0, 9, 0)  # OpenCL-Headers of October 2024 gave its functions more arguments

@@ -10,10 +10,9 @@ from typing import Any
 
 from honed.machine.opencl import cl, context
 from honed.runtime.compiled.model import HostCall
-from honed.runtime.execution import binding
-from honed.runtime.execution.enqueue import Command, call_all, handle
+from honed.runtime.execution import segments
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.segments import CHUNK, LaunchBatch
+from honed.runtime.execution.segments import CHUNK, Command, LaunchBatch, call_all, handle
 
 from .recorded import VERSION, Recording, version
 
@@ -127,8 +126,8 @@ def _apart(executor: Executor, commands: list[Command]) -> list[Command]:
     built: Any = {c.kernel: c.owners[0].get_info(program) for c in commands if c.kernel is not None}
     memory: Any = SimpleNamespace(buffers=buffers)
     bound = [
-        binding.command(model, built, memory, step)
+        segments.command(model, built, memory, step)
         for step in model.steps
-        if not isinstance(step, HostCall) and not binding.empty(model, step)
+        if not isinstance(step, HostCall) and not segments.empty(model, step)
     ]
     return [replace(command, owners=(*command.owners, *buffers)) for command in bound]  # kernels hold none

@@ -8,8 +8,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
-from honed.runtime.execution.enqueue import Command
-from honed.runtime.execution.segments import CHUNK, LaunchBatch
+from honed.runtime.execution.segments import CHUNK, Command, LaunchBatch
 
 LAUNCHES = 300
 

@@ -12,7 +12,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from honed.machine import devices
 from honed.machine.opencl import context
-from honed.runtime.execution.enqueue import Command, call_all, handle
+from honed.runtime.execution.segments import Command, call_all, handle
 from honed.tuner.measure import bound
 from honed.tuner.measure.candidate import Candidate
 

@@ -25,7 +25,7 @@ from honed.protocol.sizes import MetSizes
 from honed.runtime.compiled.model import COMPILED_PART, CPU_PART, CompiledModel, HostCall, Launch, Preparation
 from honed.runtime.compiled.modelfile import ModelFile, read
 
-from . import binding, border, enqueue, fit, programs
+from . import fit, memory, programs, segments
 from .behind import PartsBehind
 from .cpuparts import CpuParts
 from .halves import converted
@@ -92,12 +92,12 @@ class Executor:
         self._profiling_queue: Any = None
         self._memory = DeviceMemory(file, device, self._queue)
         with driver_call("convert halves"):
-            given, made = border.ports(file.model, "input"), border.ports(file.model, "output")
+            given, made = memory.ports(file.model, "input"), memory.ports(file.model, "output")
             self._inputs = converted(given, True, self._memory, device, cache_dir)
             self._outputs = converted(made, False, self._memory, device, cache_dir)
         cap = device.profile.rules.max_queued_launches
         for step in file.model.prepare:
-            if not binding.empty(file.model, step):
+            if not segments.empty(file.model, step):
                 self._prepare(step, kernels)
         self.forms = [  # of its parts, in the order of the file
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
@@ -107,7 +107,7 @@ class Executor:
         self._parts = process.open(file) if file.model.split is not None else None
         self._behind = PartsBehind(file.model, self._parts)
         self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
-        self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
+        self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
     def model(self) -> CompiledModel:
@@ -129,13 +129,13 @@ class Executor:
 
         Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
         """
-        given = border.checked(self._inputs.ports, inputs)
+        given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             return self._completed(inputs, self._infer(given, None))
 
     def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """What the steps give, which the last part, where there is one, would be run on; raises as `run`."""
-        given = border.checked(self._inputs.ports, inputs)
+        given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             return self._infer(given, None)
 
@@ -174,7 +174,7 @@ class Executor:
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raises as `run` does."""
-        given = border.checked(self._inputs.ports, inputs)
+        given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             if self._profiling_queue is None:
                 properties = cl.command_queue_properties.PROFILING_ENABLE
@@ -213,8 +213,8 @@ class Executor:
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
-            command = binding.command(self.model, built, self._memory, step)
-            event = command.enqueue(enqueue.handle(self._queue))
+            command = segments.command(self.model, built, self._memory, step)
+            event = command.enqueue(segments.handle(self._queue))
             self._queue.finish()
             _check_complete([event])
 
@@ -228,7 +228,7 @@ class Executor:
             with driver_call("run the model"):
                 for port, value in zip(self._inputs.ports, given, strict=True):
                     with self._memory.written(queue, port.buffer) as target:
-                        border.store(port, value, target)
+                        memory.store(port, value, target)
                 self._inputs.enqueue(queue)
                 events = [
                     event
@@ -240,7 +240,7 @@ class Executor:
                 with self._memory.read(queue, wanted) as held:
                     _check_complete(events)
                     return {
-                        port.name: border.result(port, array)
+                        port.name: memory.result(port, array)
                         for port, array in zip(self._outputs.ports, held, strict=True)
                     }
         except DeviceError as failed:

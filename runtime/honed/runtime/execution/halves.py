@@ -20,9 +20,8 @@ from honed.machine.opencl import cl
 from honed.runtime.compiled.model import Buffer, Place
 
 from . import programs
-from .border import Port
-from .enqueue import Command, handle
-from .memory import DeviceMemory
+from .memory import DeviceMemory, Port
+from .segments import Command, handle
 
 _GROUP = 64  # work-items; every device of OpenCL 1.2 that honed serves takes as many
 _SOURCE = """\

@@ -1,29 +1,116 @@
 """What an inference does between its inputs and its outputs, bound once and replayed.
 
-A batch enqueues launches and copies without waiting for the host; a call runs a NumPy function, or a part of
-the model in the CPU engine, between two batches.
+Launches and copies are calls of the driver's own functions, every argument bound beforehand. pyopencl makes
+an event for every launch; here one has an event only where it is asked for, and between two launches Python
+does nothing but take the next call. A batch enqueues without waiting for the host; a call runs a NumPy
+function, or a part of the model in the CPU engine, between two batches.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from honed.machine.opencl import LOADER, cl, driver_call, refused
 from honed.runtime.compiled import hostrules
-from honed.runtime.compiled.model import Buffer, HostCall
+from honed.runtime.compiled.model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Preparation
 
 from . import hostcalls
 from .cpuparts import OpenParts
-from .enqueue import Chunk, Command, handle
 from .memory import DeviceMemory
 from .timing import Called, Enqueued, Timeline
 
 Array = NDArray[Any]
+Call = tuple[Any, tuple[Any, ...], str]  # a function of the driver, all its arguments, and what for
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
+_launch = LOADER.clEnqueueNDRangeKernel
+_copy = LOADER.clEnqueueCopyBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`function(queue, *args, 0, None, event)` enqueues it; both of OpenCL's have that form.
+
+    `args` are values of C. `kernel` is the model's kernel number, None for a copy and for kernels of the
+    runtime's own.
+    """
+
+    function: Any
+    args: tuple[Any, Any, Any, Any, Any]
+    kernel: int | None
+    doing: str  # for errors
+    owners: tuple[Any, ...]  # pyopencl's objects that the driver's are freed with
+
+    @staticmethod
+    def launch(
+        kernel: int | None, name: str, bound: Any, grid: tuple[int, int, int], block: tuple[int, int, int]
+    ) -> Command:
+        """Launch the kernel `name`: a pyopencl Kernel that has its arguments."""
+        sizes = ctypes.c_size_t * 3
+        items = sizes(*(groups * size for groups, size in zip(grid, block, strict=True)))
+        args = (handle(bound), ctypes.c_uint(3), None, items, sizes(*block))
+        return Command(_launch, args, kernel, f"launch kernel {name!r}", (bound,))
+
+    @staticmethod
+    def copy(source: Any, target: Any, nbytes: int) -> Command:
+        """Copy the first `nbytes` of one pyopencl buffer to another."""
+        start = ctypes.c_size_t(0)
+        args = (handle(source), handle(target), start, start, ctypes.c_size_t(nbytes))
+        return Command(_copy, args, None, "copy a tensor", (source, target))
+
+    def call(self, queue: ctypes.c_void_p, event: ctypes.c_void_p | None = None) -> Call:
+        """Putting it into a queue, given by its handle; the handle of its event goes to `event`."""
+        at = None if event is None else ctypes.byref(event)
+        return self.function, (queue, *self.args, 0, None, at), self.doing
+
+    def enqueue(self, queue: ctypes.c_void_p) -> Any:
+        """Put it into a queue, given by its handle; its pyopencl Event. Raises DeviceError."""
+        event = ctypes.c_void_p()
+        call_all([self.call(queue, event)])
+        return owned(event)
+
+
+class Chunk:
+    """Commands that are enqueued and flushed together, in one queue; only the last has an event."""
+
+    def __init__(self, commands: Sequence[Command], queue: Any) -> None:
+        self._owners = (queue, commands)
+        self._event = ctypes.c_void_p()
+        into = handle(queue)
+        self._calls = [
+            *(command.call(into) for command in commands[:-1]),
+            commands[-1].call(into, self._event),
+            (LOADER.clFlush, (into,), "start what is enqueued"),
+        ]
+
+    def enqueue(self) -> Any:
+        """Enqueue all; the pyopencl Event of the last. Raises DeviceError."""
+        call_all(self._calls)
+        return owned(self._event)
+
+
+def call_all(calls: Sequence[Call]) -> None:
+    """Make the calls, as fast as Python can; raises DeviceError at the first that is refused."""
+    for function, args, doing in calls:
+        code = function(*args)
+        if code:
+            raise refused(doing, function.__name__, code)
+
+
+def owned(event: ctypes.c_void_p) -> Any:
+    """The pyopencl Event that lets go of an event."""
+    return cl.Event.from_int_ptr(event.value, retain=False)
+
+
+def handle(owner: Any) -> ctypes.c_void_p:
+    """The driver's object behind one of pyopencl, which must outlive it."""
+    return ctypes.c_void_p(owner.int_ptr)
 
 
 class Segment(Protocol):
@@ -134,3 +221,54 @@ class BoundPart(_Call):
     def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
         found = self._parts.run(self._part, values)
         return [found[index] for index in self._wanted]
+
+
+def segments(
+    model: CompiledModel,
+    built: list[Any],
+    memory: DeviceMemory,
+    queue: Any,
+    cap: int,
+    parts: OpenParts | None = None,
+) -> list[Segment]:
+    """The steps of an inference as segments: runs of launches and copies, with host calls between them.
+
+    `built` has the pyopencl Program of each kernel of the model, `parts` what the CPU engine runs of it.
+    """
+    found: list[Segment] = []
+    commands: list[Command] = []
+    bound: dict[Preparation, Command] = {}
+    for step in model.steps:
+        if isinstance(step, HostCall):
+            found.append(LaunchBatch(commands, cap, queue))
+            if step.function == CPU_PART:
+                assert parts is not None
+                found.append(BoundPart(step, parts, memory, queue))
+            else:
+                found.append(BoundHostCall(step, model.buffers, memory, queue))
+            commands = []
+        elif not empty(model, step):
+            if step not in bound:
+                bound[step] = command(model, built, memory, step)
+            commands.append(bound[step])
+    return [*found, LaunchBatch(commands, cap, queue)]
+
+
+def empty(model: CompiledModel, step: Preparation) -> bool:
+    """Whether it copies no bytes, which OpenCL has no command for."""
+    return isinstance(step, Copy) and model.buffers[step.source].nbytes == 0
+
+
+def command(model: CompiledModel, built: list[Any], memory: DeviceMemory, step: Preparation) -> Command:
+    """A launch or copy; a launch has a kernel object of its own, so that its arguments stay set.
+
+    `memory` keeps the buffers.
+    """
+    if isinstance(step, Copy):
+        source, target = memory.buffers[step.source], memory.buffers[step.target]
+        return Command.copy(source, target, model.buffers[step.source].nbytes)
+    kernel = model.kernels[step.kernel]
+    with driver_call(f"bind kernel {kernel.name!r}"):
+        bound = cl.Kernel(built[step.kernel], kernel.entry)
+        bound.set_args(*(memory.buffers[index] for index in step.buffers))
+    return Command.launch(step.kernel, kernel.name, bound, kernel.grid, kernel.block)
