@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from honed.runtime import Client
-from honed.runtime.calling.link import Link
+from honed.runtime.client import Link
 from tests.daemon.raw import Raw
 
 GROUP = 60_999  # called "honed" in the daemon's own /etc/group

@@ -20,7 +20,7 @@ from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelMetadata
 from honed.protocol.strict import to_plain
 from honed.runtime import AsyncClient
-from honed.runtime.calling.operations import GRACE
+from honed.runtime.calling.calls import GRACE
 
 from . import inference
 from .guard import Guard

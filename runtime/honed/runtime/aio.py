@@ -12,7 +12,8 @@ from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from .calling import endpoint
 from .calling.aiolink import AsyncLink
-from .calling.operations import Operations, register, unregister
+from .calling.calls import register, unregister
+from .calling.operations import Operations
 from .calling.regions import Region
 from .calling.sequences import AsyncSequence
 from .calling.steps import Ask, Reply, Steps, T

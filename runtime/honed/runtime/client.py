@@ -10,19 +10,25 @@ Needs NumPy and msgpack only.
 from __future__ import annotations
 
 import os
+import select
+import socket as sockets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from honed.protocol.errors import Unavailable
-from honed.protocol.peer import ResponseReceived
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
+from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
+from honed.protocol.strict import Map
+from honed.protocol.wire import PeerFault
 
-from .calling.link import Link
-from .calling.operations import Operations, register, unregister
+from .calling import endpoint, sequences, transport
+from .calling.calls import register, unregister
+from .calling.operations import Operations
 from .calling.regions import Region
-from .calling.sequences import Sequence
 from .calling.steps import Ask, Reply, Steps, T
 
 
@@ -77,9 +83,9 @@ class Client(Operations, performing=_performing):
                 self._unregister(region)
             region.close()
 
-    def sequence(self, model: str) -> Sequence:
+    def sequence(self, model: str) -> sequences.Sequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return Sequence(self.infer, model)
+        return sequences.Sequence(self.infer, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""
@@ -160,3 +166,181 @@ class Client(Operations, performing=_performing):
 
 class _NotSent(Unavailable):
     """The service did not get the whole request."""
+
+
+class Waiting:
+    """An unanswered request."""
+
+    __slots__ = ("answer", "error", "msgid", "news")
+
+    def __init__(self, msgid: int) -> None:
+        self.msgid = msgid
+        self.news: deque[Map] = deque()  # progress not yet shown
+        self.answer: ResponseReceived | None = None  # whoever takes it closes its descriptors
+        self.error: HonedError | None = None
+
+    @property
+    def woken(self) -> bool:
+        """Whether there is something for the waiting thread."""
+        return bool(self.news) or self.answer is not None or self.error is not None
+
+
+class Link:
+    """A connected socket. Whichever thread waits reads for all, so that one thread alone pays nothing."""
+
+    def __init__(self, path: str, send_timeout: float | None) -> None:
+        """Raises Unavailable where no service answers. `send_timeout` in seconds; None: no limit."""
+        self._socket = endpoint.connect(path, send_timeout)
+        self._peer = endpoint.client_peer()
+        self._sending = threading.Lock()  # what goes out; taken before `_lock`
+        self._lock = threading.RLock()  # what comes in, and who waits
+        self._changed = threading.Condition(self._lock)  # of that
+        self._reading = False
+        self._waiting: dict[int, Waiting] = {}
+        self._broken: HonedError | None = None
+
+    def usable(self) -> bool:
+        """Whether the connection is up, as far as can be told without sending."""
+        with self._lock:
+            if self._broken is not None or self._reading or self._waiting:
+                return self._broken is None
+            return not _readable(self._socket, 0)  # nobody waits, so that news can only be the end
+
+    def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
+        """Send a request; raises Unavailable where the service is gone: it has then not run."""
+        with self._sending:
+            with self._lock:
+                if self._broken is not None:
+                    raise self._broken
+                waiting = Waiting(self._peer.call(method, params, descriptors))
+                self._waiting[waiting.msgid] = waiting
+            try:
+                transport.send(self._socket, self._peer)
+            except BaseException as error:
+                # Part of the frame may be out: nothing more can be said on this connection.
+                lost = endpoint.connection_lost()
+                self._fail(lost)
+                if isinstance(error, OSError):
+                    raise lost from error
+                raise
+        return waiting
+
+    def wait(self, waiting: Waiting, deadline: float | None) -> Map | ResponseReceived:
+        """The next progress of the request, or its answer; raises its error.
+
+        `deadline` is in time.monotonic's seconds. When it passes, or on Ctrl-C, the request is cancelled.
+        """
+        try:
+            while True:
+                with self._lock:
+                    while self._reading and not waiting.woken:
+                        self._changed.wait(_left(deadline))
+                    if waiting.woken:
+                        return self._news(waiting)
+                    self._reading = True
+                self._read_for_all(deadline)
+        except (DeadlineExceeded, KeyboardInterrupt):
+            self.cancel(waiting)
+            raise
+
+    def cancel(self, waiting: Waiting) -> None:
+        """Give a request up; one that was answered already is left alone."""
+        with self._sending:
+            with self._lock:
+                if waiting.answer is not None:
+                    close_all(waiting.answer.descriptors)
+                    waiting.answer = None
+                self._waiting.pop(waiting.msgid, None)
+                if self._broken is not None:
+                    return
+                self._peer.cancel(waiting.msgid)
+            try:
+                transport.send(self._socket, self._peer)
+            except OSError:
+                self._fail(endpoint.connection_lost())
+
+    def close(self) -> None:
+        """End the connection; waiting threads get Unavailable."""
+        self._fail(endpoint.connection_lost())
+        with self._sending:
+            self._socket.close()
+
+    def _news(self, waiting: Waiting) -> Map | ResponseReceived:
+        if waiting.news:
+            return waiting.news.popleft()
+        self._waiting.pop(waiting.msgid, None)
+        if waiting.answer is None:
+            raise waiting.error or endpoint.connection_lost()
+        if waiting.answer.error is not None:
+            raise waiting.answer.error
+        return waiting.answer
+
+    def _read_for_all(self, deadline: float | None) -> None:
+        try:
+            if _readable(self._socket, _left(deadline)):
+                self._receive()
+        except OSError:
+            self._fail(endpoint.connection_lost())
+        except PeerFault as fault:
+            self._fail(fault.error)
+        except DeadlineExceeded:
+            raise
+        except BaseException:
+            # Ctrl-C may have come between reading and delivering: answers could be lost.
+            self._fail(endpoint.connection_lost())
+            raise
+        finally:
+            with self._lock:
+                self._reading = False
+                if self._broken is not None:
+                    self._peer.close()
+                self._changed.notify_all()
+
+    def _receive(self) -> None:
+        """Deliver what one read gives; raises OSError at the end of the stream."""
+        with self._lock:
+            if not transport.receive(self._socket, self._peer):
+                raise ConnectionResetError
+            while (event := self._peer.next_event()) is not None:
+                self._deliver(event)
+            self._changed.notify_all()
+
+    def _deliver(self, event: Event) -> None:
+        match event:
+            case ResponseReceived(msgid=msgid) if msgid in self._waiting:
+                self._waiting[msgid].answer = event
+            case ResponseReceived(descriptors=descriptors):
+                close_all(descriptors)  # the link was closed meanwhile
+            case NotificationReceived(method="Progress", params=params):
+                waiting = self._waiting.get(params.get("msgid", -1))
+                if waiting is not None:
+                    waiting.news.append(params)
+            case NotificationReceived(method="Error", params=params):
+                raise PeerFault(error_from_map(params))
+            case _:
+                pass  # news for others
+
+    def _fail(self, error: HonedError) -> None:
+        with self._lock:
+            self._broken = self._broken or error
+            for waiting in self._waiting.values():
+                waiting.error = waiting.error or self._broken
+            self._waiting.clear()
+            if not self._reading:
+                self._peer.close()
+            self._changed.notify_all()
+
+
+def _readable(connected: sockets.socket, seconds: float | None) -> bool:
+    poller = select.poll()
+    poller.register(connected, select.POLLIN)
+    return bool(poller.poll(None if seconds is None else seconds * 1000))
+
+
+def _left(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded("the service did not answer in time; give a longer timeout")
+    return left

@@ -1,27 +1,44 @@
-"""What a client says and understands, without I/O: arrays to parameters, results to arrays.
+"""Inferences as clients make them, without I/O: arrays to parameters, results to arrays.
 
-Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the specification.
+Both clients (`client`, `aio`) stand on this; docs/protocol.md is the specification.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol.errors import Internal, InvalidArgument
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol import methods
+from honed.protocol.errors import AlreadyExists, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.params import (
+    Data,
+    InferOptions,
+    InferParams,
+    InputTensor,
+    OutputTensor,
+    RegionName,
+    RegionParams,
+    RegionPlace,
+)
 from honed.protocol.strict import Map
 from honed.runtime import strings
 from honed.runtime.dtypes import STRING, dtype, from_datatype
 
+from . import endpoint, scratch
 from .regions import Region
+from .scratch import Scratch
+from .steps import Ask, Steps
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
+GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
+_NOT_LENT: Final = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,106 @@ class InSequence:
     id: int | str
     start: bool = False
     end: bool = False
+
+
+class Inferences:
+    """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
+        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
+        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
+        self.timeout = timeout
+        self._regions: dict[str, Region] = {}
+        self._made = 0  # regions so far
+        self._scratch = Scratch()
+
+    def _answered(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        outputs: Outputs | None,
+        timeout: float | None,
+        priority: int,
+        finite: bool,
+        sequence: InSequence | None,
+    ) -> Steps[InferenceAnswer]:
+        """Large tensors are handed over in shared memory that the client keeps for that."""
+        seconds = self.timeout if timeout is None else timeout
+        arrays, regions = portable(inputs), list(self._regions.values())
+        given, room = self._scratch.bytes_for(model, unplaced(arrays, regions))
+        room = room if sequence is None else 0  # whose state comes back in line
+        lent = (yield from self._lent(given, room)) if given + room else None
+        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+            call = infer_call(
+                model,
+                arrays,
+                outputs,
+                regions,
+                timeout=seconds,
+                priority=priority,
+                finite=finite,
+                sequence=sequence,
+                lent=lent,
+            )
+            reply = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+            answered = answer(call, reply.result)
+        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
+        return answered
+
+    def _lent(self, given: int, room: int) -> Steps[Lent | None]:
+        """A region for inputs and outputs of so many bytes; None where there is none to be had.
+
+        Those that are not used any more are forgotten first.
+        """
+        for region in self._scratch.dropped():
+            self._discard(region)
+            with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
+                yield unregister(region)
+        ready = self._scratch.take(given + room)
+        if ready is not None:
+            return Lent(ready, room)
+        try:
+            region = self._new_region(scratch.region_bytes(given + room))
+        except ResourceExhausted:
+            return None
+        self._regions[region.name] = region  # a connection that is made meanwhile knows it
+        try:
+            yield register(region)
+        except AlreadyExists:
+            pass
+        except ResourceExhausted:
+            self._discard(region)
+            return None
+        except BaseException:
+            self._discard(region)
+            raise
+        return Lent(region, room)
+
+    def _forget_scratch(self) -> None:
+        """Give memory back; the service forgets regions with their connection."""
+        self._scratch.close()
+        for region in self._scratch.dropped():
+            self._discard(region)
+
+    def _discard(self, region: Region) -> None:
+        """Not to be registered again, so that its descriptor can be closed."""
+        self._regions.pop(region.name, None)
+        region.close()
+
+    def _new_region(self, nbytes: int) -> Region:
+        self._made += 1
+        return Region(f"r{self._made}", nbytes)
+
+
+def register(region: Region) -> Ask:
+    """The call that tells the service of a region."""
+    params = RegionParams(name=region.name, byte_size=region.nbytes)
+    return Ask(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
+
+
+def unregister(region: Region) -> Ask:
+    """The call that has the service forget a region."""
+    return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
 
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
@@ -215,7 +332,6 @@ def _portable(value: ArrayLike) -> NDArray[Any]:
 
 
 @functools.cache  # NumPy makes a type's name anew each time
-@functools.cache
 def _datatype(kind: np.dtype[Any]) -> str:
     return dtype(kind.name).datatype
 

@@ -6,18 +6,16 @@ lacks.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods
 from honed.protocol.chains import ChainStep
-from honed.protocol.errors import AlreadyExists, HonedError, ResourceExhausted
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     ChainParams,
@@ -32,8 +30,6 @@ from honed.protocol.params import (
     ProfileOptions,
     ProfileParams,
     PublishParams,
-    RegionName,
-    RegionParams,
     RollbackParams,
     SetParams,
     TunerReportParams,
@@ -46,33 +42,20 @@ from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import additions, bringing, calls, endpoint, scratch
+from . import additions, bringing
 from .bringing import Given
-from .calls import InferenceAnswer, InSequence, Lent, Outputs
+from .calls import InferenceAnswer, Inferences, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported, exported_file
-from .regions import Region
-from .scratch import Scratch
 from .steps import USUAL, Ask, Steps, T, operation
 
-GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
-_NOT_LENT: Final = contextlib.nullcontext()
 
-
-class Operations:
+class Operations(Inferences):
     """The methods of both clients.
 
     Every one raises the errors of `honed.runtime.errors` that the service answered with, and Unavailable
     where there is no service. Maps are returned as docs/protocol.md describes them.
     """
-
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
-        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
-        self.timeout = timeout
-        self._regions: dict[str, Region] = {}
-        self._made = 0  # regions so far
-        self._scratch = Scratch()
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
         """`performing` makes a method of an operation's steps."""
@@ -105,10 +88,10 @@ class Operations:
         """Run `model` on `inputs`; gives its outputs by name.
 
         Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
-        too. `outputs`: the names wanted, or arrays
-        by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
-        inputs with NaN or infinity. With `sequence` the service keeps the model's state for the next request
-        of it, which need not bring it; raises SequenceLost where the service does not know the sequence.
+        too. `outputs`: the names wanted, or arrays by name to write them to. `timeout` in seconds; `priority`
+        1 (first) to 3 (last); `finite` refuses inputs with NaN or infinity. With `sequence` the service keeps
+        the model's state for the next request of it, which need not bring it; raises SequenceLost where the
+        service does not know the sequence.
         """
         answered = yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence)
         return answered.outputs
@@ -127,79 +110,6 @@ class Operations:
     ) -> Steps[InferenceAnswer]:
         """As `infer`, with what the service tells of it: the engine that answered, and times."""
         return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
-
-    def _answered(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        outputs: Outputs | None,
-        timeout: float | None,
-        priority: int,
-        finite: bool,
-        sequence: InSequence | None,
-    ) -> Steps[InferenceAnswer]:
-        """Large tensors are handed over in shared memory that the client keeps for that."""
-        seconds = self.timeout if timeout is None else timeout
-        arrays, regions = calls.portable(inputs), list(self._regions.values())
-        given, room = self._scratch.bytes_for(model, calls.unplaced(arrays, regions))
-        room = room if sequence is None else 0  # whose state comes back in line
-        lent = (yield from self._lent(given, room)) if given + room else None
-        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
-            call = calls.infer_call(
-                model,
-                arrays,
-                outputs,
-                regions,
-                timeout=seconds,
-                priority=priority,
-                finite=finite,
-                sequence=sequence,
-                lent=lent,
-            )
-            reply = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
-            answered = calls.answer(call, reply.result)
-        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
-        return answered
-
-    def _lent(self, given: int, room: int) -> Steps[Lent | None]:
-        """A region for inputs and outputs of so many bytes; None where there is none to be had.
-
-        Those that are not used any more are forgotten first.
-        """
-        for region in self._scratch.dropped():
-            self._discard(region)
-            with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
-                yield unregister(region)
-        ready = self._scratch.take(given + room)
-        if ready is not None:
-            return Lent(ready, room)
-        try:
-            region = self._new_region(scratch.region_bytes(given + room))
-        except ResourceExhausted:
-            return None
-        self._regions[region.name] = region  # a connection that is made meanwhile knows it
-        try:
-            yield register(region)
-        except AlreadyExists:
-            pass
-        except ResourceExhausted:
-            self._discard(region)
-            return None
-        except BaseException:
-            self._discard(region)
-            raise
-        return Lent(region, room)
-
-    def _forget_scratch(self) -> None:
-        """Give memory back; the service forgets regions with their connection."""
-        self._scratch.close()
-        for region in self._scratch.dropped():
-            self._discard(region)
-
-    def _discard(self, region: Region) -> None:
-        """Not to be registered again, so that its descriptor can be closed."""
-        self._regions.pop(region.name, None)
-        region.close()
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -460,18 +370,3 @@ class Operations:
     def remove(self, model: str, *, chains: bool = False) -> Steps[None]:
         """Remove `model` and its files for good, or a chain; with `chains` those that need the model, too."""
         yield Ask(methods.REPOSITORY_MODEL_UNLOAD, UnloadParams(model_name=model, chains=chains or None))
-
-    def _new_region(self, nbytes: int) -> Region:
-        self._made += 1
-        return Region(f"r{self._made}", nbytes)
-
-
-def register(region: Region) -> Ask:
-    """The call that tells the service of a region."""
-    params = RegionParams(name=region.name, byte_size=region.nbytes)
-    return Ask(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
-
-
-def unregister(region: Region) -> Ask:
-    """The call that has the service forget a region."""
-    return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
