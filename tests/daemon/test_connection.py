@@ -15,9 +15,8 @@ import pytest
 from honed.daemon.core.requests import service_stops
 from honed.daemon.settings.limits import Limits
 from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.daemon.transport.peers import Credentials
-from honed.daemon.transport.roundrobin import RoundRobin
-from honed.daemon.transport.usage import Usage
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.peer import RequestReceived
 

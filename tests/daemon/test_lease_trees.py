@@ -17,9 +17,8 @@ from honed.daemon.idle.settings import IdleSettings
 from honed.daemon.idle.signals import Signals
 from honed.daemon.settings.limits import Limits
 from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.daemon.transport.peers import identify
-from honed.daemon.transport.roundrobin import RoundRobin
-from honed.daemon.transport.usage import Usage
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.peer import RequestReceived

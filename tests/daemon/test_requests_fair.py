@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.core.requests import ClientId, Queue, Restarts, Ticket, restart_delay
-from honed.daemon.transport.roundrobin import RoundRobin
-from honed.daemon.transport.usage import Usage
+from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.runtime.errors import ResourceExhausted
 
 LIMIT = 12

@@ -23,9 +23,8 @@ from .methods.api import Api, ApiCall
 from .serving.pool import Pool
 from .settings.limits import Limits
 from .transport.connection import Connection
+from .transport.fairness import RoundRobin, Usage
 from .transport.peers import Credentials, identify
-from .transport.roundrobin import RoundRobin
-from .transport.usage import Usage
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors

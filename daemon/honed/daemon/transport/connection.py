@@ -28,12 +28,10 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault
 from honed.runtime.calling import transport
 
-from .clientsocket import ClientSocket
+from .clientsocket import ClientSocket, Timer
+from .fairness import RoundRobin, Usage
 from .outcomes import WithDescriptors, as_error
 from .peers import Credentials
-from .roundrobin import RoundRobin
-from .timer import Timer
-from .usage import Usage
 
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
 _ENVELOPE = 1 << 20  # bytes of an answer beside its tensors

@@ -1,4 +1,4 @@
-"""Whose messages are handled next, so that many clients at once do not hold up the event loop.
+"""What keeps one client from having what is there for all: turns in the event loop, and shares of the memory.
 
 In one iteration of the loop only so much time goes to messages; what is left waits for the next, and then
 processes take turns, whatever the number of their connections.
@@ -68,3 +68,37 @@ class RoundRobin:
         if queue:
             self._waiting[owner] = queue
         return work
+
+
+class Usage:
+    """Amounts by user id, with one limit for each user and one for all together (0: none)."""
+
+    def __init__(self, limit: int, in_all: int = 0) -> None:
+        self.limit = limit
+        self.in_all = in_all
+        self._amounts: dict[int, int] = {}
+        self._sum = 0
+
+    def change(self, uid: int, amount: int) -> bool:
+        """Add `amount` (it may be negative); False where the user is then above the limit."""
+        total = self._amounts.get(uid, 0) + amount
+        self._sum += amount
+        if total:
+            self._amounts[uid] = total
+        else:
+            self._amounts.pop(uid, None)
+        return total <= self.limit
+
+    @property
+    def overfull(self) -> bool:
+        """Whether all users together are above their limit."""
+        return bool(self.in_all) and self._sum > self.in_all
+
+    @property
+    def largest(self) -> int:
+        """The user who holds most; there must be one."""
+        return max(self._amounts, key=lambda uid: self._amounts[uid])
+
+    def of(self, uid: int) -> int:
+        """What a user holds."""
+        return self._amounts.get(uid, 0)
