@@ -1,40 +1,85 @@
-"""Requests that go to a worker by way of the machine, and what is noted of them when they are answered."""
+"""Requests on their way: what each client waits for, its runs on the workers, and what is noted of them."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic
 
 from honed.daemon.core import events
+from honed.daemon.core.actions import Run
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.requests import ClientId, Ticket
 from honed.daemon.core.states import ServedModel, is_cpu
 from honed.daemon.core.statistics import ServedInference
+from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.observe.profiles import merged
+from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store
-from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall
+from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall, taken
 from honed.daemon.worker.regions import HeldRegion
+from honed.daemon.worker.supervisor import WorkerDied
+from honed.protocol import strict
+from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
+from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, ModelProfile
 from honed.protocol.sizes import MetSizes
 
-from .dispatch import Dispatcher, PendingRequest
+from .deviceserver import DeviceServer
 from .inference import InferencePlan
 
 PROFILE_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
-    """Asks workers for what clients want. `handle` tells the machine what has happened."""
+@dataclass(slots=True, kw_only=True)
+class PendingRequest(Generic[R]):
+    """What a request has workers do, and what came of it so far.
 
-    handle: Callable[[events.Event], None]
-    dispatcher: Dispatcher
-    models: Registry
-    store: Store
-    latencies: Latencies
+    `call` is for the key the model has when it runs; each of the `runs` is a turn of its own.
+    """
+
+    call: Callable[[str], WorkerCall[R]]
+    regions: list[HeldRegion]
+    runs: int = 1
+    answers: list[R] = field(default_factory=list)
+    started: float = 0.0
+    model: ServedModel | None = None  # that ran it last
+    version: int = 0  # of that
+    engine: str = ""  # that ran it last
+    open: bool = False  # in shapes that only the CPU engine takes
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Asking:
+    """The requests that are not answered yet, by number: workers are asked for what clients want."""
+
+    def __init__(
+        self,
+        handle: Callable[[events.Event], None],
+        told: Callable[[events.Event], None],
+        limits: Limits,
+        servers: Mapping[str, DeviceServer],
+        models: Registry,
+        store: Store,
+        latencies: Latencies,
+    ) -> None:
+        """`handle` tells the machine what has happened, `told` what came of a worker's run."""
+        self._handle = handle
+        self._told = told
+        self._limits = limits
+        self._servers = servers
+        self._models = models
+        self._store = store
+        self._latencies = latencies
+        self._work: dict[int, PendingRequest[Any]] = {}
+        self._deadlines = DeadlineWatch(self._late)
+        self._numbers = itertools.count(1)
 
     async def infer(
         self, client: ClientId, model: ServedModel, plan: InferencePlan
@@ -45,10 +90,10 @@ class Asking:
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
-            self.latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
+            self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
-            self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
+            self._handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return self.noted(model, plan, work, answer, arrived), answer.met
 
     async def ask_for(
@@ -101,8 +146,8 @@ class Asking:
         """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
-            served = self.models.get(model.name)  # it may be another version when its turn comes
-            path = str(self.store.form(served.manifest, key))
+            served = self._models.get(model.name)  # it may be another version when its turn comes
+            path = str(self._store.form(served.manifest, key))
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
         work = PendingRequest(call=call, regions=[], runs=runs)
@@ -113,7 +158,7 @@ class Asking:
     ) -> list[R]:
         """The answers of the worker."""
         now = time.monotonic()
-        with self.dispatcher.taken(work, now + timeout) as number:
+        with self._taken(work, now + timeout) as number:
             ticket = Ticket(
                 number=number,
                 client=client,
@@ -124,8 +169,127 @@ class Asking:
                 open=work.open,
             )
             try:
-                self.handle(events.Asked(ticket))
+                self._handle(events.Asked(ticket))
                 await work.done
             finally:
-                self.handle(events.Left(number))
+                self._handle(events.Left(number))
         return work.answers
+
+    @contextmanager
+    def _taken(self, work: PendingRequest[Any], deadline: float) -> Iterator[int]:
+        """While somebody waits for a request; gives its number.
+
+        When the deadline, in monotonic seconds, has passed it is refused with DeadlineExceeded.
+        """
+        number = next(self._numbers)
+        self._work[number] = work
+        self._deadlines.set(number, deadline)
+        for region in work.regions:
+            region.hold()
+        try:
+            yield number
+        finally:
+            del self._work[number]
+            self._deadlines.drop(number)
+            self._release(work)
+
+    def _late(self, number: int) -> None:
+        where = "while it ran" if self._work[number].started else "before its turn came"
+        self.refuse(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
+
+    def run(self, action: Run) -> Coroutine[Any, Any, None] | None:
+        """Run on a worker, and tell what came of it; gives what a task must do for that, if anything.
+
+        It keeps what it needs although nobody may wait for it any more.
+        """
+        work, supervisor = self._work[action.ticket.number], self._servers[action.engine].supervisor
+        for region in work.regions:
+            region.hold()
+        if all(map(supervisor.knows, work.regions)):
+            self._begin(action, work)
+            return None
+        return self._mapped(action, work)
+
+    async def _mapped(self, action: Run, work: PendingRequest[Any]) -> None:
+        try:
+            for region in work.regions:
+                supervisor = self._servers[action.engine].supervisor
+                await supervisor.map(region, self._limits.run_seconds)
+        except HonedError as error:
+            self._release(work)
+            self._told(_failed(action.engine, error))
+        else:
+            self._begin(action, work)
+
+    def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
+        work.started = time.monotonic()
+        work.model, work.version = action.model, action.model.manifest.history.number
+        work.engine = action.engine
+        call = work.call(action.model.key_on(action.engine))
+        supervisor = self._servers[action.engine].supervisor
+        try:
+            coming = supervisor.begin(call, seconds=self._limits.run_seconds)
+        except HonedError as error:
+            self._release(work)
+            self._told(_failed(action.engine, error))
+        else:
+            coming.add_done_callback(partial(self._ran, action.engine, work, call))
+
+    def _ran(
+        self,
+        engine: str,
+        work: PendingRequest[Any],
+        call: WorkerCall[Any],
+        coming: asyncio.Future[ResponseReceived],
+    ) -> None:
+        self._release(work)
+        try:
+            work.answers.append(taken(call, coming.result()))
+        except HonedError as error:
+            self._told(_failed(engine, error))
+        except strict.Mismatch as error:
+            self._told(events.Broken(engine, f"the worker's answer makes no sense: {error}", device=False))
+        else:
+            self._told(events.Served(engine, more=len(work.answers) < work.runs))
+
+    def answer(self, request: int) -> None:
+        """Give a request what its runs brought."""
+        done = self._work[request].done
+        if not done.done():
+            done.set_result(None)
+
+    def refuse(self, request: int, error: HonedError) -> None:
+        """Tell a request why it is not served."""
+        done = self._work[request].done
+        if not done.done():
+            done.set_exception(error)
+
+    def release(self, region: HeldRegion) -> None:
+        """Let go of a region; with its last holder gone the workers unmap it."""
+        if region.release():
+            for server in self._servers.values():
+                server.drop_region(region.number)
+
+    async def answered(self, seconds: float) -> None:
+        """Return once every request was answered, or after so long."""
+        end = time.monotonic() + seconds
+        while self._work and time.monotonic() < end:
+            waiting = [work.done for work in self._work.values()]
+            await asyncio.wait(waiting, timeout=end - time.monotonic())
+            await asyncio.sleep(0)  # let those who waited for the answers take them
+
+    async def taken_all(self) -> None:
+        """Return once those who waited have taken their answers."""
+        while self._work:
+            await asyncio.sleep(0)
+
+    def _release(self, work: PendingRequest[Any]) -> None:
+        for region in work.regions:
+            self.release(region)
+
+
+def _failed(engine: str, error: HonedError) -> events.Event:
+    if isinstance(error, WorkerDied | DeviceError):
+        return events.Broken(engine, str(error), device=isinstance(error, DeviceError))
+    # Its traceback would keep the frame it was caught in, with the data.
+    return events.Unfit(engine, error.with_traceback(None))

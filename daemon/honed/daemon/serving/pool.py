@@ -32,7 +32,6 @@ from honed.runtime.execution.partlimits import PartLimits
 from .asking import Asking
 from .commits import Commits
 from .deviceserver import DeviceServer
-from .dispatch import Dispatcher
 from .engines import choose, compare_again
 from .log import write
 from .placement import Placement
@@ -78,14 +77,7 @@ class Pool:
             policy=policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
-        self._dispatcher = Dispatcher(limits, self.servers)
-        self.asking = Asking(
-            handle=self.handle,
-            dispatcher=self._dispatcher,
-            models=models,
-            store=store,
-            latencies=latencies,
-        )
+        self.asking = Asking(self.handle, self._told, limits, self.servers, models, store, latencies)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -152,9 +144,9 @@ class Pool:
             case actions.Run():
                 self._run(action)
             case actions.Answer(request):
-                self._dispatcher.answer(request)
+                self.asking.answer(request)
             case actions.Refuse(request, error):
-                self._dispatcher.refuse(request, error)
+                self.asking.refuse(request, error)
             case actions.Load() | actions.Prove() | actions.Unload() | actions.Kill():
                 self._perform_on_worker(action, self.servers[action.engine])
             case actions.StartServer(engine):
@@ -189,7 +181,7 @@ class Pool:
     def _run(self, action: actions.Run) -> None:
         if self.servers[action.engine].supervisor.state != "ready":
             self.handle(events.NotRun(action.engine))
-        elif (work := self._dispatcher.run(action, self._told)) is not None:
+        elif (work := self.asking.run(action)) is not None:
             self._begin(work)
 
     def _told(self, event: events.Event) -> None:
@@ -306,7 +298,7 @@ class Pool:
 
     def release(self, region: HeldRegion) -> None:
         """Let go of a region; with its last holder gone the workers unmap it."""
-        self._dispatcher.release(region)
+        self.asking.release(region)
 
     def forget_client(self, client: ClientId) -> None:
         """A connection is gone; its requests are cancelled."""
@@ -318,9 +310,9 @@ class Pool:
 
     async def drain(self, seconds: float) -> None:
         """Let what is queued finish for so long, then answer the rest with Unavailable."""
-        await self._dispatcher.answered(seconds)
+        await self.asking.answered(seconds)
         self.handle(events.Stopping())
-        await self._dispatcher.taken_all()
+        await self.asking.taken_all()
 
     # Where models are
 
