@@ -10,8 +10,14 @@ from honed.protocol.errors import HonedError
 from .states import ServedModel
 
 
+class Action:
+    """What is to be done."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Action):
     """Run a request on an engine; ends in Served, Broken, Unfit or NotRun."""
 
     engine: str
@@ -20,14 +26,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Action):
     """Give a request what its runs brought."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Action):
     """Tell a request why it is not served."""
 
     request: int
@@ -35,7 +41,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Action):
     """Load and prove a model; `awaited` where requests may wait for it.
 
     Ends in Loaded, LoadRefused or LoadBroken, or with the engine's worker.
@@ -48,7 +54,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Prove:
+class Prove(Action):
     """Compare a deployment with a probe that is left; ends in Proven or Disproved, or with the worker."""
 
     engine: str
@@ -58,7 +64,7 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class Unload(Action):
     """Have an engine's worker forget a compiled file."""
 
     engine: str
@@ -66,7 +72,7 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Action):
     """End an engine's worker."""
 
     engine: str
@@ -74,21 +80,21 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class StartServer:
+class StartServer(Action):
     """Keep a worker on an engine from now on."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopServer:
+class StopServer(Action):
     """End an engine's processes; ends in ServerStopped."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Action):
     """Compare a successor with the version before, on what clients sent since.
 
     Ends in Judged or JudgingBroken.
@@ -99,21 +105,21 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(Action):
     """Store the manifest of a model, for as long as that model is served."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(Action):
     """Read the compiled file of a model anew; ends in Inspected."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class FallBack:
+class FallBack(Action):
     """Told: a version does wrong, and the one before serves again."""
 
     model: str
@@ -123,7 +129,7 @@ class FallBack:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Action):
     """Told: a model is not served any more."""
 
     model: str
@@ -131,7 +137,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Action):
     """Told: a successor has served cleanly."""
 
     model: str
@@ -139,7 +145,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class HandOver(Action):
     """Told: an engine is lost, and another serves its models."""
 
     engine: str
@@ -149,7 +155,7 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class Back(Action):
     """Told: a model is served by the engine it belongs to again."""
 
     model: str
@@ -157,7 +163,7 @@ class Back:
 
 
 @dataclass(frozen=True, slots=True)
-class StaysAway:
+class StaysAway(Action):
     """Told: the engine a model belongs to is back and cannot run it."""
 
     model: str
@@ -166,7 +172,7 @@ class StaysAway:
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class Switched(Action):
     """Told: an engine cannot serve a model, and another does from now on."""
 
     model: str
@@ -176,14 +182,14 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Action):
     """Run a model on the device and on the CPU engine in turns; ends in EngineChosen or NotCompared."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChanged:
+class EngineChanged(Action):
     """Told: a model belongs to another engine from now on."""
 
     model: str
@@ -192,35 +198,9 @@ class EngineChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Action):
     """Told: a run of a model failed with its worker."""
 
     model: str
     attempt: int
     why: str
-
-
-Action = (
-    Run
-    | Answer
-    | Refuse
-    | Load
-    | Prove
-    | Unload
-    | Kill
-    | StartServer
-    | StopServer
-    | Judge
-    | Persist
-    | Inspect
-    | FallBack
-    | GiveUp
-    | Settled
-    | HandOver
-    | Back
-    | StaysAway
-    | Switched
-    | Compare
-    | EngineChanged
-    | Failed
-)

@@ -13,29 +13,35 @@ from honed.protocol.results import ComparedOutput, ModelChecked, ModelSettings
 from honed.protocol.versions import ModelVersion
 
 
+class Event:
+    """What has happened."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Event):
     """A client asks for a run; refused by an exception where it cannot even wait."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(Event):
     """Nobody waits for a request any more."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(Event):
     """A connection ended."""
 
     client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Served(Event):
     """The run of an engine's request ended well; with `more` it has further runs to come."""
 
     engine: str
@@ -43,7 +49,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Event):
     """The engine's worker, or with `device` the device, failed in a run."""
 
     engine: str
@@ -52,7 +58,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(Event):
     """The engine's worker refused to run the request."""
 
     engine: str
@@ -60,19 +66,19 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class NotRun:
+class NotRun(Event):
     """The engine's worker was gone before the run began."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(Event):
     """The service stops: what is not answered by now is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady:
+class WorkerReady(Event):
     """An engine has a worker, the `worker`th, without models, on the device `spec`.
 
     `fingerprint` tells the device with its driver from others, or the CPU engine.
@@ -86,7 +92,7 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLost:
+class WorkerLost(Event):
     """An engine's worker ended, and every call to it has failed.
 
     `from_outside`: somebody else killed it, or it was for want of memory. `failed`: no worker starts.
@@ -99,7 +105,7 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStopped:
+class ServerStopped(Event):
     """An engine that was to stop has no process any more."""
 
     engine: str
@@ -120,7 +126,7 @@ class LoadedProof:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Event):
     """A Load ended well."""
 
     deployment: int
@@ -129,7 +135,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRefused:
+class LoadRefused(Event):
     """The engine cannot run the model."""
 
     deployment: int
@@ -137,7 +143,7 @@ class LoadRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadBroken:
+class LoadBroken(Event):
     """A process ended loading a model: the one that serves, or one `apart` that builds."""
 
     deployment: int
@@ -146,7 +152,7 @@ class LoadBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class Proven(Event):
     """A deployment answered the probe rightly; `outputs` tells how far off it was at worst."""
 
     deployment: int
@@ -154,7 +160,7 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Disproved:
+class Disproved(Event):
     """A deployment gave a wrong answer for the probe."""
 
     deployment: int
@@ -162,7 +168,7 @@ class Disproved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
+class Added(Event):
     """A model is in the store, new or in another's place; with `proof` it is in a worker, too.
 
     `home` is the device of its compiled form, which is None where there is none; with `cpu` the CPU engine
@@ -178,7 +184,7 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damaged:
+class Damaged(Event):
     """A stored model's compiled file cannot be used."""
 
     manifest: Manifest
@@ -187,7 +193,7 @@ class Damaged:
 
 
 @dataclass(frozen=True, slots=True)
-class NotRestored:
+class NotRestored(Event):
     """A damaged model could not be compiled again."""
 
     name: str
@@ -195,7 +201,7 @@ class NotRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class Explained(Event):
     """The manifest of `model` says now why it is served as it is, and whether a compiler would help."""
 
     model: int
@@ -204,7 +210,7 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsChanged:
+class SettingsChanged(Event):
     """The settings of `model` are others from now on."""
 
     model: int
@@ -212,7 +218,7 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChosen:
+class EngineChosen(Event):
     """The engine that `model` belongs to from now on, "gpu" or "cpu", by comparison or by hand, and why.
 
     `pinned` is the engine that is pinned, "" for none; None: as before. `interface` is told where it was not
@@ -228,14 +234,14 @@ class EngineChosen:
 
 
 @dataclass(frozen=True, slots=True)
-class NotCompared:
+class NotCompared(Event):
     """A Compare could not be done."""
 
     model: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceTimed:
+class InferenceTimed(Event):
     """A request for `model`, in the shapes it was compiled for, took `engine` so long."""
 
     model: int
@@ -244,26 +250,26 @@ class InferenceTimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Event):
     """Some seconds have passed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Event):
     """A model is in the store no more."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rested:
+class Rested(Event):
     """A variant is to rest, as soon as nothing waits for it; nothing happens where something does."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Event):
     """An engine is to keep a compiled file until it is let go of, whatever the models stand for."""
 
     engine: str
@@ -271,7 +277,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(Event):
     """The end of one Kept."""
 
     engine: str
@@ -279,7 +285,7 @@ class LetGo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuccessorReady:
+class SuccessorReady(Event):
     """A better version of `model` is stored and loaded; refused by an exception where that is not served."""
 
     model: int
@@ -289,7 +295,7 @@ class SuccessorReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionChosen:
+class VersionChosen(Event):
     """An earlier version was chosen by hand; it is stored as the one served, and loaded."""
 
     manifest: Manifest
@@ -298,7 +304,7 @@ class VersionChosen:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class TurnedAway(Event):
     """A successor of `model` was not taken and goes into quarantine."""
 
     model: int
@@ -306,7 +312,7 @@ class TurnedAway:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(Event):
     """No version takes the place of `model`, or that is allowed again."""
 
     model: int
@@ -314,7 +320,7 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Event):
     """A successor was compared once more with the version before; an `objection` says why it must go."""
 
     model: int
@@ -322,7 +328,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgingBroken:
+class JudgingBroken(Event):
     """The worker ended meanwhile."""
 
     model: int
@@ -330,48 +336,8 @@ class JudgingBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(Event):
     """The file of a version that was gone back to was read."""
 
     model: int
     compiled: Compiled
-
-
-Event = (
-    Asked
-    | Left
-    | ClientGone
-    | Served
-    | Broken
-    | Unfit
-    | NotRun
-    | Stopping
-    | WorkerReady
-    | WorkerLost
-    | ServerStopped
-    | Loaded
-    | LoadRefused
-    | LoadBroken
-    | Proven
-    | Disproved
-    | Added
-    | Damaged
-    | NotRestored
-    | Removed
-    | Rested
-    | Explained
-    | SettingsChanged
-    | EngineChosen
-    | NotCompared
-    | InferenceTimed
-    | Passed
-    | Kept
-    | LetGo
-    | SuccessorReady
-    | VersionChosen
-    | TurnedAway
-    | Pinned
-    | Judged
-    | JudgingBroken
-    | Inspected
-)
