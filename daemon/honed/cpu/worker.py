@@ -118,11 +118,8 @@ def _identity() -> DeviceIdentity:
 
 def _probes(compiled: str) -> list[dict[str, Array]]:
     with modelfile.read(compiled) as file:
-        proof, tensors = file.model.proof, file.model.inputs
-        return [
-            {t.name: file.constant(i).copy() for t, i in zip(tensors, probe.inputs, strict=True)}
-            for probe in (proof.probes if proof else ())
-        ]
+        sets = map(file.inputs, file.model.probes)
+        return [{name: array.copy() for name, array in inputs.items()} for inputs in sets]
 
 
 def main(arguments: list[str]) -> None:

@@ -54,14 +54,10 @@ class Comparison:
 
     def __init__(self, old: Executor, new: Executor, recorded: list[Inputs]) -> None:
         self.pair = (old, new)
-        proof = old.model.proof
-        probes = [
-            {t.name: old.file.constant(i) for t, i in zip(old.model.inputs, probe.inputs, strict=True)}
-            for probe in (proof.probes if proof else ())
-        ]
-        self.sets = [*recorded, *probes] or [_zeros(old)]
+        probes = old.model.probes
+        self.sets = [*recorded, *map(old.file.inputs, probes)] or [zeros(old)]
         self._tolerance = [
-            2 * max((p.tolerance[i] for p in (proof.probes if proof else ())), default=1e-3)
+            2 * max((probe.tolerance[i] for probe in probes), default=1e-3)
             for i in range(len(old.model.outputs))
         ]
         self._answers: dict[int, Inputs] = {}
@@ -90,5 +86,6 @@ class Comparison:
         return ""
 
 
-def _zeros(executor: Executor) -> Inputs:
+def zeros(executor: Executor) -> Inputs:
+    """Inputs for a model that has no probes."""
     return {t.name: np.zeros(t.shape, dtype(t.dtype).numpy) for t in executor.model.inputs}

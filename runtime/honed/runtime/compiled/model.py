@@ -297,6 +297,11 @@ class CompiledModel:
     forms: tuple[Form, ...] = ()
 
     @property
+    def probes(self) -> tuple[Probe, ...]:
+        """Those of its proof, where it has one."""
+        return self.proof.probes if self.proof is not None else ()
+
+    @property
     def made_behind(self) -> tuple[PartTensor, ...]:
         """Those of the model's outputs that parts make behind all steps."""
         by_steps = {tensor.name for tensor in self.outputs}

@@ -22,7 +22,7 @@ from honed.protocol.errors import InvalidArgument, ModelFileError, NotFound, Oth
 from honed.runtime.dtypes import dtype
 
 from . import validate
-from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel
+from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel, Probe
 
 if TYPE_CHECKING:  # the service reads files without NumPy
     from numpy.typing import NDArray
@@ -82,6 +82,11 @@ class ModelFile:
             self._mapped, kind.numpy, buffer.nbytes // kind.itemsize, self._constants_at + buffer.offset
         )
         return flat.reshape(buffer.shape)
+
+    def inputs(self, probe: Probe) -> dict[str, NDArray[Any]]:
+        """What a probe of the model gives it, by name; raises as `constant`."""
+        tensors = zip(self.model.inputs, probe.inputs, strict=True)
+        return {tensor.name: self.constant(index) for tensor, index in tensors}
 
     def form(self, number: int) -> ModelFile:
         """A form of one of the model's parts, as a file that is closed by itself."""

@@ -76,8 +76,7 @@ def check_probes(executor: Executor) -> tuple[Difference, ...]:
 
     Raises as `Executor.run` does. A file without probes gives ().
     """
-    proof = executor.model.proof
-    return tuple(found for probe in (proof.probes if proof else ()) for found in check_probe(executor, probe))
+    return tuple(found for probe in executor.model.probes for found in check_probe(executor, probe))
 
 
 def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
@@ -85,7 +84,7 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
     Raises as `Executor.run` does.
     """
-    outputs, known = executor.run_compiled(_inputs(executor, probe)), _known(executor, probe)
+    outputs, known = executor.run_compiled(executor.file.inputs(probe)), _known(executor, probe)
     return tuple(
         compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
         for tensor, tolerance in zip(executor.model.outputs, probe.tolerance, strict=True)
@@ -102,7 +101,7 @@ def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
     behind = executor.model.made_behind
     if not behind:
         return ()
-    inputs = _inputs(executor, probe)
+    inputs = executor.file.inputs(probe)
     executor.run(inputs)
     if not probe.behind:
         return ()
@@ -126,14 +125,8 @@ def check_numbered(executor: Executor, number: int) -> tuple[Difference, ...]:
 
 def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
     """All probes, and what each is of."""
-    proof = executor.model.proof
-    own = [(executor, probe) for probe in (proof.probes if proof is not None else ())]
+    own = [(executor, probe) for probe in executor.model.probes]
     return [*own, *(found for form in executor.forms for found in _probes(form))]
-
-
-def _inputs(executor: Executor, probe: Probe) -> dict[str, Array]:
-    tensors = zip(executor.model.inputs, probe.inputs, strict=True)
-    return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
 
 
 def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
