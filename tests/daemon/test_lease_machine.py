@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.daemon.core.lease import Action, Grant, Lease, LeasePhase, Overdue, Revoke
-from honed.daemon.core.releases import BUCKETS, RECENT, ReleaseTimes
+from honed.daemon.core.lease import (
+    BUCKETS,
+    RECENT,
+    Action,
+    Grant,
+    Lease,
+    LeasePhase,
+    Overdue,
+    ReleaseTimes,
+    Revoke,
+)
 from honed.runtime.errors import InvalidArgument
 
 TUNERS = st.integers(1, 3)

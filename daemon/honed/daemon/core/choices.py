@@ -11,11 +11,10 @@ from typing import Any
 
 from . import failover, trials
 from .actions import Compare, EngineChanged, Persist
-from .drift import DRIFT_SECONDS
 from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
 from .scheduling import dismiss, load_next, run_next, wake
 from .shared import Core
-from .states import Engine, Phase, ServedModel, State
+from .states import DRIFT_SECONDS, Engine, Phase, ServedModel, State
 
 
 def timed(core: Core, event: InferenceTimed) -> None:

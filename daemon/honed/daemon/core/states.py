@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from honed.daemon.core.requests import Queue, Ticket
@@ -11,14 +11,15 @@ from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.protocol.results import ModelChecked
-
-from .drift import Drift
+from honed.runtime.engines import TIE
 
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
 RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
 _HOUR = 3600.0
+DRIFT_RUNS = 20  # requests in a row that tell how long they take now
+DRIFT_SECONDS = 600.0  # between two comparisons for want of speed
 
 
 def cpu_engine(owner: int | None) -> str:
@@ -90,6 +91,29 @@ class Blame:
         """A worker ended running it; gives how many did within an hour."""
         self.times = (*(t for t in self.times if now - t < _HOUR), now)
         return len(self.times)
+
+
+class Drift:
+    """What the latest requests for a model took on one engine, in milliseconds."""
+
+    def __init__(self) -> None:
+        self._engine = ""
+        self._latest: deque[float] = deque(maxlen=DRIFT_RUNS)
+
+    def note(self, engine: str, ms: float, chosen_ms: float) -> bool:
+        """A request ran; True where even the faster ones of the latest took more than a tie allows.
+
+        They count anew then, and on another engine.
+        """
+        if engine != self._engine:
+            self._engine = engine
+            self._latest.clear()
+        self._latest.append(ms)
+        if len(self._latest) < DRIFT_RUNS:
+            return False
+        slower = sorted(self._latest)[(DRIFT_RUNS - 1) // 4] > TIE * chosen_ms
+        self._latest.clear()
+        return slower
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from honed.daemon.changes.jobs import Jobs
 from honed.daemon.core.events import SettingsChanged
 from honed.daemon.core.states import ServedModel
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.madeup import made_up
+from honed.daemon.serving.loading import made_up
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
@@ -19,7 +20,6 @@ from honed.daemon.core.states import ServedModel, is_cpu
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.observe.profiles import merged
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall, taken
@@ -28,7 +28,7 @@ from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import Inferred, ModelProfile
+from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
 from honed.protocol.sizes import MetSizes
 
 from .deviceserver import DeviceServer
@@ -293,3 +293,31 @@ def _failed(engine: str, error: HonedError) -> events.Event:
         return events.Broken(engine, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.
     return events.Unfit(engine, error.with_traceback(None))
+
+
+def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """Times are means, and rates are those of the mean times; the rest is as in the first profile."""
+    count = len(profiles)
+    sum_us = sum(each.sum_us for each in profiles) / count
+    times: defaultdict[str, float] = defaultdict(float)
+    for each in profiles:
+        for row in each.rows:
+            times[row.name] += row.us / count
+    rows = [_with_time(row, times[row.name], sum_us) for row in profiles[0].rows]
+    return replace(
+        profiles[0],
+        runs=count,
+        sum_us=sum_us,
+        whole_us=sum(each.whole_us for each in profiles) / count,
+        rows=tuple(sorted(rows, key=lambda row: -row.us)),
+    )
+
+
+def _with_time(row: ProfiledRow, us: float, sum_us: float) -> ProfiledRow:
+    faster = row.us / us if us else 0.0
+    gflops, gbs, peak_share = (
+        None if rate is None else rate * faster for rate in (row.gflops, row.gbs, row.peak_share)
+    )
+    return replace(
+        row, us=us, share=us / sum_us if sum_us else 0.0, gflops=gflops, gbs=gbs, peak_share=peak_share
+    )

@@ -14,6 +14,7 @@ from honed.daemon.core import actions, events
 from honed.daemon.core.events import LoadedProof
 from honed.daemon.core.states import Engine
 from honed.daemon.settings.limits import Limits
+from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.proofcache import ProofCache
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import ComparisonResult
@@ -24,6 +25,7 @@ from honed.daemon.worker.calls import (
     CheckProbe,
     ComparedTurn,
     CompareTurn,
+    GivenInput,
     RunTurn,
     UnloadModel,
     WarmUp,
@@ -32,8 +34,6 @@ from honed.daemon.worker.calls import (
 from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
-
-from .madeup import warm_up_inputs
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
@@ -255,3 +255,25 @@ class Loader:
             pass
         except HonedError as error:
             _log.warning("the worker refused %s: %s", call.method, error)
+
+
+def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[GivenInput, ...]:
+    """What a model is run on before it serves; `interface` is of the form that is loaded."""
+    if interface is None:
+        return ()
+    return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
+
+
+def made_up(tensors: tuple[OpenTensor, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
+    """Inputs in the shapes that are given for open ones, else with 1 for each open size."""
+    return tuple(
+        GivenInput(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
+        for tensor in tensors
+    )
+
+
+def _closed(tensor: OpenTensor, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    wanted = shapes.get(tensor.name)
+    if wanted is not None and tensor.takes(wanted):
+        return wanted
+    return tuple(1 if size < 0 else size for size in tensor.shape or ())

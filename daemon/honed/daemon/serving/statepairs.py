@@ -8,7 +8,7 @@ says that it is state, and the type and shape fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,33 +16,13 @@ from honed.daemon.store.interface import Interface, OpenTensor
 from honed.protocol.errors import InvalidArgument
 
 METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it
-_STATE = frozenset(
-    (
-        *(
-            "state",
-            "states",
-            "cache",
-            "caches",
-            "hidden",
-            "cell",
-            "h",
-            "c",
-            "hx",
-            "cx",
-            "past",
-            "present",
-            "kv",
-        ),
-        *("past", "present", "mem", "memory", "memories", "rnn", "lstm", "gru", "context", "ctx", "history"),
-        *("buf", "buffer"),
-    )
+_STATE = re.compile(
+    r"states?|caches?|hidden|cell|[hc]x?|past|present|kv|mem|memory|memories|rnn|lstm|gru|context|ctx|history"
+    r"|buf|buffer"
 )
 _BEFORE = frozenset(["in", "input", "inputs", "prev", "previous", "past", "old", "last", "init", "initial"])
 _AFTER = frozenset(["out", "output", "outputs", "new", "next", "present", "updated", "n"])
-_SHORT: Final[Mapping[str, str]] = {
-    "hn": "h",
-    "cn": "c",
-}  # outputs of recurrent layers
+_SHORT: Final[Mapping[str, str]] = {"hn": "h", "cn": "c"}  # outputs of recurrent layers
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
@@ -121,7 +101,7 @@ def _fit(output: OpenTensor, given: OpenTensor) -> bool:
 
 def _named_alike(output: str, given: str) -> bool:
     after, before = _words(output), _words(given)
-    if not _STATE.intersection((*(_SHORT.get(word, word) for word in after), *before)):
+    if not any(map(_STATE.fullmatch, (*(_SHORT.get(word, word) for word in after), *before))):
         return False
     stem = [_SHORT.get(word, word) for word in after if word not in _AFTER]
     begun = [word for word in before if word not in _BEFORE]
@@ -132,8 +112,4 @@ def _named_alike(output: str, given: str) -> bool:
 
 def _words(name: str) -> list[str]:
     # past_key_values.0.key is followed by present.0.key
-    return _lower(_WORDS.findall(name.replace("key_values", "")))
-
-
-def _lower(words: Iterable[str]) -> list[str]:
-    return [word.lower() for word in words]
+    return [word.lower() for word in _WORDS.findall(name.replace("key_values", ""))]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import mmap
 import os
 from typing import Protocol
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.methods import check_name
 from honed.protocol.params import RegionParams
-from honed.runtime.calling import memfd
 
+_NO_WRITING = fcntl.F_SEAL_WRITE | 0x0010  # F_SEAL_FUTURE_WRITE, linux/fcntl.h
 _numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
 
 
@@ -82,7 +84,7 @@ class RegionTable:
         if len(self._regions) >= self._limit:
             raise ResourceExhausted(f"{self._limit} regions are registered already; unregister some")
         offset = params.offset or 0
-        memfd.check(descriptor, offset, params.byte_size)
+        check_memfd(descriptor, offset, params.byte_size)
         self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
 
     def get(self, name: str) -> HeldRegion:
@@ -102,3 +104,35 @@ class RegionTable:
         for region in removed:
             del self._regions[region.name]
         return removed
+
+
+def check_memfd(descriptor: int, offset: int, byte_size: int) -> None:
+    """Raise InvalidArgument unless the descriptor is a memfd that may be mapped for this range for good."""
+    if offset < 0 or offset % mmap.PAGESIZE:
+        raise InvalidArgument(
+            f"offset {offset} is not a multiple of {mmap.PAGESIZE}; start the region on a page"
+        )
+    if byte_size < 1:
+        raise InvalidArgument(f"a region of {byte_size} bytes is not possible; ask for at least 1")
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise InvalidArgument("the descriptor is not a memfd; make it with memfd_create") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise InvalidArgument("the memfd can still shrink; seal it with F_SEAL_SHRINK before registering it")
+    if seals & _NO_WRITING or fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+        raise InvalidArgument(
+            "the memfd cannot be written; open it for reading and writing, without write seals"
+        )
+    size = os.fstat(descriptor).st_size
+    if offset + byte_size > size:
+        raise InvalidArgument(
+            f"the memfd has {size} bytes and the region would end at byte {offset + byte_size}; "
+            "size the memfd before registering it"
+        )
+    try:
+        mmap.mmap(descriptor, byte_size, offset=offset).close()
+    except (OSError, ValueError, OverflowError) as error:  # huge pages, more than there are addresses
+        raise InvalidArgument(
+            f"the memfd cannot be mapped ({error}); use an ordinary one, or less of it"
+        ) from error

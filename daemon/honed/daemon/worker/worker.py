@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,8 @@ from honed.machine import peaks
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
-from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.sizes import MetSizes
 from honed.runtime.execution.cpuparts import CpuParts
@@ -44,10 +45,10 @@ from .calls import (
     ProfileModel,
     UnloadModel,
 )
-from .comparison import Comparison, Recorder
+from .comparison import Comparison, Recorder, zeros
 from .hosting import Array, Host, by_name, connect
-from .profiling import profile
 
+_MOST_SPANS = 8192  # of a timeline, which then fits a message
 _NICENESS = 10  # at least, of the thread that builds kernels
 _log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ class Worker(Host):
         return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
-        return profile(self.loaded(call.key), call.name, timeline=call.timeline)
+        return _profiled(self.loaded(call.key), call.name, timeline=call.timeline)
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = by_name(
@@ -203,6 +204,31 @@ def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
         if d.output not in worst or d.error > worst[d.output].error:
             worst[d.output] = d
     return tuple(ComparedOutput(name=d.output, tolerance=d.tolerance, error=d.error) for d in worst.values())
+
+
+def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
+    """The result of ModelProfile for one run of the model called `name`.
+
+    Raises InvalidArgument where a timeline is asked for that is too long.
+    """
+    if timeline and len(executor.model.steps) > _MOST_SPANS:
+        raise InvalidArgument(
+            f"an inference takes {len(executor.model.steps)} steps and a timeline holds {_MOST_SPANS}; "
+            "profile the model without one"
+        )
+    probes = executor.model.probes
+    found = executor.profile(executor.file.inputs(probes[0]) if probes else zeros(executor))
+    device = executor.device.profile
+    return strict.like(
+        ModelProfile,
+        found,
+        name=name,
+        runs=1,
+        device=device.identity,
+        peaks=device.peaks,
+        rows=found.kernels,
+        timeline=tuple(astuple(span) for span in found.spans) if timeline else None,
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -109,5 +109,5 @@ class Region:
 
 
 def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.uint8]:
-    """The bytes of a region that `memfd.check` let pass; unmapped when the array goes."""
+    """The bytes of a region that the service has admitted; unmapped when the array goes."""
     return np.frombuffer(mmap.mmap(descriptor, byte_size, offset=offset), np.uint8)
