@@ -1,6 +1,7 @@
-"""The shared memory in which tensors go from one step of a chain to the next.
+"""The memory of a chain's tensors: between its steps, and the room that its client gives.
 
-Those that are not needed any more are kept for a while: engines have them mapped, and their pages are there.
+Regions that are not needed any more are kept for a while: engines have them mapped, and their pages are
+there.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from honed.daemon.serving.inference import RegionRange
 from honed.daemon.settings.limits import CHAINS_MIB
 from honed.daemon.worker.regions import HeldRegion
 from honed.protocol.errors import ResourceExhausted
+from honed.protocol.params import ROOM_ALIGN, RegionPlace
 
 _LEAST_BYTES = 1 << 16  # of a region
 _KEPT, _KEPT_BYTES = 64, 64 << 20  # regions that nobody needs
@@ -130,3 +133,44 @@ class BetweenMemory:
 def region_bytes(nbytes: int) -> int:
     """The size of the region that is taken for so many bytes: one of few sizes, so that it fits others."""
     return max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes, and the gap before what follows them in a room."""
+    return -(-nbytes // ROOM_ALIGN) * ROOM_ALIGN
+
+
+@dataclass(slots=True, eq=False)
+class ScratchRoom:
+    """What is left of it. While a step has `lent` the rest, nothing else is taken."""
+
+    of: RegionRange
+    used: int = 0
+    lent: bool = False
+
+    def take(self, nbytes: int) -> RegionPlace | None:
+        """A place for a tensor of so many bytes, None where there is none."""
+        if self.lent or not 0 < nbytes <= self.of.nbytes - self.used:
+            return None
+        place = self._place(nbytes)
+        self.used += aligned(nbytes)
+        return place
+
+    def lend(self) -> RegionPlace | None:
+        """All that is left, to a step that does not know how much it needs; None where there is none."""
+        if self.lent or self.used >= self.of.nbytes:
+            return None
+        self.lent = True
+        return self._place(self.of.nbytes - self.used)
+
+    def returned(self, end: int) -> None:
+        """The step has run, and what it placed ends at this byte of the region."""
+        self.lent = False
+        self.used = max(self.used, aligned(end - self.of.offset))
+
+    def _place(self, nbytes: int) -> RegionPlace:
+        return RegionPlace(
+            shared_memory_region=self.of.region.name,
+            shared_memory_offset=self.of.offset + self.used,
+            shared_memory_byte_size=nbytes,
+        )

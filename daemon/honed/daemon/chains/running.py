@@ -30,10 +30,9 @@ from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, 
 from honed.protocol.results import Inferred, InferredOutput, InferTimes
 from honed.runtime.dtypes import STRING
 
-from .between import BetweenMemory, region_bytes
+from .between import BetweenMemory, ScratchRoom, aligned, region_bytes
 from .definition import Chain, TensorSource, source
 from .progress import ChainProgress
-from .room import ScratchRoom, aligned
 
 UNKNOWN_BYTES = 4 << 20  # that a tensor of open size is expected to have before one was seen
 _QUICK_BYTES = 1 << 20  # that are copied without a thread

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.daemon.apps.viewer import EVERYTHING, Viewer
+from honed.daemon.apps.names import EVERYTHING, Viewer
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from honed.daemon import installed
-from honed.daemon.apps.names import NOBODYS
-from honed.daemon.apps.viewer import Viewer, model_named, renamed
+from honed.daemon.apps.names import NOBODYS, Viewer, model_named, renamed
 from honed.daemon.chains import showing
 from honed.daemon.chains.served import Chains
 from honed.daemon.changes.jobs import Jobs
@@ -67,7 +66,7 @@ from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import HONED_VERSION
 
-from . import models, placed
+from . import models
 from .bringer import Bringer
 from .inferring import Inferring, interfaces
 from .metrics import MetricsCollector
@@ -213,9 +212,9 @@ class Api:
             device_spec=default.supervisor.spec,
             peaks=default.peaks,
             worker=default.worker(),
-            devices=placed.devices(self.fleet, self.registry, viewer),
+            devices=models.device_statuses(self.fleet, self.registry, viewer),
             models={state.value: self.registry.count(state, viewer) for state in State},
-            queue=placed.queue(self.fleet, viewer),
+            queue=models.queue_status(self.fleet, viewer),
             connections=self.connections(),
             jobs=tuple(jobs),
             damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
@@ -301,7 +300,9 @@ class Api:
             return showing.shown(chain, self.registry)
         entry = self.registry.entry(name)
         variants = self.variants.shown(entry.name)
-        return models.show(entry, self.fleet.of(entry).identity, placed.placed(self.fleet, entry), variants)
+        return models.show(
+            entry, self.fleet.of(entry).identity, models.placement_of(self.fleet, entry), variants
+        )
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:

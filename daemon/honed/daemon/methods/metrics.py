@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.apps.names import is_own
-from honed.daemon.apps.viewer import Viewer
+from honed.daemon.apps.names import Viewer, is_own
 from honed.daemon.blocking import in_thread
 from honed.daemon.chains.served import Chains, ServedChain
 from honed.daemon.core.registry import Registry
@@ -37,7 +36,7 @@ from honed.protocol.service import (
 )
 from honed.protocol.tuning import TuningFigures
 
-from . import placed
+from .models import queue_status, servers_seen
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.
@@ -108,12 +107,12 @@ class MetricsCollector:
                 worker=viewer.veil(_worker(each), own),
                 queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
             )
-            for each in placed.seen(self.pool, viewer)
+            for each in servers_seen(self.pool, viewer)
         )
 
     def _queue(self, viewer: Viewer) -> QueueFigures:
-        longest = max(each.engine.queue.longest for each in placed.seen(self.pool, viewer))
-        return strict.like(QueueFigures, placed.queue(self.pool, viewer), longest=longest)
+        longest = max(each.engine.queue.longest for each in servers_seen(self.pool, viewer))
+        return strict.like(QueueFigures, queue_status(self.pool, viewer), longest=longest)
 
     def _models(self, viewer: Viewer, now: float, uptime: float) -> tuple[ModelFigures, ...]:
         usage, waiting = self.ledger.usage(), self.pool.waiting()

@@ -1,9 +1,13 @@
-"""A model as ModelShow and RepositoryIndex have it. No I/O but for users' names."""
+"""What is shown of models, of devices, and of where models are. No I/O but for users' names."""
 
 from __future__ import annotations
 
+from honed.daemon.apps.names import Viewer
+from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
+from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.inference import describe
+from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import state_of
 from honed.daemon.store.interface import Interface
 from honed.daemon.transport.peers import user_name
@@ -12,6 +16,7 @@ from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
 from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource, ShownVariant
+from honed.protocol.service import DeviceStatus, QueueStatus
 
 
 def show(
@@ -108,4 +113,52 @@ def _as_given(
         variants=variants,
         sequence_state=_sequence_state(entry),
         settings=manifest.settings,
+    )
+
+
+def servers_seen(pool: Pool, viewer: Viewer) -> list[DeviceServer]:
+    """Device servers that are there for a peer."""
+    return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
+
+
+def queue_status(pool: Pool, viewer: Viewer) -> QueueStatus:
+    """Requests of all devices that wait and run."""
+    queues = [server.queue() for server in servers_seen(pool, viewer)]
+    return QueueStatus(
+        waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
+    )
+
+
+def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[DeviceStatus, ...]:
+    """The part `devices` of ServerStatus, as `viewer` may see it."""
+    models = [model for model in registry.models() if viewer.sees(model.manifest.owner)]
+    return tuple(
+        DeviceStatus(
+            name=server.name,
+            engine=server.kind,
+            default=server is pool.default,
+            stand_in=server.engine.stand_in and server.kind != "cpu",
+            spec=server.supervisor.spec,
+            device=server.identity,
+            peaks=server.peaks,
+            worker=server.worker(),
+            queue=server.queue(),
+            models=tuple(model.name for model in models if model.engine == server.name),
+            away=tuple(model.name for model in models if model.home == server.name and not model.at_home),
+        )
+        for server in servers_seen(pool, viewer)
+    )
+
+
+def placement_of(pool: Pool, model: ServedModel) -> ModelPlacement:
+    """The part `placement` of ModelShow."""
+    manifest = model.manifest
+    home = pool.placement.home(model.name, manifest.device, manifest.placed)
+    return ModelPlacement(
+        device=pool.device_of(model).shown,
+        served_by=pool.of(model).shown,
+        engine=model.kind,
+        why=manifest.why or home.why,
+        away=model.away,
+        pinned_engine=manifest.pinned_engine,
     )

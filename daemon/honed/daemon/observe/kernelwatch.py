@@ -19,8 +19,7 @@ from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
 
-from .attribution import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
-from .kernelfaults import listed
+from .attribution import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, listed, whose
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, of_service
-from honed.daemon.observe.kernelfaults import kernel_log
+from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, kernel_log, of_service
 from honed.tool.output import Output, line
 from honed.tool.parser import add_command
 from honed.tool.recordsfile import add_state_dir_option, find_records

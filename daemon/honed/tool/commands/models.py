@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, ours
-from honed.daemon.observe.kernelfaults import kernel_log
+from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from honed.daemon.observe.attribution import blamed, ours
-from honed.daemon.observe.kernelfaults import kernel_log
+from honed.daemon.observe.attribution import blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, R, from_map
 from honed.protocol.errors import HonedError, NotFound
