@@ -5,6 +5,7 @@ from __future__ import annotations
 from honed.daemon.apps.names import EVERYTHING, Viewer
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.interface import Interface
 from honed.daemon.store.store import Manifest
 from honed.daemon.store.variantnames import is_variant, model_of
 from honed.protocol.errors import NotFound, Unavailable
@@ -114,6 +115,16 @@ class Registry:
         if model.compiled is None:
             raise Unavailable(f"model {name!r} cannot be used: {model.reason}")
         return model, model.compiled
+
+    def interfaces(self, model: ServedModel) -> tuple[Interface | None, Interface | None]:
+        """Of a model's compiled form, and of its file where the CPU engine runs that.
+
+        One of them at least; raises Unavailable where there is none.
+        """
+        compiled, given = model.compiled, model.manifest.interface
+        if compiled is None and given is None:
+            self.compiled(model.name)  # which says why
+        return compiled.interface if compiled is not None else None, given
 
     def all(self) -> list[ServedModel]:
         """Every model and variant that is served, by name."""

@@ -32,30 +32,20 @@ from honed.daemon.transport.peers import Policy
 from honed.daemon.tuning.child import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict, versions
-from honed.protocol.config import ConfigReloaded, ConfigShown
-from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
     BringParams,
-    ChainParams,
     ExportParams,
-    HintsExportParams,
-    HintsImportParams,
     HistoryParams,
-    InferParams,
     LeaseAskParams,
     LeaseReleaseParams,
     LoadParams,
-    MetricsParams,
     ModelParams,
     Nothing,
-    PinParams,
     ProfileParams,
-    PublishParams,
     RegionName,
     RegionParams,
-    RollbackParams,
-    SetParams,
     TunerReportParams,
     TunerRunParams,
     TunerStopParams,
@@ -68,7 +58,7 @@ from honed.runtime.version import HONED_VERSION
 
 from . import models
 from .bringer import Bringer
-from .inferring import Inferring, interfaces
+from .inferring import Inferring
 from .metrics import MetricsCollector
 from .modelsettings import SettingsKeeper
 from .removing import Remover
@@ -98,6 +88,10 @@ class ApiCall:
     msgid: int
     descriptors: list[int]
 
+    def progress(self, news: Map) -> None:
+        """Tell how far it is."""
+        self.connection.notify("Progress", {"msgid": self.msgid, **news})
+
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -109,10 +103,15 @@ def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
     """Mark what answers requests for `method`."""
 
     def mark(handler: Handler[P, R]) -> Handler[P, R]:
-        _HANDLERS[method.name] = handler
+        _forward(method, handler)
         return handler
 
     return mark
+
+
+def _forward(method: Method[P, R], handler: Handler[P, R]) -> None:
+    """Have requests for `method` answered so."""
+    _HANDLERS[method.name] = handler
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -243,18 +242,6 @@ class Api:
         self.leasing.release(call.connection, params.lease or 0)
         return Empty()
 
-    @_answers(methods.METRICS)
-    async def _show_metrics(self, call: ApiCall, params: MetricsParams) -> service.Metrics | MetricsText:
-        return await self.metrics.answer(params.format, self._viewer(call))
-
-    @_answers(methods.CONFIG_SHOW)
-    async def _config_show(self, call: ApiCall, params: Nothing) -> ConfigShown:
-        return await self.reloader.show()
-
-    @_answers(methods.CONFIG_RELOAD)
-    async def _config_reload(self, call: ApiCall, params: Nothing) -> ConfigReloaded:
-        return await self.reloader.reload()
-
     @_answers(methods.MODEL_READY)
     async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
         if (chain := self.chains.find(name := _named(params))) is not None:
@@ -266,11 +253,9 @@ class Api:
         if (chain := self.chains.find(name := _named(params))) is not None:
             return showing.metadata(chain, self.registry)
         entry = self.registry.model(name)
-        compiled, given = interfaces(entry)
+        compiled, given = self.registry.interfaces(entry)
         shown = given or compiled
-        if shown is None:
-            self.registry.compiled(entry.name)  # which says why
-            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        assert shown is not None
         return results.ModelMetadata(
             name=entry.name,
             versions=(VERSION,),
@@ -300,9 +285,7 @@ class Api:
             return showing.shown(chain, self.registry)
         entry = self.registry.entry(name)
         variants = self.variants.shown(entry.name)
-        return models.show(
-            entry, self.fleet.of(entry).identity, models.placement_of(self.fleet, entry), variants
-        )
+        return models.show(entry, self.fleet, variants)
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -333,29 +316,9 @@ class Api:
         )
         return WithDescriptors(result, descriptors)
 
-    @_answers(methods.MODEL_INFER)
-    async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
-        return await self.inferring.infer(call.connection, params)
-
-    @_answers(methods.MODEL_PUBLISH)
-    async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
-        return await self.publisher.publish(params, call.descriptors)
-
     @_answers(methods.MODEL_HISTORY)
     async def _model_history(self, call: ApiCall, params: HistoryParams) -> versions.ModelHistory:
         return self.publisher.history(params)
-
-    @_answers(methods.MODEL_ROLLBACK)
-    async def _model_rollback(self, call: ApiCall, params: RollbackParams) -> versions.RolledBack:
-        return await self.publisher.rollback(params)
-
-    @_answers(methods.MODEL_PIN)
-    async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
-        return await self.publisher.pin(params)
-
-    @_answers(methods.MODEL_SET)
-    async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
-        return await self.settings.set(self.registry.model(params.name), params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
     async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:
@@ -381,28 +344,15 @@ class Api:
     async def _tuner_run(
         self, call: ApiCall, params: TunerRunParams
     ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
-        def notify(news: Map) -> None:
-            call.connection.notify("Progress", {"msgid": call.msgid, **news})
-
         if params.command not in MEASURING:
-            return await self.tuner_runs.run(params, call.descriptors, notify)
+            return await self.tuner_runs.run(params, call.descriptors, call.progress)
         with self.leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
-            return await self.tuner_runs.run(params, call.descriptors, notify)
+            return await self.tuner_runs.run(params, call.descriptors, call.progress)
 
     @_answers(methods.TUNER_STOP)
     async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
         self.tuner_runs.stop(params.model)
         return Empty()
-
-    @_answers(methods.HINTS_EXPORT)
-    async def _hints_export(
-        self, call: ApiCall, params: HintsExportParams
-    ) -> WithDescriptors[service.HintsExported]:
-        return await self.tuner_runs.export_hints(spread=bool(params.spread))
-
-    @_answers(methods.HINTS_IMPORT)
-    async def _hints_import(self, call: ApiCall, params: HintsImportParams) -> service.HintsImported:
-        return await self.tuner_runs.import_hints(params, call.descriptors)
 
     @_answers(methods.REPOSITORY_INDEX)
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
@@ -417,36 +367,28 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
     async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
-        def notify(progress: Map) -> None:
-            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
-
         self.chains.check_free(params.model_name)
         meanwhile = self.leasing.adding(call.connection.peer.pid)
-        added = await self.jobs.add(params, call.descriptors, notify, meanwhile)
+        added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
         options = params.parameters
         if options is None or not options.variants:
             return added
         waits = options.wait is not False
-        told = await self.variants.make_by_hand(params.model_name, options.variants, notify, wait=waits)
+        told = await self.variants.make_by_hand(
+            params.model_name, options.variants, call.progress, wait=waits
+        )
         return dataclasses.replace(added, notes=(*added.notes, *told))
 
     @_answers(methods.MODEL_BRING)
     async def _model_bring(self, call: ApiCall, params: BringParams) -> results.ModelBrought:
-        def notify(progress: Map) -> None:
-            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
-
         peer = call.connection.peer
         meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
-        return await self.bringer.bring(peer.uid, params, call.descriptors, notify, meanwhile)
+        return await self.bringer.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
         await self.remover.remove(params.model_name, chains=bool(params.chains))
         return Empty()
-
-    @_answers(methods.REPOSITORY_CHAIN_LOAD)
-    async def _chain_load(self, call: ApiCall, params: ChainParams) -> results.ChainAdded:
-        return await self.chains.add(params)
 
     def _viewer(self, call: ApiCall) -> Viewer:
         return self.policy.viewer(call.connection.peer)
@@ -467,3 +409,18 @@ def _named(params: ModelParams) -> str:
     if not params.name:
         raise NotFound("name is empty; say which model, 'hone list' shows which there are")
     return params.name
+
+
+_forward(methods.METRICS, lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
+_forward(methods.CONFIG_SHOW, lambda api, _, __: api.reloader.show())
+_forward(methods.CONFIG_RELOAD, lambda api, _, __: api.reloader.reload())
+_forward(methods.MODEL_INFER, lambda api, call, params: api.inferring.infer(call.connection, params))
+_forward(methods.MODEL_PUBLISH, lambda api, call, params: api.publisher.publish(params, call.descriptors))
+_forward(methods.MODEL_ROLLBACK, lambda api, _, params: api.publisher.rollback(params))
+_forward(methods.MODEL_PIN, lambda api, _, params: api.publisher.pin(params))
+_forward(methods.MODEL_SET, lambda api, _, params: api.settings.set(api.registry.model(params.name), params))
+_forward(methods.HINTS_EXPORT, lambda api, _, params: api.tuner_runs.export_hints(spread=bool(params.spread)))
+_forward(
+    methods.HINTS_IMPORT, lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)
+)
+_forward(methods.REPOSITORY_CHAIN_LOAD, lambda api, _, params: api.chains.add(params))

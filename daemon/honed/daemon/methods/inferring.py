@@ -20,10 +20,8 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequences import SequenceKey
 from honed.daemon.serving.sequencing import Sequencer, key_of
 from honed.daemon.settings.limits import Limits
-from honed.daemon.store.interface import Interface
 from honed.daemon.transport.connection import Connection
 from honed.daemon.worker.regions import RegionLookup
-from honed.protocol.errors import Unavailable
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
 from honed.protocol.results import Inferred
@@ -79,11 +77,9 @@ class Inferring:
         if ends and not params.inputs:
             self.sequencer.end(key, entry)
             return inference.nothing(params, "cpu" if entry.on_cpu else "gpu")
-        compiled, given = interfaces(entry)
+        compiled, given = self.registry.interfaces(entry)
         interface = compiled or given
-        if interface is None:
-            _, _ = self.registry.compiled(entry.name)  # which says why
-            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        assert interface is not None
         woven = self.sequencer.woven(key, entry, interface, params)
         regions = connection.regions
         try:
@@ -103,9 +99,7 @@ class Inferring:
     ) -> Inferred:
         """Unless it is to run `alone`, it may be run as one with others of the model."""
         runner = self.variants.runner(entry, params)
-        compiled, given = interfaces(runner)
-        if compiled is None and given is None:
-            self.registry.compiled(entry.name)
+        compiled, given = self.registry.interfaces(runner)
         with self.leasing.serving(entry.name, connection.peer.pid):
             plan = inference.check(
                 params,
@@ -126,9 +120,3 @@ class Inferring:
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
         return result
-
-
-def interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:
-    """Of a model's compiled form, and of its file where the CPU engine runs that."""
-    compiled = entry.compiled
-    return compiled.interface if compiled is not None else None, entry.manifest.interface

@@ -19,17 +19,10 @@ from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, Mod
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 
-def show(
-    entry: ServedModel,
-    identity: DeviceIdentity | None,
-    placement: ModelPlacement,
-    variants: tuple[ShownVariant, ...],
-) -> ModelShown:
-    """The result of ModelShow; `identity` is of the engine that serves it, once known.
-
-    Raises Unavailable where the file is not readable.
-    """
+def show(entry: ServedModel, pool: Pool, variants: tuple[ShownVariant, ...]) -> ModelShown:
+    """The result of ModelShow; raises Unavailable where the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
+    identity, placement = pool.of(entry).identity, placement_of(pool, entry)
     if model is None and entry.on_cpu and manifest.interface is not None and identity is not None:
         return _as_given(entry, manifest.interface, identity, placement, variants)
     if model is None or manifest.compiled is None:

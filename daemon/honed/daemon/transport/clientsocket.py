@@ -1,4 +1,4 @@
-"""A client's socket in the event loop: when it is read and written, how its end shows, what must end in time."""
+"""A client's socket in the event loop: when it is read and written, how its end shows; and its timers."""
 
 from __future__ import annotations
 
