@@ -19,29 +19,6 @@ from .steps import Ask, Steps
 Shapes = Mapping[str, Sequence[int]]
 
 
-def options(
-    shapes: Shapes | None,
-    variants: Sequence[Shapes],
-    precision: str,
-    replacing: bool,
-    device: str | None,
-    engine: str | None,
-    wait: bool,
-    state: Mapping[str, str] | None,
-) -> LoadOptions:
-    """How the model is to be added, as `Operations.add` was asked."""
-    return LoadOptions(
-        shapes=shapes_of(shapes or {}),
-        precision=precision,
-        replace=replacing,
-        device=device,
-        engine=engine,
-        wait=None if wait else False,
-        variants=tuple(shapes_of(each) for each in variants) or None,
-        state=dict(state) if state else None,
-    )
-
-
 def steps(
     file: Path,
     name: str | None,

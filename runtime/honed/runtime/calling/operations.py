@@ -23,6 +23,7 @@ from honed.protocol.params import (
     HintsExportParams,
     HintsImportParams,
     HistoryParams,
+    LoadOptions,
     MetricsParams,
     ModelParams,
     Nothing,
@@ -43,6 +44,7 @@ from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import additions, bringing
+from .additions import shapes_of
 from .bringing import Given
 from .calls import InferenceAnswer, Inferences, InSequence, Outputs
 from .endpoint import Progress
@@ -221,8 +223,17 @@ class Operations(Inferences):
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
-        how = additions.options(shapes, variants, precision, replace, device, engine, wait, state)
-        return (yield from additions.steps(Path(path), name, how, calibration, progress))
+        options = LoadOptions(
+            shapes=shapes_of(shapes or {}),
+            precision=precision,
+            replace=replace,
+            device=device,
+            engine=engine,
+            wait=None if wait else False,
+            variants=tuple(map(shapes_of, variants)) or None,
+            state=dict(state) if state else None,
+        )
+        return (yield from additions.steps(Path(path), name, options, calibration, progress))
 
     @operation
     def bring(
@@ -295,13 +306,12 @@ class Operations(Inferences):
 
         Raises InvalidArgument where its requests cannot be run together.
         """
-        shapes = warm_up_shapes
         params = SetParams(
             name=model,
             max_batch=max_batch,
             batch_delay_us=batch_delay_us,
             warm_up=warm_up,
-            warm_up_shapes=None if shapes is None else {name: tuple(shape) for name, shape in shapes.items()},
+            warm_up_shapes=None if warm_up_shapes is None else shapes_of(warm_up_shapes),
         )
         return (yield Ask(methods.MODEL_SET, params, None)).result
 

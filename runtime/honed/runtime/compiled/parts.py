@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from honed.protocol.errors import ModelFileError
 from honed.runtime.dtypes import DTYPES, dtype
 
 from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Split, Tensor
+from .within import check_there, require
 
 MAX_PARTS = 16
 MAX_REASONS = 64  # of one part
@@ -23,33 +23,33 @@ def check(model: CompiledModel) -> None:
     """Raise ModelFileError unless the parts are as they must be; steps are checked by `check_call`."""
     split = model.split
     if split is None:
-        _require(not model.forms, "there are forms of parts, and no parts")
+        require(not model.forms, "there are forms of parts, and no parts")
         return
-    _require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
-    _require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
+    require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
+    require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
     for i, part in enumerate(split.parts):
         _check_part(model, f"part {i}", part, behind=i in split.behind)
     made = _check_behind(model, split)
     _check_tensors("the model", "output", split.outputs, behind=True)
-    _require(bool(split.outputs), "the model has no outputs")
+    require(bool(split.outputs), "the model has no outputs")
     for tensor in split.outputs:
-        _require(_signature(tensor) in made, f"nothing gives output {tensor.name!r} of the model")
+        require(_signature(tensor) in made, f"nothing gives output {tensor.name!r} of the model")
     _check_forms(model, split)
 
 
 def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
     """What steps and the parts behind them give, of which each is given what it takes."""
-    _require(len(set(split.behind)) == len(split.behind), "a part runs twice behind the steps")
+    require(len(set(split.behind)) == len(split.behind), "a part runs twice behind the steps")
     made = _signatures(model.outputs)
     for number in split.behind:
-        _require(0 <= number < len(split.parts), f"there is no part {number}")
+        require(0 <= number < len(split.parts), f"there is no part {number}")
         part = split.parts[number]
         there = made | _signatures(model.inputs)
         for tensor in part.inputs:
-            _require(_signature(tensor) in there, f"nothing gives input {tensor.name!r} of part {number}")
+            require(_signature(tensor) in there, f"nothing gives input {tensor.name!r} of part {number}")
         given = {name for name, _, _ in made}
         both = next((t.name for t in part.outputs if t.name in given), "")
-        _require(not both, f"two things give {both!r}")
+        require(not both, f"two things give {both!r}")
         made |= _signatures(part.outputs)
     return made
 
@@ -58,14 +58,14 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
     """Forms are of parts that may have some; the rules of their models are checked by whoever checks this."""
     known = [(form.part, form.sizes) for form in model.forms]
     known += [(out.part, out.sizes) for out in split.left_out]
-    _require(len(known) <= MAX_SIZES, f"parts were compiled for {len(known)} sizes")
-    _require(len(set(known)) == len(known), "a part has two forms for the same sizes")
+    require(len(known) <= MAX_SIZES, f"parts were compiled for {len(known)} sizes")
+    require(len(set(known)) == len(known), "a part has two forms for the same sizes")
     for number, sizes in known:
-        _require(
+        require(
             number in split.behind, f"there are sizes of part {number}, which does not run behind the steps"
         )
         part = split.parts[number]
-        _require(
+        require(
             part.sized and len(sizes) == open_count(part.inputs) and all(size > 0 for size in sizes),
             f"part {number} cannot be compiled for the sizes {list(sizes)}",
         )
@@ -73,21 +73,21 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
         part, own = split.parts[form.part], form.model
         called = f"the form of part {form.part} for {list(form.sizes)}"
         wanted = filled(part.inputs, form.sizes)
-        _require(
+        require(
             [_signature(t) for t in own.inputs] == [_signature(t) for t in wanted], f"{called} takes others"
         )
         gives = len(own.outputs) == len(part.outputs) and all(
             (t.name, t.dtype) == (o.name, o.dtype) and takes(t, o.shape)
             for t, o in zip(part.outputs, own.outputs, strict=True)
         )
-        _require(gives, f"{called} gives others")
-        _require(own.split is None and not own.forms, f"{called} has parts of its own")
-        _require(own.constant_bytes == model.constant_bytes, f"{called} has another constant section")
+        require(gives, f"{called} gives others")
+        require(own.split is None and not own.forms, f"{called} has parts of its own")
+        require(own.constant_bytes == model.constant_bytes, f"{called} has another constant section")
         rows = part.by_rows and len(set(form.sizes)) == 1 and 0 < form.least <= form.sizes[0]
-        _require(form.least == 0 or rows, f"{called} cannot run for {form.least} rows")
+        require(form.least == 0 or rows, f"{called} cannot run for {form.least} rows")
         times = form.times
         measured = times is None or all(map(_is_time, (times.compiled_us, times.cpu_us)))
-        _require(measured, f"{called} was run in no time at all")
+        require(measured, f"{called} was run in no time at all")
 
 
 def _is_time(us: float) -> bool:
@@ -129,19 +129,19 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
     split = model.split
     attrs = dict(step.attrs)
     number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
-    _require(
+    require(
         type(number) is int and isinstance(wanted, tuple) and not attrs,
         f"{where} does not say which part it runs, and for which outputs",
     )
     assert isinstance(number, int)
     assert isinstance(wanted, tuple)
-    _require(
+    require(
         split is not None and 0 <= number < len(split.parts) and number not in split.behind,
         f"{where} runs part {number}, which cannot run there",
     )
     assert split is not None
     part = split.parts[number]
-    _require(
+    require(
         bool(wanted) and all(0 <= index < len(part.outputs) for index in wanted),
         f"{where} wants outputs {list(wanted)} of a part with {len(part.outputs)}",
     )
@@ -152,14 +152,14 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
 def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
     """Raise ModelFileError unless a probe has what the parts behind all steps are to give."""
     outputs = model.made_behind
-    _require(
+    require(
         len(probe.behind) in (0, len(outputs)),
         f"{where} has {len(probe.behind)} outputs of parts, which make {len(outputs)}",
     )
     for index, tensor in zip(probe.behind, outputs, strict=False):
-        _require(0 <= index < len(model.buffers), f"{where} names buffer {index}, which does not exist")
+        check_there(where, "buffer", index, model.buffers)
         buffer = model.buffers[index]
-        _require(
+        require(
             (buffer.place, buffer.dtype) == ("constant", tensor.dtype) and takes(tensor, buffer.shape),
             f"{where}: buffer {index} is no constant that output {tensor.name!r} of a part can be",
         )
@@ -173,36 +173,34 @@ def takes(tensor: PartTensor, shape: Sequence[int]) -> bool:
 
 
 def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool) -> None:
-    _require(0 <= part.onnx < len(model.buffers), f"{where} names buffer {part.onnx}, which does not exist")
+    check_there(where, "buffer", part.onnx, model.buffers)
     buffer = model.buffers[part.onnx]
-    _require(
+    require(
         (buffer.place, buffer.dtype, len(buffer.shape)) == ("constant", "uint8", 1) and buffer.nbytes > 0,
         f"{where}: buffer {part.onnx} is no constant of bytes",
     )
-    _require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
-    _require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
-    _require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
+    require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
+    require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
+    require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
     rows = part.sized and all(-1 not in tensor.shape[1:] for tensor in (*part.inputs, *part.outputs))
-    _require(rows or not part.by_rows, f"{where} has no rows that could be computed each by itself")
+    require(rows or not part.by_rows, f"{where} has no rows that could be computed each by itself")
     _check_tensors(where, "input", part.inputs, behind=behind)
     _check_tensors(where, "output", part.outputs, behind=behind)
-    _require(bool(part.outputs), f"{where} has no outputs")
+    require(bool(part.outputs), f"{where} has no outputs")
 
 
 def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behind: bool) -> None:
     names = [tensor.name for tensor in tensors]
-    _require(
-        all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique"
-    )
+    require(all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique")
     least = -1 if behind else 0
     for tensor in tensors:
         called = f"{where}: {what} {tensor.name!r}"
-        _require(tensor.dtype in _DTYPE_NAMES, f"{called} has the unknown element type {tensor.dtype!r}")
-        _require(
+        require(tensor.dtype in _DTYPE_NAMES, f"{called} has the unknown element type {tensor.dtype!r}")
+        require(
             len(tensor.shape) <= _MAX_RANK and all(size >= least for size in tensor.shape),
             f"{called} has the shape {list(tensor.shape)}",
         )
-        _require(
+        require(
             math.prod(abs(size) for size in tensor.shape) * dtype(tensor.dtype).itemsize <= _MAX_BYTES,
             f"{called} is larger than any can be",
         )
@@ -211,11 +209,11 @@ def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behi
 def _check_buffers(
     model: CompiledModel, where: str, tensors: Sequence[PartTensor], indices: Sequence[int]
 ) -> None:
-    _require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
+    require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
     for index, tensor in zip(indices, tensors, strict=True):
         buffer = model.buffers[index]
         castable = dtype(buffer.dtype).floating == dtype(tensor.dtype).floating
-        _require(
+        require(
             castable and buffer.shape == tensor.shape,
             f"{where} {tensor.name!r} is {tensor.dtype}{list(tensor.shape)} and its buffer "
             f"{buffer.dtype}{list(buffer.shape)}",
@@ -231,8 +229,3 @@ def _signature(tensor: PartTensor | Tensor) -> _Signature:
 
 def _signatures(tensors: Iterable[PartTensor | Tensor]) -> set[_Signature]:
     return {_signature(tensor) for tensor in tensors}
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ModelFileError(f"{problem}; compile the model again")

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from honed.protocol.errors import InvalidArgument, ModelFileError
+from honed.protocol.errors import InvalidArgument
 
 from . import hostrules, parts
 from .model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
-from .within import WrittenBytes, bytes_of, check_writers, families, family_of, overlap
+from .within import WrittenBytes, bytes_of, check_there, check_writers, fail, families, family_of, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,6 @@ def _in_order(model: CompiledModel) -> Iterator[tuple[str, Step, _Stage]]:
             yield f"{stage.called} {i}", step, stage
 
 
-def _fail(problem: str) -> ModelFileError:
-    return ModelFileError(f"{problem}; compile the model again")
-
-
 def _check_step(model: CompiledModel, where: str, step: Step) -> None:
     if isinstance(step, Launch):
         _check_launch(model, where, step)
@@ -110,31 +106,29 @@ def _check_step(model: CompiledModel, where: str, step: Step) -> None:
         _check_indices(model, where, (step.source, step.target))
         source, target = model.buffers[step.source], model.buffers[step.target]
         if source.nbytes != target.nbytes:
-            raise _fail(f"{where} copies {source.nbytes} bytes to a buffer of {target.nbytes}")
+            raise fail(f"{where} copies {source.nbytes} bytes to a buffer of {target.nbytes}")
     else:
         _check_host_call(model, where, step)
 
 
 def _check_indices(model: CompiledModel, where: str, indices: tuple[int, ...]) -> None:
     for index in indices:
-        if not 0 <= index < len(model.buffers):
-            raise _fail(f"{where} names buffer {index}, which does not exist")
+        check_there(where, "buffer", index, model.buffers)
 
 
 def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
-    if not 0 <= step.kernel < len(model.kernels):
-        raise _fail(f"{where} names kernel {step.kernel}, which does not exist")
+    check_there(where, "kernel", step.kernel, model.kernels)
     kernel = model.kernels[step.kernel]
     where = f"{where}, kernel {kernel.name!r}"
     if len(step.buffers) != len(kernel.args):
-        raise _fail(f"{where}: it takes {len(kernel.args)} buffers and gets {len(step.buffers)}")
+        raise fail(f"{where}: it takes {len(kernel.args)} buffers and gets {len(step.buffers)}")
     _check_indices(model, where, step.buffers)
     for i, (arg, index) in enumerate(zip(kernel.args, step.buffers, strict=True)):
         buffer = model.buffers[index]
         if buffer.dtype != arg.dtype:
-            raise _fail(f"{where}: argument {i} is {arg.dtype} and buffer {index} is {buffer.dtype}")
+            raise fail(f"{where}: argument {i} is {arg.dtype} and buffer {index} is {buffer.dtype}")
         if buffer.nbytes < arg.nbytes:
-            raise _fail(
+            raise fail(
                 f"{where}: argument {i} needs {arg.nbytes} bytes and buffer {index} has {buffer.nbytes}"
             )
 
@@ -151,7 +145,7 @@ def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
     try:
         hostrules.check(step.function, signatures(step.inputs), signatures(step.outputs), step.attrs)
     except InvalidArgument as error:
-        raise _fail(f"{where}: {error}") from error
+        raise fail(f"{where}: {error}") from error
 
 
 def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -> None:
@@ -160,14 +154,12 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
         place = model.buffers[use.buffer].place
         if place not in (stage.writes if use.writes else stage.reads):
             does = "writes" if use.writes else "reads"
-            raise _fail(f"{where} {does} buffer {use.buffer}, which is of place {place}")
+            raise fail(f"{where} {does} buffer {use.buffer}, which is of place {place}")
         if use.buffer in touched and (use.writes or touched[use.buffer]):
-            raise _fail(f"{where} uses buffer {use.buffer} twice and writes it")
+            raise fail(f"{where} uses buffer {use.buffer} twice and writes it")
         touched[use.buffer] = touched.get(use.buffer, False) or use.writes
     if both := overlap(model.buffers, touched.items()):
-        raise _fail(
-            f"{where} uses buffers {both[0]} and {both[1]}, which share bytes, and writes one of them"
-        )
+        raise fail(f"{where} uses buffers {both[0]} and {both[1]}, which share bytes, and writes one of them")
 
 
 def _check_order(model: CompiledModel) -> None:
@@ -189,7 +181,7 @@ def _check_order(model: CompiledModel) -> None:
             if use.reads and not has_contents(use.buffer):
                 whole = family_of(buffers, use.buffer) in parts
                 missing = "all of it was written" if whole else "anything was written to it"
-                raise _fail(f"{where} reads buffer {use.buffer} before {missing}")
+                raise fail(f"{where} reads buffer {use.buffer} before {missing}")
         for use in uses(model.kernels, step):
             if use.writes and family_of(buffers, use.buffer) in parts:
                 parts[family_of(buffers, use.buffer)].add(bytes_of(buffers, use.buffer))
@@ -199,7 +191,7 @@ def _check_order(model: CompiledModel) -> None:
     check_writers(buffers, writers)
     for tensor in model.outputs:
         if not has_contents(tensor.buffer):
-            raise _fail(f"nothing writes {'all of ' * (tensor.buffer in parts)}output {tensor.name!r}")
+            raise fail(f"nothing writes {'all of ' * (tensor.buffer in parts)}output {tensor.name!r}")
 
 
 def _check_sharing(model: CompiledModel) -> None:
@@ -229,7 +221,7 @@ def _check_sharing(model: CompiledModel) -> None:
             at = bisect_left(live, span)
             for neighbour in live[max(at - 1, 0) : at + 1]:
                 if neighbour[0] < span[1] and span[0] < neighbour[1]:
-                    raise _fail(
+                    raise fail(
                         f"buffers {neighbour[2]} and {index} share scratch bytes and both live at step {i}"
                     )
             insort(live, span)

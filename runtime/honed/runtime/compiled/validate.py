@@ -17,6 +17,7 @@ from honed.runtime.dtypes import DTYPES, dtype
 
 from . import parts, plan, within
 from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
+from .within import check_there, require
 
 MAX_RANK = 32  # NumPy 1's
 MAX_GRID = 2**31 - 1  # work-groups along one axis
@@ -46,17 +47,12 @@ def check(model: CompiledModel) -> None:
         check(form.model)  # which has none: `parts` saw to that
 
 
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ModelFileError(f"{problem}; compile the model again")
-
-
 def _check_identity(model: CompiledModel) -> None:
-    _require(
+    require(
         bool(_SHA256.fullmatch(model.source.sha256)), "source.sha256 is not 64 lower-case hexadecimal digits"
     )
-    _require(model.source.precision in PRECISIONS, f"precision {model.source.precision!r} is unknown")
-    _require(model.source.opset >= 0, f"opset {model.source.opset} is negative")
+    require(model.source.precision in PRECISIONS, f"precision {model.source.precision!r} is unknown")
+    require(model.source.opset >= 0, f"opset {model.source.opset} is negative")
     try:
         profilefile.check(model.device)
     except ProfileError as error:
@@ -69,15 +65,15 @@ def _check_buffers(model: CompiledModel) -> None:
         (model.arena_bytes, "the scratch arena"),
         (model.prepared_bytes, "the prepared section"),
     ):
-        _require(
+        require(
             0 <= nbytes <= limits.global_mem_bytes,
             f"{section} of {nbytes} bytes exceeds the device's memory, {limits.global_mem_bytes}",
         )
-    _require(model.constant_bytes >= 0, "the constant section has a negative size")
+    require(model.constant_bytes >= 0, "the constant section has a negative size")
     within.check_declared(model.buffers, limits.base_align_bytes)
     for i, buffer in enumerate(model.buffers):
         _check_buffer(f"buffer {i}", buffer)
-        _require(
+        require(
             buffer.nbytes <= limits.max_alloc_bytes,
             f"buffer {i} of {buffer.nbytes} bytes exceeds what the device can allocate at once, "
             f"{limits.max_alloc_bytes}",
@@ -98,7 +94,7 @@ def _check_buffers(model: CompiledModel) -> None:
 def _check_allocations(model: CompiledModel, place: Place) -> None:
     most = model.device.limits.max_alloc_bytes
     largest = max(map(len, plan.allocations(model.buffers, place)), default=0)
-    _require(
+    require(
         largest <= most,
         f"{largest} bytes of {place} buffers lie together, more than the {most} that the device can allocate "
         "at once",
@@ -106,18 +102,18 @@ def _check_allocations(model: CompiledModel, place: Place) -> None:
 
 
 def _check_buffer(where: str, buffer: Buffer) -> None:
-    _require(buffer.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {buffer.dtype!r}")
-    _require(
+    require(buffer.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {buffer.dtype!r}")
+    require(
         len(buffer.shape) <= MAX_RANK, f"{where} has {len(buffer.shape)} dimensions, more than {MAX_RANK}"
     )
-    _require(all(d >= 0 for d in buffer.shape), f"{where} has a negative dimension")
+    require(all(d >= 0 for d in buffer.shape), f"{where} has a negative dimension")
     size = math.prod(buffer.shape) * dtype(buffer.dtype).itemsize
-    _require(
+    require(
         buffer.nbytes == size,
         f"{where} says {buffer.nbytes} bytes and {buffer.dtype}{list(buffer.shape)} takes {size}",
     )
     if buffer.place in ("input", "output") and buffer.within is None:
-        _require(
+        require(
             buffer.offset == 0,
             f"{where} is an {buffer.place} and has the offset {buffer.offset} instead of 0",
         )
@@ -125,11 +121,11 @@ def _check_buffer(where: str, buffer: Buffer) -> None:
 
 def _check_places(buffers: Iterable[tuple[int, Buffer]], align: int, end: int, section: str) -> None:
     for i, buffer in buffers:
-        _require(buffer.offset >= 0, f"buffer {i} has a negative offset")
-        _require(
+        require(buffer.offset >= 0, f"buffer {i} has a negative offset")
+        require(
             buffer.offset % align == 0, f"buffer {i} is at offset {buffer.offset}, no multiple of {align}"
         )
-        _require(
+        require(
             buffer.offset + buffer.nbytes <= end,
             f"buffer {i} ends at {buffer.offset + buffer.nbytes}, outside {section} of {end} bytes",
         )
@@ -138,47 +134,43 @@ def _check_places(buffers: Iterable[tuple[int, Buffer]], align: int, end: int, s
 def _check_disjoint(buffers: list[tuple[int, Buffer]], what: str) -> None:
     filled = sorted((b.offset, b.offset + b.nbytes, i) for i, b in buffers if b.nbytes)
     for (_, end, i), (start, _, j) in pairwise(filled):
-        _require(end <= start, f"the {what} in buffers {i} and {j} overlap")
+        require(end <= start, f"the {what} in buffers {i} and {j} overlap")
 
 
 def _check_tensors(model: CompiledModel) -> None:
     for place, tensors in (("input", model.inputs), ("output", model.outputs)):
         names = [t.name for t in tensors]
-        _require(all(names), f"an {place} has an empty name")
-        _require(len(set(names)) == len(names), f"two {place}s have the same name")
+        require(all(names), f"an {place} has an empty name")
+        require(len(set(names)) == len(names), f"two {place}s have the same name")
         for tensor in tensors:
             _check_tensor(model, f"{place} {tensor.name!r}", place, tensor)
         bound = [t.buffer for t in tensors]
         owned = {i for i, b in enumerate(model.buffers) if b.place == place and b.within is None}
-        _require(owned <= set(bound), f"an {place} buffer belongs to no {place}")
+        require(owned <= set(bound), f"an {place} buffer belongs to no {place}")
         if place == "input":
-            _require(len(set(bound)) == len(bound), "two inputs share a buffer")
+            require(len(set(bound)) == len(bound), "two inputs share a buffer")
 
 
 def _check_tensor(model: CompiledModel, where: str, place: str, tensor: Tensor) -> None:
-    _require(
-        0 <= tensor.buffer < len(model.buffers), f"{where} names buffer {tensor.buffer}, which does not exist"
-    )
+    check_there(where, "buffer", tensor.buffer, model.buffers)
     buffer = model.buffers[tensor.buffer]
-    _require(buffer.place == place, f"{where} is in buffer {tensor.buffer}, which is of place {buffer.place}")
-    _require(buffer.within is None, f"{where} is in buffer {tensor.buffer}, which lies within another")
-    _require(tensor.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {tensor.dtype!r}")
-    _require(
+    require(buffer.place == place, f"{where} is in buffer {tensor.buffer}, which is of place {buffer.place}")
+    require(buffer.within is None, f"{where} is in buffer {tensor.buffer}, which lies within another")
+    require(tensor.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {tensor.dtype!r}")
+    require(
         tensor.shape == buffer.shape,
         f"{where} has shape {list(tensor.shape)} and its buffer {list(buffer.shape)}",
     )
     kinds = {dtype(name).floating for name in (tensor.dtype, buffer.dtype)}
-    _require(
-        len(kinds) == 1, f"{where} is {tensor.dtype} and its buffer {buffer.dtype}, which cannot be cast"
-    )
+    require(len(kinds) == 1, f"{where} is {tensor.dtype} and its buffer {buffer.dtype}, which cannot be cast")
 
 
 def _check_kernels(model: CompiledModel) -> None:
-    _require(all("\0" not in source for source in model.sources), "an OpenCL source holds a zero character")
+    require(all("\0" not in source for source in model.sources), "an OpenCL source holds a zero character")
     names = [kernel.name for kernel in model.kernels]
-    _require(all(names) and len(set(names)) == len(names), "kernel names are empty or not unique")
+    require(all(names) and len(set(names)) == len(names), "kernel names are empty or not unique")
     words = sum(len(_KERNEL.findall(source)) for source in model.sources)
-    _require(words <= MAX_KERNEL_WORDS, f"the OpenCL sources say __kernel {words} times")
+    require(words <= MAX_KERNEL_WORDS, f"the OpenCL sources say __kernel {words} times")
     declared = [_declared(source) for source in model.sources]
     for kernel in model.kernels:
         _check_kernel(model, f"kernel {kernel.name!r}", kernel, declared)
@@ -195,31 +187,29 @@ def _declared(source: str) -> frozenset[str]:
 
 def _check_kernel(model: CompiledModel, where: str, kernel: Kernel, declared: list[frozenset[str]]) -> None:
     limits = model.device.limits
-    _require(
-        0 <= kernel.source < len(model.sources), f"{where} names source {kernel.source}, which does not exist"
-    )
-    _require(
+    check_there(where, "source", kernel.source, model.sources)
+    require(
         bool(_IDENTIFIER.fullmatch(kernel.entry)), f"{where} has the entry {kernel.entry!r}, no C identifier"
     )
-    _require(
+    require(
         kernel.entry in declared[kernel.source], f"{where}: its source declares no __kernel {kernel.entry}"
     )
-    _require(
+    require(
         all(1 <= size <= limit for size, limit in zip(kernel.block, limits.max_work_item_sizes, strict=True))
         and math.prod(kernel.block) <= limits.max_work_group_size,
         f"{where} has work-groups of {list(kernel.block)} and the device allows {limits.max_work_group_size} "
         f"in all and {list(limits.max_work_item_sizes)} along each axis",
     )
-    _require(
+    require(
         all(1 <= groups <= MAX_GRID for groups in kernel.grid),
         f"{where} has a grid of {list(kernel.grid)}; each must be from 1 to {MAX_GRID}",
     )
-    _require(kernel.flops >= 0 and kernel.bytes >= 0, f"{where} has negative work")
+    require(kernel.flops >= 0 and kernel.bytes >= 0, f"{where} has negative work")
     for i, arg in enumerate(kernel.args):
-        _require(
+        require(
             arg.dtype in _DTYPE_NAMES, f"{where}: argument {i} has the unknown element type {arg.dtype!r}"
         )
-        _require(arg.nbytes >= 0, f"{where}: argument {i} has a negative size")
+        require(arg.nbytes >= 0, f"{where}: argument {i} has a negative size")
 
 
 def _check_parts(model: CompiledModel) -> None:
@@ -229,14 +219,11 @@ def _check_parts(model: CompiledModel) -> None:
             ("step", part.steps, model.steps),
         ):
             for number in numbers:
-                _require(0 <= number < len(steps), f"part {i} names {called} {number}, which does not exist")
+                check_there(f"part {i}", called, number, steps)
     for i, view in enumerate(model.views):
-        _require(
-            0 <= view.buffer < len(model.buffers),
-            f"view {i} names buffer {view.buffer}, which does not exist",
-        )
+        check_there(f"view {i}", "buffer", view.buffer, model.buffers)
         buffer = model.buffers[view.buffer]
-        _require(
+        require(
             math.prod(view.shape) == math.prod(buffer.shape) and all(extent >= 0 for extent in view.shape),
             f"view {i} has shape {list(view.shape)} and its buffer {list(buffer.shape)}",
         )
@@ -246,31 +233,31 @@ def _check_proof(model: CompiledModel) -> None:
     proof = model.proof
     if proof is None:
         return
-    _require(
+    require(
         len(proof.error) in (0, len(model.outputs)),
         f"the proof has {len(proof.error)} errors for its outputs",
     )
-    _require(all(_is_share(e) for e in proof.error), "the proof has an error that is negative or not finite")
+    require(all(_is_share(e) for e in proof.error), "the proof has an error that is negative or not finite")
     for i, probe in enumerate(proof.probes):
         _check_probe(model, f"probe {i}", probe)
 
 
 def _check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
-    _require(len(probe.tolerance) == len(model.outputs), f"{where} has not one tolerance for each output")
-    _require(
+    require(len(probe.tolerance) == len(model.outputs), f"{where} has not one tolerance for each output")
+    require(
         all(_is_share(t) for t in probe.tolerance), f"{where} has a tolerance that is negative or not finite"
     )
     for what, indices, tensors in (
         ("input", probe.inputs, model.inputs),
         ("output", probe.outputs, model.outputs),
     ):
-        _require(
+        require(
             len(indices) == len(tensors), f"{where} has {len(indices)} {what}s and the model {len(tensors)}"
         )
         for index, tensor in zip(indices, tensors, strict=True):
-            _require(0 <= index < len(model.buffers), f"{where} names buffer {index}, which does not exist")
+            check_there(where, "buffer", index, model.buffers)
             buffer = model.buffers[index]
-            _require(
+            require(
                 (buffer.place, buffer.dtype, buffer.shape) == ("constant", tensor.dtype, tensor.shape),
                 f"{where}: buffer {index} is not a constant of the type and shape of {what} {tensor.name!r}",
             )

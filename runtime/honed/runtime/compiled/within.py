@@ -2,6 +2,8 @@
 
 A buffer with all that lie within it is a family. No byte of a family is written by way of two buffers, and
 what is read of it was written before, byte by byte.
+
+Broken rules of a model, these and those in the files beside, are told by `require`.
 """
 
 from __future__ import annotations
@@ -55,21 +57,21 @@ def check_declared(buffers: Sequence[Buffer], align: int) -> None:
             continue
         where = f"buffer {i} lies within buffer {buffer.within}"
         if not 0 <= buffer.within < len(buffers):
-            raise _fail(f"{where}, which does not exist")
+            raise fail(f"{where}, which does not exist")
         outer = buffers[buffer.within]
         if outer.within is not None:
-            raise _fail(f"{where}, which itself lies within another")
+            raise fail(f"{where}, which itself lies within another")
         if buffer.place != outer.place or buffer.place not in _PLACES:
-            raise _fail(f"{where}, and they are of the places {buffer.place} and {outer.place}")
+            raise fail(f"{where}, and they are of the places {buffer.place} and {outer.place}")
         if buffer.dtype != outer.dtype:
-            raise _fail(f"{where}, and they are {buffer.dtype} and {outer.dtype}")
+            raise fail(f"{where}, and they are {buffer.dtype} and {outer.dtype}")
         if not buffer.nbytes:
-            raise _fail(f"{where} and has no bytes")
+            raise fail(f"{where} and has no bytes")
         if buffer.offset < 0 or buffer.offset % align:
-            raise _fail(f"{where} at offset {buffer.offset}, no multiple of {align}")
+            raise fail(f"{where} at offset {buffer.offset}, no multiple of {align}")
         if buffer.offset + buffer.nbytes > outer.nbytes:
             end = buffer.offset + buffer.nbytes
-            raise _fail(f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
+            raise fail(f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
 
 
 def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
@@ -77,7 +79,7 @@ def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
     spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i) for i in set(written))
     for (one, _, i), (other, start, j) in pairwise(spans):
         if one == other and start < bytes_of(buffers, i).stop:
-            raise _fail(f"steps write buffers {i} and {j}, which share bytes of buffer {one}")
+            raise fail(f"steps write buffers {i} and {j}, which share bytes of buffer {one}")
 
 
 def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
@@ -118,5 +120,18 @@ class WrittenBytes:
         return at >= 0 and span.stop <= self.ends[at]
 
 
-def _fail(problem: str) -> ModelFileError:
+def fail(problem: str) -> ModelFileError:
+    """The error for a model that breaks a rule."""
     return ModelFileError(f"{problem}; compile the model again")
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raise that error unless the rule is kept."""
+    if not condition:
+        raise fail(problem)
+
+
+def check_there(where: str, what: str, number: int, of: Sequence[object]) -> None:
+    """Raise that error unless what is named by its number is one of these."""
+    if not 0 <= number < len(of):
+        raise fail(f"{where} names {what} {number}, which does not exist")
