@@ -6,8 +6,6 @@ import enum
 import operator
 import os
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
 
 from . import errors
 from .errors import said
@@ -49,38 +47,6 @@ class ExecutionOrder(Named):
     MEMORY_EFFICIENT = 2
 
 
-_OF_SESSIONS: Final[Mapping[str, object]] = MappingProxyType(
-    {
-        "enable_cpu_mem_arena": True,
-        "enable_mem_pattern": True,
-        "enable_mem_reuse": True,
-        "enable_profiling": False,
-        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
-        "execution_order": ExecutionOrder.DEFAULT,
-        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
-        "inter_op_num_threads": 0,
-        "intra_op_num_threads": 0,
-        "log_severity_level": -1,
-        "log_verbosity_level": 0,
-        "logid": "",
-        "optimized_model_filepath": "",
-        "profile_file_prefix": "onnxruntime_profile_",
-        "use_deterministic_compute": False,
-        "use_per_session_threads": True,
-    }
-)
-_OF_RUNS: Final[Mapping[str, object]] = MappingProxyType(
-    {
-        "log_severity_level": -1,
-        "log_verbosity_level": 0,
-        "logid": "",
-        "only_execute_path_to_fetches": False,
-        "terminate": False,
-        "training_mode": False,
-    }
-)
-
-
 class _Configured:
     """Attributes that ONNX Runtime has, each of its type, and entries by name.
 
@@ -88,9 +54,10 @@ class _Configured:
     the pen is told.
     """
 
-    def __init__(self, attributes: Mapping[str, object]) -> None:
-        vars(self).update(attributes)
-        self._attributes = attributes
+    def __init__(self, kind: type[_Configured]) -> None:
+        """`kind` has the attributes, with what they are at first."""
+        self._attributes: dict[str, object] = {name: vars(kind)[name] for name in kind.__annotations__}
+        vars(self).update(self._attributes)
         self._entries: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -119,25 +86,25 @@ class _Configured:
 class SessionOptions(_Configured):
     """Attributes and methods of ONNX Runtime's; raises NotImplemented for what would change answers."""
 
-    enable_cpu_mem_arena: bool
-    enable_mem_pattern: bool
-    enable_mem_reuse: bool
-    enable_profiling: bool
-    execution_mode: ExecutionMode
-    execution_order: ExecutionOrder
-    graph_optimization_level: GraphOptimizationLevel
-    inter_op_num_threads: int
-    intra_op_num_threads: int
-    log_severity_level: int
-    log_verbosity_level: int
-    logid: str
-    optimized_model_filepath: str
-    profile_file_prefix: str
-    use_deterministic_compute: bool
-    use_per_session_threads: bool
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: ExecutionOrder = ExecutionOrder.DEFAULT
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    inter_op_num_threads: int = 0
+    intra_op_num_threads: int = 0
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    optimized_model_filepath: str = ""
+    profile_file_prefix: str = "onnxruntime_profile_"
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
 
     def __init__(self) -> None:
-        super().__init__(_OF_SESSIONS)
+        super().__init__(SessionOptions)
         self._providers = False
         self._sizes: dict[str, int] = {}
 
@@ -199,15 +166,15 @@ class SessionOptions(_Configured):
 class RunOptions(_Configured):
     """Attributes and methods of ONNX Runtime's."""
 
-    log_severity_level: int
-    log_verbosity_level: int
-    logid: str
-    only_execute_path_to_fetches: bool
-    terminate: bool
-    training_mode: bool
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    only_execute_path_to_fetches: bool = False
+    terminate: bool = False
+    training_mode: bool = False
 
     def __init__(self) -> None:
-        super().__init__(_OF_RUNS)
+        super().__init__(RunOptions)
 
     def add_run_config_entry(self, config_key: str, config_value: str) -> None:
         """Set an entry."""
