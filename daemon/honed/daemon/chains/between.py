@@ -169,8 +169,4 @@ class ScratchRoom:
         self.used = max(self.used, aligned(end - self.of.offset))
 
     def _place(self, nbytes: int) -> RegionPlace:
-        return RegionPlace(
-            shared_memory_region=self.of.region.name,
-            shared_memory_offset=self.of.offset + self.used,
-            shared_memory_byte_size=nbytes,
-        )
+        return self.of.part(self.used, nbytes).place

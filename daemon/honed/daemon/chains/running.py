@@ -19,7 +19,7 @@ from honed.daemon.blocking import in_thread
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel
 from honed.daemon.observe.counting import counted
-from honed.daemon.serving.inference import InferencePlan, RegionRange, nbytes_of
+from honed.daemon.serving.inference import InferencePlan, nbytes_of
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.regions import HeldRegion, RegionLookup, unknown
 from honed.protocol import strict
@@ -114,7 +114,7 @@ class ChainRun:
         self._regions = _ChainRegions(plan.regions)
         self._room = ScratchRoom(plan.room) if plan.room is not None else None
         self._wanted = {
-            source(chain.outputs[tensor.name]): None if place is None else _place(place)
+            source(chain.outputs[tensor.name]): None if place is None else place.place
             for tensor, place in plan.outputs
         }
         self._values = dict(_given(params))
@@ -380,14 +380,6 @@ def _given(params: InferParams) -> Iterator[tuple[TensorSource, _ChainValue]]:
             place = None
         data = next(contents) if place is None else None
         yield TensorSource("", tensor.name), _ChainValue(tensor.datatype, tensor.shape, place, data)
-
-
-def _place(place: RegionRange) -> RegionPlace:
-    return RegionPlace(
-        shared_memory_region=place.region.name,
-        shared_memory_offset=place.offset,
-        shared_memory_byte_size=place.nbytes,
-    )
 
 
 def _size(place: RegionPlace | None) -> int:

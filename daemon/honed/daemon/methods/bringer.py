@@ -46,7 +46,6 @@ class _Bring:
     """One model on its way, and how many requests wait for it."""
 
     user: int
-    notify: Notify
     work: asyncio.Task[ModelBrought]
     waiting: int = 0
 
@@ -119,7 +118,7 @@ class Bringer:
             )
         copies = [os.dup(descriptor) for descriptor in descriptors]
         work = asyncio.ensure_future(self._take(user, name, params, copies, notify, meanwhile))
-        bring = self._under_way[name] = _Bring(user, notify, work)
+        bring = self._under_way[name] = _Bring(user, work)
 
         def ended(done: asyncio.Task[ModelBrought]) -> None:
             close_all(copies)

@@ -34,6 +34,15 @@ class RegionRange:
         """Some of it, from `offset` of it on."""
         return RegionRange(self.region, self.offset + offset, nbytes)
 
+    @property
+    def place(self) -> RegionPlace:
+        """As requests say it."""
+        return RegionPlace(
+            shared_memory_region=self.region.name,
+            shared_memory_offset=self.offset,
+            shared_memory_byte_size=self.nbytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
