@@ -337,7 +337,7 @@ class Serving(RuleBasedStateMachine):
     def a_users_engine_runs_nothing_else(self) -> None:
         for engine in self.world.machine.engines.values():
             if engine.owner is not None:
-                names = {model.name for model, _ in self.world.machine._core.on(engine)}
+                names = {model.name for model, _ in self.world.machine.on(engine)}
                 assert names <= {"own"}
         own = self.world.models.find("own")
         assert own is None or CPU_ENGINE not in own.deployments

@@ -22,7 +22,7 @@ def added(core: Core, event: Added) -> None:
             _unable(core, event)
             return
         cpu = False
-    home = core.cpu_for(event.manifest.owner) if cpu else None
+    home = core.cpu_of(event.manifest.owner) if cpu else None
     model = core.new_model(
         event.manifest, event.compiled, event.home, home=home.name if home is not None else None
     )

@@ -61,7 +61,7 @@ def _compare(core: Core, model: ServedModel) -> None:
     device = core.engines[model.device]
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
     able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
-    cpu = core.cpu_for(model.manifest.owner)
+    cpu = core.cpu_of(model.manifest.owner)
     if cpu is None or not (free and able and model.takes_open) or model.comparing:
         return
     if model.trial is None and core.now - model.compared >= DRIFT_SECONDS:
@@ -96,7 +96,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
     core.act(Persist(model))
     if event.pinned == "" and model.manifest.times is None:
         _compare(core, model)
-    target = core.cpu_for(model.manifest.owner) if event.engine == "cpu" else core.engines[model.device]
+    target = core.cpu_of(model.manifest.owner) if event.engine == "cpu" else core.engines[model.device]
     if target is not None and target.name != model.home:
         _move(core, model, target, event.why)
 

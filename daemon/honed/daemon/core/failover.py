@@ -160,7 +160,7 @@ def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
     if is_cpu(engine.name):
         usable = model.compiled is not None and model.device not in model.failed
         return core.engines[model.device] if usable else None
-    cpu = core.cpu_for(model.manifest.owner)
+    cpu = core.cpu_of(model.manifest.owner)
     if cpu is not None and model.takes_open and cpu.name not in model.failed:
         return cpu
     return _stand_in_for(core, engine)

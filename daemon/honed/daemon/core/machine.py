@@ -8,49 +8,21 @@ from typing import Any
 from . import changes, choices, events, failover, loads, requesting, trials
 from .actions import Action
 from .events import Event
-from .registry import Registry
 from .shared import Core
-from .states import Engine
 
 
-class Machine:
+class Machine(Core):
     """Which engine serves which version of which model, and which request runs next."""
-
-    def __init__(
-        self,
-        registry: Registry,
-        engines: tuple[str, ...],
-        fallback: str,
-        max_queue: int,
-        *,
-        cpu: bool = False,
-        policy: str = "fastest",
-    ) -> None:
-        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
-
-        `policy` is the setting serve.engine.
-        """
-        self._core = Core(registry, engines, fallback, max_queue, cpu, policy)
-
-    @property
-    def models(self) -> Registry:
-        """Every model at the version that is served."""
-        return self._core.models
-
-    @property
-    def engines(self) -> dict[str, Engine]:
-        """By name; to be looked at."""
-        return self._core.engines
 
     def cpu_for(self, owner: int | None) -> str | None:
         """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
-        engine = self._core.cpu_for(owner)
+        engine = self.cpu_of(owner)
         return engine.name if engine is not None else None
 
     def limit_queues(self, max_queue: int) -> None:
         """So many requests may wait from now on; what waits already keeps waiting."""
-        self._core.max_queue = max_queue
-        for engine in self._core.engines.values():
+        self.max_queue = max_queue
+        for engine in self.engines.values():
             engine.queue.limit = max_queue
 
     def handle(self, event: Event, now: float, wall: float) -> list[Action]:
@@ -58,9 +30,9 @@ class Machine:
 
         An event that is refused raises a HonedError and changes nothing.
         """
-        self._core.now, self._core.wall = now, wall
-        _HANDLERS[type(event)](self._core, event)
-        return self._core.taken()
+        self.now, self.wall = now, wall
+        _HANDLERS[type(event)](self, event)
+        return self.taken()
 
 
 _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {

@@ -15,10 +15,9 @@ from .states import CPU_ENGINE, RESTING_SECONDS, Deployment, Engine, Phase, Serv
 
 
 class Core:
-    """The state of one machine. `fallback` names the engine that stands in for others; "" for none.
+    """The state of one machine: `models` at the version that is served, and `engines`, both by name.
 
-    `cpu` is the CPU engine, None without it; users' are made as they are needed. `policy` is the
-    setting serve.engine.
+    `cpu` is the CPU engine, None without it; users' are made as they are needed.
     """
 
     def __init__(
@@ -27,9 +26,14 @@ class Core:
         engines: tuple[str, ...],
         fallback: str,
         max_queue: int,
-        cpu: bool,
-        policy: str,
+        *,
+        cpu: bool = False,
+        policy: str = "fastest",
     ) -> None:
+        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
+
+        `policy` is the setting serve.engine.
+        """
         self.policy = policy
         self.models = registry
         self.fallback = fallback
@@ -59,7 +63,7 @@ class Core:
         self.engines[name] = engine
         return engine
 
-    def cpu_for(self, owner: int | None) -> Engine | None:
+    def cpu_of(self, owner: int | None) -> Engine | None:
         """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
         if self.cpu is None or owner is None:
             return self.cpu
@@ -156,7 +160,7 @@ class Core:
 
     def place(self, model: ServedModel, ticket: Ticket) -> Engine:
         """Where a request is to run."""
-        cpu = self.cpu_for(model.manifest.owner) if ticket.open else None
+        cpu = self.cpu_of(model.manifest.owner) if ticket.open else None
         return cpu or self.engines[model.engine]
 
     def leave(self, model: ServedModel, engine: Engine) -> None:

@@ -153,7 +153,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     left = core.engines[model.engine]
     model.failed.add(left.name)
     if not model.on_cpu:
-        other = core.cpu_for(model.manifest.owner) if model.takes_open else None
+        other = core.cpu_of(model.manifest.owner) if model.takes_open else None
     else:
         other = core.engines[model.device] if model.compiled is not None else None
     if other is None or other.name in model.failed or other.phase is Phase.FAILED:
