@@ -6,7 +6,7 @@ What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
@@ -85,21 +85,16 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     made of them.
     """
     limits = limits or FrameLimits()
-    body = message.result if isinstance(message, Response) else message.params
+    field = "result" if isinstance(message, Response) else "params"
+    body = getattr(message, field)
     apart: dict[bytes, memoryview] = {}
     lists = [value for value in body.values() if type(value) is list] if type(body) is dict else []
     if any(map(_holds_large, lists)):
         body = {key: _set_apart(value, apart) for key, value in body.items()}
     if not apart:
         return [encode(message, limits)]
-    match message:
-        case Request(msgid=msgid, method=method):
-            short: Message = Request(msgid=msgid, method=method, params=body)
-        case Response(msgid=msgid, error=error):
-            short = Response(msgid=msgid, error=error, result=body)
-        case Notification(method=method):
-            short = Notification(method=method, params=body)
-    frame = encode(short, limits)
+    changes: Map = {field: body}
+    frame = encode(replace(message, **changes), limits)
     parts: list[bytes | memoryview] = []
     for marker, data in apart.items():  # in the order in which they stand in the frame
         before, frame = frame.split(_MARKED + marker, 1)

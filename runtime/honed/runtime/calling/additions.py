@@ -1,32 +1,37 @@
-"""Adding a model: its files are opened here and sent along."""
+"""Models that are added, and those that apps bring: their files are opened here and sent along."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from honed.protocol import methods
+from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument, MissingFiles, NotFound
-from honed.protocol.params import LoadOptions, LoadParams
+from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
+from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 
 from . import calibration
 from .endpoint import Progress
-from .steps import Ask, Steps
+from .steps import Ask, Reply, Steps
 
 Shapes = Mapping[str, Sequence[int]]
+Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file
+_UNNAMED = "model.onnx"  # what a model is called that came without a file
 
 
-def steps(
+def add(
     file: Path,
     name: str | None,
     options: LoadOptions,
     sets_in: str | os.PathLike[str] | None,
     progress: Progress | None,
 ) -> Steps[Map]:
-    """Send the file, and once more with its external data where the service misses that."""
+    """Have an administrator's model served; `sets_in` is a folder of calibration inputs."""
     model = name if name is not None else model_name_for(file)
     opened: dict[str, int] = {}
     sets: dict[str, int] = {}
@@ -43,13 +48,48 @@ def steps(
     try:
         opened[file.name] = open_model(file)
         sets |= open_calibration(sets_in)
-        try:
-            return (yield load()).result
-        except MissingFiles as missing:
-            opened |= open_beside(file, missing)
-            return (yield load()).result
+        return (yield from _sent(file, opened, load)).result
     finally:
-        _close({**opened, **sets})
+        close_all((*opened.values(), *sets.values()))
+
+
+def bring(
+    model: Given, external: Mapping[str, Given], options: BringOptions, progress: Progress | None
+) -> Steps[ModelBrought]:
+    """Have an app's own model served, from the disk or out of memory."""
+    path = None if isinstance(model, bytes | bytearray | memoryview) else Path(model)
+    opened: dict[str, int] = {}  # by name, the model first
+    digests: dict[str, str] = {}
+
+    def load() -> Ask:
+        for name, descriptor in opened.items():
+            if name not in digests:
+                digests[name] = _digest(name, descriptor)
+        sha256 = tuple(digests[name] for name in opened)
+        params = BringParams(files=tuple(opened), sha256=sha256, parameters=options)
+        return Ask(methods.MODEL_BRING, params, None, list(opened.values()), progress)
+
+    try:
+        opened[path.name if path is not None else _UNNAMED] = _open(model)
+        for name, given in external.items():
+            opened[name] = _open(given)
+        return methods.MODEL_BRING.result_of((yield from _sent(path, opened, load)).result)
+    finally:
+        close_all(opened.values())
+
+
+def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], Ask]) -> Steps[Reply]:
+    """The answer to what sends a model's files, once more with external data that the service misses.
+
+    That is opened from beside the file; where there is none, MissingFiles is raised.
+    """
+    try:
+        return (yield load())
+    except MissingFiles as missing:
+        if file is None:
+            raise
+        opened |= open_beside(file, missing)
+        return (yield load())
 
 
 def model_name_for(path: Path) -> str:
@@ -75,7 +115,7 @@ def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
         for path in calibration.files_in(Path(folder)) if folder is not None else ():
             opened[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        _close(opened)
+        close_all(opened.values())
         raise InvalidArgument(
             f"{error.filename} cannot be read ({error.strerror}); check who may read it"
         ) from error
@@ -98,19 +138,32 @@ def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
                 raise missing
             opened[name] = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        _close(opened)
+        close_all(opened.values())
         raise missing from error
     except MissingFiles:
-        _close(opened)
+        close_all(opened.values())
         raise
     return opened
-
-
-def _close(opened: Mapping[str, int]) -> None:
-    for descriptor in opened.values():
-        os.close(descriptor)
 
 
 def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
     """As they travel."""
     return {name: tuple(shape) for name, shape in given.items()}
+
+
+def _open(given: Given) -> int:
+    if not isinstance(given, bytes | bytearray | memoryview):
+        return open_model(Path(given))
+    descriptor = os.memfd_create("honed-model", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(given)
+    return descriptor
+
+
+def _digest(name: str, descriptor: int) -> str:
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidArgument(f"{name} cannot be read ({error.strerror}); give an ordinary file") from error

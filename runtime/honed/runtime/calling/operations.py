@@ -18,6 +18,7 @@ from honed.protocol import methods
 from honed.protocol.chains import ChainStep
 from honed.protocol.methods import Method
 from honed.protocol.params import (
+    BringOptions,
     ChainParams,
     ExportParams,
     HintsExportParams,
@@ -43,9 +44,8 @@ from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import additions, bringing
-from .additions import shapes_of
-from .bringing import Given
+from . import additions
+from .additions import Given, shapes_of
 from .calls import InferenceAnswer, Inferences, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported, exported_file
@@ -233,7 +233,7 @@ class Operations(Inferences):
             variants=tuple(map(shapes_of, variants)) or None,
             state=dict(state) if state else None,
         )
-        return (yield from additions.steps(Path(path), name, options, calibration, progress))
+        return (yield from additions.add(Path(path), name, options, calibration, progress))
 
     @operation
     def bring(
@@ -255,7 +255,12 @@ class Operations(Inferences):
         MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
         PermissionDenied where the service takes no models of apps.
         """
-        return (yield from bringing.steps(model, external or {}, shapes, precision, engine, progress))
+        options = BringOptions(
+            shapes=shapes_of(shapes) if shapes else None,
+            precision=None if precision == "auto" else precision,
+            engine=engine,
+        )
+        return (yield from additions.bring(model, external or {}, options, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
