@@ -96,7 +96,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
     core.act(Persist(model))
     if event.pinned == "" and model.manifest.times is None:
         _compare(core, model)
-    target = core.cpu_of(model.manifest.owner) if event.engine == "cpu" else core.engines[model.device]
+    target = core.of_kind(model, event.engine)
     if target is not None and target.name != model.home:
         _move(core, model, target, event.why)
 

@@ -157,13 +157,8 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
 
 def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
     """Who serves a model while an engine is lost: the CPU engine where it can, the device in its place."""
-    if is_cpu(engine.name):
-        usable = model.compiled is not None and model.device not in model.failed
-        return core.engines[model.device] if usable else None
-    cpu = core.cpu_of(model.manifest.owner)
-    if cpu is not None and model.takes_open and cpu.name not in model.failed:
-        return cpu
-    return _stand_in_for(core, engine)
+    other = core.other_for(model, engine)
+    return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
 
 def _on_processor(engine: Engine) -> bool:

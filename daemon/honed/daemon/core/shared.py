@@ -11,7 +11,17 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 
 from .actions import Action, Refuse, Unload
 from .registry import Registry
-from .states import CPU_ENGINE, RESTING_SECONDS, Deployment, Engine, Phase, ServedModel, State, cpu_engine
+from .states import (
+    CPU_ENGINE,
+    RESTING_SECONDS,
+    Deployment,
+    Engine,
+    Phase,
+    ServedModel,
+    State,
+    cpu_engine,
+    is_cpu,
+)
 
 
 class Core:
@@ -72,6 +82,19 @@ class Core:
             engine = self.add_engine(cpu_engine(owner), stand_in=True)
             engine.owner = owner
         return engine
+
+    def of_kind(self, model: ServedModel, kind: str) -> Engine | None:
+        """The engine of a kind, "gpu" or "cpu", that may run a model; None where that is missing."""
+        return self.cpu_of(model.manifest.owner) if kind == "cpu" else self.engines[model.device]
+
+    def other_for(self, model: ServedModel, engine: Engine) -> Engine | None:
+        """The one that can serve a model in the place of an engine of another kind, unless it gave it up."""
+        other = None
+        if is_cpu(engine.name):
+            other = self.of_kind(model, "gpu") if model.compiled is not None else None
+        elif model.takes_open:
+            other = self.of_kind(model, "cpu")
+        return other if other is not None and other.name not in model.failed else None
 
     def new_model(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from honed.daemon.core.requests import Queue, Ticket
 from honed.daemon.core.statistics import Statistics
@@ -30,6 +31,11 @@ def cpu_engine(owner: int | None) -> str:
 def is_cpu(engine: str) -> bool:
     """Whether it is the CPU engine, or that of a user."""
     return engine.startswith(CPU_ENGINE)
+
+
+def kind_of(engine: str) -> Literal["gpu", "cpu"]:
+    """What answers are told to be of: "cpu" for the CPU engine, "gpu" for compiled forms on a device."""
+    return "cpu" if is_cpu(engine) else "gpu"
 
 
 class State(enum.Enum):

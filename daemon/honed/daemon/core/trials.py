@@ -16,7 +16,7 @@ from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled, Switche
 from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
 from .shared import Core
-from .states import Engine, Phase, ServedModel, State, VersionTrial, is_cpu
+from .states import Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
 
 _STRIKES = 2
 
@@ -152,15 +152,11 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     """Have the other engine serve a model for good, unless it has failed, too."""
     left = core.engines[model.engine]
     model.failed.add(left.name)
-    if not model.on_cpu:
-        other = core.cpu_of(model.manifest.owner) if model.takes_open else None
-    else:
-        other = core.engines[model.device] if model.compiled is not None else None
-    if other is None or other.name in model.failed or other.phase is Phase.FAILED:
+    other = core.other_for(model, left)
+    if other is None or other.phase is Phase.FAILED:
         return False
-    chosen = "cpu" if is_cpu(other.name) else "gpu"
     why = f"{left.shown} does not serve it: {reason}"
-    model.manifest = dataclasses.replace(model.manifest, chosen=chosen, why=why)
+    model.manifest = dataclasses.replace(model.manifest, chosen=kind_of(other.name), why=why)
     waits_here = model.deployments[left.name]
     waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
     if is_cpu(left.name):

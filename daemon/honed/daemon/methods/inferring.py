@@ -11,7 +11,7 @@ from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.requests import service_stops
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.states import ServedModel, kind_of
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
 from honed.daemon.observe.ledger import Ledger
@@ -76,7 +76,7 @@ class Inferring:
         ends = params.parameters is not None and params.parameters.sequence_end
         if ends and not params.inputs:
             self.sequencer.end(key, entry)
-            return inference.nothing(params, "cpu" if entry.on_cpu else "gpu")
+            return inference.nothing(params, kind_of(entry.engine))
         compiled, given = self.registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None

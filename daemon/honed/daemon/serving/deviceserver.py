@@ -9,7 +9,7 @@ from pathlib import Path
 
 from honed.daemon.core.events import WorkerLost, WorkerReady
 from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import Engine, Phase, is_cpu
+from honed.daemon.core.states import Engine, Phase, kind_of
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
@@ -53,8 +53,8 @@ class DeviceServer:
 
     @property
     def kind(self) -> str:
-        """What answers are told to be of: "cpu" for the CPU engine, "gpu" for compiled forms."""
-        return "cpu" if is_cpu(self.name) else "gpu"
+        """The kind of engine that it is."""
+        return kind_of(self.name)
 
     @property
     def state(self) -> str:
