@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.serving import service
-from honed.protocol.chains import ChainStep
+from honed.protocol.params import ChainStep
 from honed.runtime.client import Client
 
 _CONFIG = '[serve]\nengine = "cpu"\n[tuner]\nspawn = false\n'

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.apps.quota import AppsSettings
 
 from .attack import Attack
 from .bed import Bed, until

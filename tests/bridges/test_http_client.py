@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from honed.protocol.chains import ChainStep
+from honed.protocol.params import ChainStep
 from tests.daemon.running import Service, serving, wait_for
 
 from .conftest import CPU_ENGINE, MODELS, Bridge

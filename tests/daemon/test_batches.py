@@ -16,8 +16,8 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
-from honed.protocol.chains import ChainStep
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
+from honed.protocol.params import ChainStep
 from honed.runtime import Client
 from honed.runtime.calling.scratch import LARGE
 

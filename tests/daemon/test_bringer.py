@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon import installed
-from honed.daemon.apps.quota import Shares
-from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.apps.quota import AppsSettings, Shares
 from honed.daemon.methods import bringer as bringing
 from honed.daemon.methods import receiving
 from honed.daemon.methods.bringer import Bringer

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from honed.protocol.chains import ChainStep
+from honed.protocol.params import ChainStep
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import (
     AlreadyExists,

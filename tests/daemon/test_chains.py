@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from honed.daemon.chains import between
 from honed.daemon.chains.between import BetweenMemory
-from honed.daemon.chains.definition import Chain, TensorSource, chained, source
+from honed.daemon.chains.definition import Chain, ChainProgress, TensorSource, chained, source
 from honed.daemon.chains.fitting import interface
-from honed.daemon.chains.progress import ChainProgress
 from honed.daemon.chains.stored import ChainStore
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.regions import HeldRegion
-from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
+from honed.protocol.params import ChainStep
 
 
 def step(name: str, **inputs: str) -> ChainStep:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.protocol.chains import ChainStep
 from honed.protocol.methods import METHODS
+from honed.protocol.params import ChainStep
 from honed.protocol.peer import ResponseReceived
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import (

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from honed.daemon.apps.names import NOBODYS, Viewer, is_own, model_named, own_name, renamed
-from honed.daemon.apps.quota import DAY, IN_USE_SECONDS, OwnModel, Shares, going, next_user
-from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.apps.quota import DAY, IN_USE_SECONDS, AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.apps.sharesfile import SharesFile
 from honed.protocol import strict
 from honed.protocol.errors import ResourceExhausted

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.apps.quota import AppsSettings
 from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.tables import CpuSettings
 from honed.daemon.tuning.child import TunerSettings

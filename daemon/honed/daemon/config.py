@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
 
-from .apps.settings import AppsSettings
+from .apps.quota import AppsSettings
 from .idle.settings import IdleSettings
 from .observe.ledger import UsageSettings
 from .serving.placement import Placement

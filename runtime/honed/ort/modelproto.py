@@ -18,6 +18,8 @@ Data = bytes | memoryview | mmap.mmap
 Dimension = int | str | None
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_BYTES = 10  # of a varint
+_TEXTS = {2: "producer_name", 4: "domain", 6: "description"}  # of a model, by number
+_OF_ONE = {4: "seq", 9: "optional"}  # types made of another
 # Element types by number, as ONNX Runtime calls them; some honed does not carry.
 TYPES = {each.number: each.onnx for each in CARRIED} | {14: "complex64", 15: "complex128", 23: "float4e2m1"}
 
@@ -76,14 +78,10 @@ def describe(data: Data) -> Described:
         elif number == 14:
             entry = {n: _text(v) for n, v in _fields(_bytes(value)) if n in (1, 2)}
             found.metadata.custom_metadata_map[entry.get(1, "")] = entry.get(2, "")
-        elif number == 2:
-            found.metadata.producer_name = _text(value)
-        elif number == 4:
-            found.metadata.domain = _text(value)
+        elif number in _TEXTS:
+            setattr(found.metadata, _TEXTS[number], _text(value))
         elif number == 5 and isinstance(value, int):
             found.metadata.version = value
-        elif number == 6:
-            found.metadata.description = _text(value)
     if graph is None:
         raise said(InvalidArgument, "No graph was found in the protobuf. Check what was given")
     _read_graph(graph, found)
@@ -130,12 +128,9 @@ def _type(proto: memoryview) -> tuple[str, list[Dimension]]:
                 elif n == 2:
                     shape = [_dimension(_bytes(each)) for m, each in _fields(_bytes(v)) if m == 1]
             return f"tensor({TYPES.get(element, 'undefined')})", shape
-        if number == 4:
+        if number in _OF_ONE:
             inner = next((_type(_bytes(v))[0] for n, v in _fields(_bytes(value)) if n == 1), "")
-            return f"seq({inner})", []
-        if number == 9:
-            inner = next((_type(_bytes(v))[0] for n, v in _fields(_bytes(value)) if n == 1), "")
-            return f"optional({inner})", []
+            return f"{_OF_ONE[number]}({inner})", []
         if number == 5:
             entry = dict(_fields(_bytes(value)))
             inner = _type(_bytes(entry[2]))[0] if 2 in entry else ""

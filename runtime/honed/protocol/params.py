@@ -6,9 +6,8 @@ than the field takes the request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .chains import ChainStep
 from .tuning import TuningFigures
 
 Data = bytes | memoryview  # of a tensor, row-major
@@ -135,6 +134,20 @@ class LoadParams:
     model_name: str
     files: tuple[str, ...]
     parameters: LoadOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainStep:
+    """A step of a chain, as it is given, kept and shown: a run of `model`.
+
+    It is called `name` within its chain, "": as the model.
+    `inputs` are all of the model's, each with where it comes from: "STEP:OUTPUT", or the name of an input of
+    the chain.
+    """
+
+    model: str
+    name: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

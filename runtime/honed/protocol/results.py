@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .chains import ChainStep
 from .device import DeviceIdentity, DevicePeaks
-from .params import Data
+from .params import ChainStep, Data
 from .strict import ABSENT
 
 

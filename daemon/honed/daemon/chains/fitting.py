@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from honed.daemon.serving.inference import describe
 from honed.daemon.store.interface import Interface, OpenTensor
-from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import ChainStep
 from honed.runtime.dtypes import dtype
 
 from .definition import Chain, TensorSource, source

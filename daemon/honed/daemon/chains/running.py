@@ -23,16 +23,22 @@ from honed.daemon.serving.inference import InferencePlan, nbytes_of
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.regions import HeldRegion, RegionLookup, unknown
 from honed.protocol import strict
-from honed.protocol.chains import ChainStep
 from honed.protocol.errors import DeadlineExceeded, HonedError, ResourceExhausted, Unavailable
 from honed.protocol.methods import VERSION
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol.params import (
+    ChainStep,
+    Data,
+    InferOptions,
+    InferParams,
+    InputTensor,
+    OutputTensor,
+    RegionPlace,
+)
 from honed.protocol.results import Inferred, InferredOutput, InferTimes
 from honed.runtime.dtypes import STRING
 
 from .between import BetweenMemory, ScratchRoom, aligned, region_bytes
-from .definition import Chain, TensorSource, source
-from .progress import ChainProgress
+from .definition import Chain, ChainProgress, TensorSource, source
 
 UNKNOWN_BYTES = 4 << 20  # that a tensor of open size is expected to have before one was seen
 _QUICK_BYTES = 1 << 20  # that are copied without a thread

@@ -16,8 +16,7 @@ from typing import Final
 
 from honed.daemon import installed
 from honed.daemon.apps.names import own_name
-from honed.daemon.apps.quota import OwnModel, Shares, going, next_user
-from honed.daemon.apps.settings import AppsSettings
+from honed.daemon.apps.quota import AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.blocking import cleared_in_thread
 from honed.daemon.changes.build import RECEIVED, Notify
 from honed.daemon.changes.jobs import Jobs

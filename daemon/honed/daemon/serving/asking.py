@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
@@ -156,42 +155,30 @@ class Asking:
     async def _ask(
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
-        """The answers of the worker."""
-        now = time.monotonic()
-        with self._taken(work, now + timeout) as number:
-            ticket = Ticket(
-                number=number,
-                client=client,
-                model=model.name,
-                priority=priority,
-                arrived=now,
-                deadline=now + timeout,
-                open=work.open,
-            )
-            try:
-                self._handle(events.Asked(ticket))
-                await work.done
-            finally:
-                self._handle(events.Left(number))
-        return work.answers
-
-    @contextmanager
-    def _taken(self, work: PendingRequest[Any], deadline: float) -> Iterator[int]:
-        """While somebody waits for a request; gives its number.
-
-        When the deadline, in monotonic seconds, has passed it is refused with DeadlineExceeded.
-        """
-        number = next(self._numbers)
+        """The answers of the worker; DeadlineExceeded where none came within `timeout` seconds."""
+        now, number = time.monotonic(), next(self._numbers)
+        ticket = Ticket(
+            number=number,
+            client=client,
+            model=model.name,
+            priority=priority,
+            arrived=now,
+            deadline=now + timeout,
+            open=work.open,
+        )
         self._work[number] = work
-        self._deadlines.set(number, deadline)
+        self._deadlines.set(number, ticket.deadline)
         for region in work.regions:
             region.hold()
         try:
-            yield number
+            self._handle(events.Asked(ticket))
+            await work.done
         finally:
             del self._work[number]
             self._deadlines.drop(number)
             self._release(work)
+            self._handle(events.Left(number))
+        return work.answers
 
     def _late(self, number: int) -> None:
         where = "while it ran" if self._work[number].started else "before its turn came"

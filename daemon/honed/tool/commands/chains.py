@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from honed.protocol import strict
-from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import ChainStep
 from honed.tool.output import Output, clean, fields, line, shape_text, table
 from honed.tool.parser import add_command
 

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods
-from honed.protocol.chains import ChainStep
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     BringOptions,
     ChainParams,
+    ChainStep,
     ExportParams,
     HintsExportParams,
     HintsImportParams,

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -111,16 +111,6 @@ def owned(event: ctypes.c_void_p) -> Any:
 def handle(owner: Any) -> ctypes.c_void_p:
     """The driver's object behind one of pyopencl, which must outlive it."""
     return ctypes.c_void_p(owner.int_ptr)
-
-
-class Segment(Protocol):
-    """A part of an inference, bound to a queue."""
-
-    def run(self) -> Sequence[Any]:
-        """Do it and give the events to check at the end."""
-
-    def run_timed(self, timeline: Timeline) -> Sequence[Any]:
-        """Do it in the timeline's queue and note when."""
 
 
 class LaunchBatch:
@@ -221,6 +211,9 @@ class BoundPart(_Call):
     def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
         found = self._parts.run(self._part, values)
         return [found[index] for index in self._wanted]
+
+
+Segment = LaunchBatch | BoundHostCall | BoundPart
 
 
 def segments(
