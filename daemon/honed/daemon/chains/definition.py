@@ -1,4 +1,4 @@
-"""What a chain consists of, its steps in an order in which they can run, and how far a run of it is. No I/O."""
+"""What a chain consists of, its steps in an order in which they can run, and how far one is. No I/O."""
 
 from __future__ import annotations
 
