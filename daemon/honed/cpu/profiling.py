@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from honed.daemon.worker.hosting import check_timeline
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import ModelProfile, ProfiledRow
 
-MOST_SPANS = 8192  # of a timeline, which then fits a message
 _KERNEL = "_kernel_time"
 
 
@@ -64,11 +63,8 @@ def told(
 
     Raises InvalidArgument where a timeline is asked for that is too long.
     """
-    if timeline and len(nodes) > MOST_SPANS:
-        raise InvalidArgument(
-            f"an inference runs {len(nodes)} nodes and a timeline holds {MOST_SPANS}; "
-            "profile the model without one"
-        )
+    if timeline:
+        check_timeline(f"runs {len(nodes)} nodes", len(nodes))
     rows: dict[str, list[NodeRun]] = {}
     for node in nodes:
         rows.setdefault(node.name, []).append(node)

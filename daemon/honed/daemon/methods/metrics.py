@@ -75,7 +75,7 @@ class MetricsCollector:
         tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
-        uptime = now - self.started
+        uptime, usage, waiting = now - self.started, self.ledger.usage(), self.pool.waiting()
         whole = self.registry.whole if viewer.all else self.registry.common
         own = frozenset(each.name for each in self.registry.models(viewer) if each.manifest.owner is not None)
         return service.Metrics(
@@ -90,8 +90,15 @@ class MetricsCollector:
             queue=self._queue(viewer),
             connections=self.connections(),
             whole=whole.figures(now, uptime),
-            models=self._models(viewer, now, uptime),
-            variants=self._variants(viewer, now, uptime),
+            models=tuple(
+                self._model(entry, now, uptime, _waiting(entry.name, waiting), usage)
+                for entry in self.registry.models(viewer)
+            ),
+            variants=tuple(
+                self._model(entry, now, uptime, waiting[entry.name], usage)
+                for entry in self.registry.variants()
+                if viewer.sees(entry.manifest.owner)
+            ),
             chains=tuple(self._chain(each, now, uptime) for each in self.chains.all()),
             tuning=_seen_of(tuning, viewer, own),
             temperatures=sensors,
@@ -114,21 +121,6 @@ class MetricsCollector:
         longest = max(each.engine.queue.longest for each in servers_seen(self.pool, viewer))
         return strict.like(QueueFigures, queue_status(self.pool, viewer), longest=longest)
 
-    def _models(self, viewer: Viewer, now: float, uptime: float) -> tuple[ModelFigures, ...]:
-        usage, waiting = self.ledger.usage(), self.pool.waiting()
-        return tuple(
-            self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
-            for entry in self.registry.models(viewer)
-        )
-
-    def _variants(self, viewer: Viewer, now: float, uptime: float) -> tuple[ModelFigures, ...]:
-        usage, waiting = self.ledger.usage(), self.pool.waiting()
-        return tuple(
-            self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
-            for entry in self.registry.variants()
-            if viewer.sees(entry.manifest.owner)
-        )
-
     def _chain(self, served: ServedChain, now: float, uptime: float) -> ChainFigures:
         state, _ = served.state(self.registry)
         return strict.like(
@@ -140,7 +132,7 @@ class MetricsCollector:
         )
 
     def _model(
-        self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: TimeSpent
+        self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: Mapping[str, TimeSpent]
     ) -> ModelFigures:
         history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
         return strict.like(
@@ -156,7 +148,7 @@ class MetricsCollector:
             engine=entry.kind,
             device=self.pool.of(entry).shown,
             waiting=waiting,
-            spent=usage,
+            spent=usage.get(entry.name, _UNUSED),
         )
 
 

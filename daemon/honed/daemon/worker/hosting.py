@@ -58,6 +58,7 @@ from .calls import (
 
 Array = NDArray[Any]
 _FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
+_MOST_SPANS = 8192  # of a timeline, which then fits a message
 _NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)
 Method = tuple[type[WorkerCall[Any]], Callable[..., object]]  # a call, and what answers it of a Host
@@ -320,6 +321,14 @@ def _check_finite(inputs: dict[str, Array]) -> None:
             raise InvalidArgument(
                 f"input {name!r} holds NaN or infinity; correct it, or do not ask for finite"
             )
+
+
+def check_timeline(what: str, spans: int) -> None:
+    """Raise InvalidArgument where an inference, which takes so many spans, is too long to be told one by one."""
+    if spans > _MOST_SPANS:
+        raise InvalidArgument(
+            f"an inference {what} and a timeline holds {_MOST_SPANS}; profile the model without one"
+        )
 
 
 def connect(descriptor: int) -> socket.socket:

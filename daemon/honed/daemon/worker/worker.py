@@ -24,7 +24,7 @@ from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.protocol import strict
-from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelRefused, NotFound
+from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.sizes import MetSizes
 from honed.runtime.execution.cpuparts import CpuParts
@@ -46,9 +46,8 @@ from .calls import (
     UnloadModel,
 )
 from .comparison import Comparison, Recorder, zeros
-from .hosting import Array, Host, by_name, connect
+from .hosting import Array, Host, by_name, check_timeline, connect
 
-_MOST_SPANS = 8192  # of a timeline, which then fits a message
 _NICENESS = 10  # at least, of the thread that builds kernels
 _log = logging.getLogger(__name__)
 
@@ -211,11 +210,8 @@ def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
 
     Raises InvalidArgument where a timeline is asked for that is too long.
     """
-    if timeline and len(executor.model.steps) > _MOST_SPANS:
-        raise InvalidArgument(
-            f"an inference takes {len(executor.model.steps)} steps and a timeline holds {_MOST_SPANS}; "
-            "profile the model without one"
-        )
+    if timeline:
+        check_timeline(f"takes {len(executor.model.steps)} steps", len(executor.model.steps))
     probes = executor.model.probes
     found = executor.profile(executor.file.inputs(probes[0]) if probes else zeros(executor))
     device = executor.device.profile
