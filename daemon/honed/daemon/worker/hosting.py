@@ -324,7 +324,7 @@ def _check_finite(inputs: dict[str, Array]) -> None:
 
 
 def check_timeline(what: str, spans: int) -> None:
-    """Raise InvalidArgument where an inference, which takes so many spans, is too long to be told one by one."""
+    """Raise InvalidArgument where an inference takes too many spans to be told one by one."""
     if spans > _MOST_SPANS:
         raise InvalidArgument(
             f"an inference {what} and a timeline holds {_MOST_SPANS}; profile the model without one"
