@@ -185,13 +185,13 @@ class ServedModel:
 
     @property
     def kind(self) -> str:
-        """What its answers are told to be of: "cpu", "gpu", or "gpu+cpu" where it runs in parts."""
-        return "cpu" if self.on_cpu else self.compiled_kind
+        """What its answers are told to be of."""
+        return self.kind_on(self.engine)
 
-    @property
-    def compiled_kind(self) -> str:
-        """The same of answers of its compiled form."""
-        return self.compiled.engine if self.compiled is not None else "gpu"
+    def kind_on(self, engine: str) -> str:
+        """The same of an engine: "cpu", "gpu", or "gpu+cpu" where a compiled form runs in parts."""
+        kind = kind_of(engine)
+        return self.compiled.engine if kind == "gpu" and self.compiled is not None else kind
 
     @property
     def on_device(self) -> bool:

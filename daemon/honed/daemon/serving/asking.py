@@ -15,7 +15,7 @@ from honed.daemon.core import events
 from honed.daemon.core.actions import Run
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.requests import ClientId, Ticket
-from honed.daemon.core.states import ServedModel, is_cpu
+from honed.daemon.core.states import ServedModel
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
@@ -135,7 +135,7 @@ class Asking:
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
-        kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
+        kind = ran.kind_on(work.engine)
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
 
