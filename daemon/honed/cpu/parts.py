@@ -32,11 +32,8 @@ from honed.runtime.compiled.parts import covers, met_sizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.partcalls import (
     FRAMES,
-    LOAD,
-    RUN,
-    SHARE,
-    UNLOAD,
     LoadPart,
+    PartCall,
     PartsRan,
     RunParts,
     ShareMemory,
@@ -67,14 +64,10 @@ class Parts:
                     transport.send(self._socket, self._peer)
 
     def _answer(self, request: RequestReceived) -> None:
-        answers: dict[str, Callable[[RequestReceived], object]] = {
-            LOAD: self._load,
-            RUN: self._run,
-            UNLOAD: self._unload,
-            SHARE: self._share,
-        }
         try:
-            result = strict.to_plain(answers[request.method](request))
+            kind, answer = _ANSWERS[request.method]
+            call = strict.from_plain(kind, request.params, where=request.method)
+            result = strict.to_plain(answer(self, call, request.descriptors))
         except HonedError as error:
             self._peer.refuse(request.msgid, error)
         except MemoryError:
@@ -85,23 +78,20 @@ class Parts:
         else:
             self._peer.answer(request.msgid, result)
 
-    def _load(self, request: RequestReceived) -> Empty:
-        call = strict.from_plain(LoadPart, request.params, where=LOAD)
-        file = Path(f"/proc/self/fd/{request.descriptors[0]}")
+    def _load(self, call: LoadPart, descriptors: Sequence[int]) -> Empty:
+        file = Path(f"/proc/self/fd/{descriptors[0]}")
         self._parts[call.part] = Session(file, self._threads, alone=True), call.inputs
         return Empty()
 
-    def _share(self, request: RequestReceived) -> Empty:
-        call = strict.from_plain(ShareMemory, request.params, where=SHARE)
-        self._memory = map_descriptor(request.descriptors[0], 0, call.nbytes)
+    def _share(self, call: ShareMemory, descriptors: Sequence[int]) -> Empty:
+        self._memory = map_descriptor(descriptors[0], 0, call.nbytes)
         return Empty()
 
-    def _unload(self, request: RequestReceived) -> Empty:
-        self._parts.pop(strict.from_plain(UnloadPart, request.params, where=UNLOAD).part, None)
+    def _unload(self, call: UnloadPart, _: Sequence[int]) -> Empty:
+        self._parts.pop(call.part, None)
         return Empty()
 
-    def _run(self, request: RequestReceived) -> PartsRan:
-        call = strict.from_plain(RunParts, request.params, where=RUN)
+    def _run(self, call: RunParts, _: Sequence[int]) -> PartsRan:
         if not self._parts.keys() >= set(call.parts):
             raise NotFound("a part is not loaded; this is a fault of honed")
         data: Sequence[Data] = call.raw
@@ -147,6 +137,14 @@ class Parts:
             self._memory[place : place + each.size] = each
         ran.places = places
         return ran
+
+
+_ANSWERS: Mapping[str, tuple[type[PartCall], Callable[..., object]]] = {
+    LoadPart.method: (LoadPart, Parts._load),
+    RunParts.method: (RunParts, Parts._run),
+    UnloadPart.method: (UnloadPart, Parts._unload),
+    ShareMemory.method: (ShareMemory, Parts._share),
+}
 
 
 def _array(tensor: PartTensor, data: Data) -> Array:

@@ -35,11 +35,8 @@ from honed.runtime.dtypes import dtype
 
 from .partcalls import (
     FRAMES,
-    LOAD,
-    RUN,
-    SHARE,
-    UNLOAD,
     LoadPart,
+    PartCall,
     PartsRan,
     RunParts,
     ShareMemory,
@@ -122,7 +119,7 @@ class CpuParts:
                 places=places,
                 room=room,
             )
-            ran = strict.from_plain(PartsRan, self._call(RUN, call), where=RUN)
+            ran = strict.from_plain(PartsRan, self._call(call), where=call.method)
             data: Sequence[Data] = ran.raw
             if ran.places:
                 assert self._region is not None
@@ -145,7 +142,7 @@ class CpuParts:
                 return
             with contextlib.suppress(DeviceError):  # a process that is gone has forgotten them
                 for number in numbers:
-                    self._call(UNLOAD, UnloadPart(part=number))
+                    self._call(UnloadPart(part=number))
 
     def _placed(self, inputs: Sequence[Array], outputs: Sequence[PartTensor]) -> tuple[tuple[int, ...], int]:
         """Put much data into shared memory: where each input is, and where outputs may begin."""
@@ -158,7 +155,7 @@ class CpuParts:
             self._forget_region()
             region = Region("parts", end)
             try:
-                self._call(SHARE, ShareMemory(nbytes=end), [region.descriptor])
+                self._call(ShareMemory(nbytes=end), [region.descriptor])
             except BaseException:
                 region.close()
                 raise
@@ -175,16 +172,16 @@ class CpuParts:
             with self._lock:
                 self._next += 1
                 number = self._next
-                self._call(LOAD, LoadPart(part=number, inputs=part.inputs), [descriptor])
+                self._call(LoadPart(part=number, inputs=part.inputs), [descriptor])
         finally:
             os.close(descriptor)
         return number
 
-    def _call(self, method: str, call: object, descriptors: Sequence[int] = ()) -> Any:
+    def _call(self, call: PartCall, descriptors: Sequence[int] = ()) -> Any:
         """The answer; whoever calls this holds the lock."""
         connected = self._connected()
         try:
-            self._peer.call(method, strict.to_plain(call), descriptors)
+            self._peer.call(call.method, strict.to_plain(call), descriptors)
             transport.send(connected, self._peer)
             return self._answer(connected)
         except (OSError, PeerFault) as error:

@@ -9,7 +9,6 @@ from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartTensor
 
-LOAD, RUN, UNLOAD, SHARE = "LoadPart", "RunParts", "UnloadPart", "ShareMemory"
 ALIGN = 64  # bytes; where tensors in shared memory start
 FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
@@ -18,6 +17,7 @@ FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 class LoadPart:
     """Hold the ONNX file that comes along, as `part`, which takes `inputs`; the answer is empty."""
 
+    method = "LoadPart"
     part: int
     inputs: tuple[PartTensor, ...]
 
@@ -26,6 +26,7 @@ class LoadPart:
 class UnloadPart:
     """Let go of it; the answer is empty."""
 
+    method = "UnloadPart"
     part: int
 
 
@@ -33,6 +34,7 @@ class UnloadPart:
 class ShareMemory:
     """Map the memory that comes along, in place of any before; the answer is empty."""
 
+    method = "ShareMemory"
     nbytes: int
 
 
@@ -54,6 +56,7 @@ class RunParts:
     are left.
     """
 
+    method = "RunParts"
     parts: tuple[int, ...]
     inputs: tuple[PartTensor, ...]
     wanted: tuple[str, ...]
@@ -77,6 +80,9 @@ class PartsRan:
     outputs: tuple[PartTensor, ...]
     raw: tuple[Data, ...] = ()
     places: tuple[int, ...] = ()
+
+
+PartCall = LoadPart | UnloadPart | ShareMemory | RunParts
 
 
 def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
