@@ -21,7 +21,7 @@ from tvm.target import Target
 
 from honed.tuner.lower.opencl import LoweringFailed
 
-from . import decisions, kin, traces
+from . import decisions, traces
 from .context import tune_context
 from .costmodel import Array, CostModel
 from .features import features
@@ -122,7 +122,7 @@ class Evolution:
         for _ in range(_SETTLES):
             schedule = traces.apply(settled.text(), self._module["main"])
             played = decisions.read(traces.to_text(schedule.trace))
-            again = kin.adapt(wanted, played)
+            again = decisions.adapt(wanted, played)
             if again is None or again.decisions == played.decisions:
                 break
             settled = again
