@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import SPATIAL, Keep, reads_along
+from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -76,9 +76,8 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
-    extents, kinds = main.info.extents, main.info.kinds
-    spatial = [n for n, kind in enumerate(kinds) if kind == SPATIAL]
-    if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(kinds) < _AXES + 2:
+    extents, spatial = main.info.extents, main.info.spatial
+    if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
     _, channels, *pixels, lane = reads

@@ -21,6 +21,7 @@ from honed.tuner.search.parts import (
     bind,
     contraction,
     launch_others,
+    maker,
     sample_tile,
     set_private,
     sketch,
@@ -93,12 +94,11 @@ def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[Blo
 def _held(schedule: Schedule, main: SBlockRV, before: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
     """The block that brings an image into registers, padded where it must be, and what is left before."""
     (image, *_) = reads_along(schedule, main, _ROWS)
-    read = schedule.get(main).reads[image].source
-    for part in before:
-        if schedule.get(part.block).writes[0].source.same_as(read):
-            set_private(schedule, part.block)
-            return part.block, [one for one in before if one is not part]
-    return schedule.cache_read(main, image, "local"), before
+    part = maker(schedule, main, image, before)
+    if part is None:
+        return schedule.cache_read(main, image, "local"), before
+    set_private(schedule, part.block)
+    return part.block, [one for one in before if one is not part]
 
 
 def most_pixels(limits: SketchLimits, lanes: int) -> int:
