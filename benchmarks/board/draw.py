@@ -99,7 +99,8 @@ def _program(
     family: str, name: str, schedule: str, one: Extracted, lowered: Lowered, judged: list[JudgedLaunch]
 ) -> Program:
     values = parameters(one.func)
-    roles = ["in"] * (len(values) - one.outputs) + ["out"] * one.outputs + ["scratch"] * len(lowered.inner)
+    outputs = one.task.outputs
+    roles = ["in"] * (len(values) - outputs) + ["out"] * outputs + ["scratch"] * len(lowered.inner)
     longest = max(judged, key=lambda each: each.packed.seconds)
     return Program(
         family=family,

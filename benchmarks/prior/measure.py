@@ -58,7 +58,9 @@ def main() -> int:
                 if not tried:
                     continue
                 sets = Path(folder) / one.task.key
-                task = workload(one.task.key, one.func, one.outputs, sets, options.seed, one.task.constants)
+                task = workload(
+                    one.task.key, one.func, one.task.outputs, sets, options.seed, one.task.constants
+                )
                 right = 0
                 for each, verdict in zip(tried, _measured(task, tried, measurer, turn), strict=True):
                     right += verdict.outcome is Outcome.RIGHT

@@ -64,7 +64,7 @@ def _begun(tried: Sequence[Tried], judge: MachineCodeJudge) -> list[tuple[Tried,
 
 def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> float | None:
     """What a schedule is predicted to take; None where Mesa's compiler does not build it."""
-    task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    task = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:
         return seconds(judge.judge(tried.lowered.source, launches, begun))

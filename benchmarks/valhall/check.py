@@ -131,7 +131,7 @@ def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
 
 def _launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
     """Those of each inference."""
-    made = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    made = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     return inference_launches(made, Candidate.of(one.task.name, lowered))
 
 

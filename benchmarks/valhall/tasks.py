@@ -108,7 +108,7 @@ def _convolution(text: str, weights: tuple[int, ...]) -> onnx.ModelProto:
 
 def _task(one: Extracted, name: str, product: Product | None) -> BenchTask:
     task = one.task
-    made = workload(task.key, one.func, one.outputs, Path(), None, task.constants)
+    made = workload(task.key, one.func, one.task.outputs, Path(), None, task.constants)
     return BenchTask(name, one.func, task.flops, task.weight, made, product)
 
 

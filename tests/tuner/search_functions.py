@@ -134,7 +134,7 @@ def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
     path = folder / "model.onnx"
     onnx.save(model, path)
     found, _ = extract(path, {}, "fp32", profile)
-    return [Extracted(one.task, narrow_indices(one.func), one.outputs) for one in found]
+    return [Extracted(one.task, narrow_indices(one.func)) for one in found]
 
 
 def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:

@@ -159,7 +159,7 @@ def test_packing_is_no_part_of_a_candidates_time(tmp_path: Path) -> None:
     one = tasks(CONSTANT, tmp_path, imagined("mali"))[0]
     _, made = lowered(CONSTANT, imagined("mali"))
     function = next(f for f in made.functions.values() if f.task == one.task.key)
-    task = workload(one.task.key, one.func, one.outputs, tmp_path, None, one.task.constants)
+    task = workload(one.task.key, one.func, one.task.outputs, tmp_path, None, one.task.constants)
     first = Candidate(id="first", source=function.source, inner=function.inner, launches=function.launches)
     assert prepared_launches(task, first) == {0}
     assert prepared_launches(replace(task, constants=()), first) == set()

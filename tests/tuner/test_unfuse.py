@@ -23,8 +23,8 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records
 from honed.tuner.setup import setup_for
+from honed.tuner.tune.children import SearchChild
 from honed.tuner.tune.extract import Extraction, extract_all
-from honed.tuner.tune.search_child import SearchChild
 from honed.tuner.tune.session import SearchBudget
 
 from . import running

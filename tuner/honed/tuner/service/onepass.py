@@ -17,7 +17,7 @@ from honed.runtime.client import Client
 from honed.runtime.origin import Origin
 from honed.tuner.leasegate import LeaseGate
 from honed.tuner.measure.limits import MeasureLimits
-from honed.tuner.tune.compiling import compile_apart
+from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import OpenedSession
 from honed.tuner.tune.rivals import lost_by_forms
 from honed.tuner.tune.session import SearchBudget

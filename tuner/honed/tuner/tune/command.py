@@ -18,9 +18,8 @@ from . import publishing
 from .instruments import BenchChoice
 from .opening import OpenedSession
 from .publishing import Publication
-from .search_child import Found
 from .session import Emit, SearchBudget, TuningSession
-from .task import TaskState
+from .task import Found, TaskState
 
 if TYPE_CHECKING:
     from honed.tuner.farm.joining import FarmChoice

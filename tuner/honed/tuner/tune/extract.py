@@ -44,11 +44,10 @@ SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extracted:
-    """A task with its function; `outputs` is how many of its last parameters are outputs."""
+    """A task with its function."""
 
     task: TuningTask
     func: tirx.PrimFunc
-    outputs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +104,7 @@ def extract_all(
         key, weight = task_key(func), weights[name]
         if key in found:
             weight += found[key].task.weight
-        found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
+        found[key] = Extracted(_task(func, name, key, weight, outputs[name]), func)
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, found, profile)
     whole = Extraction(
@@ -166,7 +165,7 @@ def _rivals(
             func = mark_constants(one.func, one.constants, profile)
             key = task_key(func)
             if key not in found:
-                rivals[key] = Extracted(_task(func, one.name, key, 0), func, one.outputs)
+                rivals[key] = Extracted(_task(func, one.name, key, 0, one.outputs), func)
     return list(rivals.values()), tuple(contests)
 
 
@@ -188,10 +187,10 @@ def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
         )
     if any(not isinstance(n, tirx.IntImm) for p in func.params for n in getattr(p, "shape", (None,))):
         raise InvalidArgument(f"{name} has parameters that are no buffers of known shape; give it some")
-    return Extracted(_task(func, name, task_key(func), 1), func, outputs)
+    return Extracted(_task(func, name, task_key(func), 1, outputs), func)
 
 
-def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> TuningTask:
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -> TuningTask:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
     return TuningTask(
@@ -202,6 +201,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> TuningTask:
         bytes=function_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
+        outputs=outputs,
         constants=marked(func),
     )
 

@@ -1,4 +1,7 @@
-"""What judges the candidates of a session: an OpenCL device, or the bench of one that is not there."""
+"""What judges the candidates of a session: an OpenCL device, or the bench of one that is not there.
+
+And how searching and building share the processor's cores with what is timed.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.machine import peaks
+from honed.machine.families import DeviceFamily
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.limits import SPARE_CORES, MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 
-from .search_child import BATCH
-from .sharing import Sharing, sharing
+from .children import BATCH
 
 if TYPE_CHECKING:
     from honed.tuner.farm.joining import FarmChoice
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 # Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
 # are proposed without knowing what came of the others.
 _PER_PLACE = 4
+_MOST_THREADS = 8  # beyond which a batch is too small to gain
+MOST_BUILDERS = 6  # each holds a context of the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,31 @@ class BenchChoice:
 
     name: str
     root: Path = ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What may run beside what."""
+
+    ahead: bool  # the next batch is made, and the next candidates are built, while others are timed
+    threads: int  # of the search
+    builders: int  # children that build ahead
+
+
+def sharing(family: DeviceFamily, cores: int) -> Sharing:
+    """For a family of devices and as many cores as we may run on.
+
+    Beside a GPU the processor is idle but for one core that feeds it. Where the device is the processor,
+    what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
+    batches are built before they are timed there, on all cores. Where a driver is not known to keep what
+    another process built, nothing builds for it but the measuring child.
+    """
+    if family.processor:
+        ahead = cores >= SPARE_CORES
+        return Sharing(ahead=ahead, threads=1 if ahead else cores, builders=min(MOST_BUILDERS, cores))
+    threads = max(1, min(_MOST_THREADS, cores - 1))
+    builders = max(1, min(MOST_BUILDERS, cores - 2)) if family.keeps_builds else 0
+    return Sharing(ahead=True, threads=threads, builders=builders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
 
+from .children import SearchChild
 from .instruments import BenchChoice, Instrument, on_bench, on_device, on_farm
 from .proposals import Proposals
-from .search_child import SearchChild
 from .session import Emit, TuningSession
 from .trials import Trials
 

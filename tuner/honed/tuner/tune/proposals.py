@@ -13,7 +13,7 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.verdict import Stored
 
-from .search_child import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
+from .children import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
 from .task import TaskProgress, TuningTask
 
 T = TypeVar("T")
@@ -43,19 +43,14 @@ class Proposals:
         self._ahead = ahead
         self._hints = hints
         self._clock = clock
-        self._outputs: dict[str, int] = {}
         self._told: set[str] = set()  # tasks whose records the present child knows
         self._child: int | None = None
         self._begun: TaskProgress | None = None  # that a batch is being made for
         self._made: dict[str, Proposed] = {}  # by task
 
-    def add(self, task: TuningTask, outputs: int) -> None:
-        """A task whose last `outputs` parameters are outputs may be proposed for from now on."""
-        self._outputs[task.key] = outputs
-
     def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task; raises SearchBroke, as all below do."""
-        return self._waited(lambda: self._loaded(task, self.search.load(task, self._outputs[task.key])))
+        return self._waited(lambda: self._loaded(task, self.search.load(task)))
 
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
         """Take up a task, with its default schedule.
@@ -99,8 +94,7 @@ class Proposals:
         return self._waited(lambda: self.search.learn(task.key, results))
 
     def _default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
-        beside = [(one, self._outputs[one.key]) for one in following]
-        made = self.search.default(task, self._outputs[task.key], beside, settle=not self._ahead)
+        made = self.search.default(task, following, settle=not self._ahead)
         self._loaded(task, made.loaded)
         return made
 
@@ -140,7 +134,7 @@ class Proposals:
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
         known, kin = self._known(task.key), self._kin(task.key) if progress.rounds == 0 else []
-        self.search.begin(task, self._outputs[task.key], known, kin, progress.rounds)
+        self.search.begin(task, known, kin, progress.rounds)
 
     def _collected(self, progress: TaskProgress) -> Proposed:
         proposed = self.search.collect()

@@ -11,8 +11,8 @@ from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
 from honed.machine import profilefile
 
+from .children import compile_apart
 from .compare import MedianTimes, compare
-from .compiling import compile_apart
 from .opening import OpenedSession
 from .session import Emit, TuningSession
 

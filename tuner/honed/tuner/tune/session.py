@@ -20,11 +20,10 @@ from honed.tuner.setup import for_defaults
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import rivals
+from .children import LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
 from .proposals import Proposals
 from .rooflines import Rooflines
-from .search_child import Found, LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
-from .spent import on_candidate
-from .task import TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
+from .task import Found, TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
 from .trials import Trials
 
 Emit = Callable[[events.News], None]
@@ -82,7 +81,7 @@ class TuningSession:
         self.emit = emit
         self.clock = clock
         self.tasks: list[TaskProgress] = []
-        self.contests: list[Contest] = []  # between these
+        self.contests: Sequence[Contest] = ()  # between these
         self.trials = 0
         self.spent = Spent()  # since the search began
         self._trying = trials
@@ -91,6 +90,7 @@ class TuningSession:
         self._breaks: dict[str, int] = {}
         self._idle: dict[str, int] = {}
         self._spent_now = Spent()  # in the present round
+        self._budget = SearchBudget()
         self._stopping = False
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
@@ -122,6 +122,7 @@ class TuningSession:
 
     def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
+        self._budget = budget
         with self._trying:
             self.records.abandoned()
             if self._may_go_on():
@@ -132,19 +133,19 @@ class TuningSession:
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 self._judge()
             self.emit(like(events.TasksFound, self.table()))
-            if self.tasks and not self._spent(budget):
+            if self.tasks and not self._spent():
                 self._note_start()
-            cut = self._search(budget)
+            cut = self._search()
             self._condemn(settle=True)
             finish(self.tasks, cut=cut)
 
-    def _search(self, budget: SearchBudget) -> bool:
+    def _search(self) -> bool:
         """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
-        while not self._spent(budget):
+        while not self._spent():
             progress = next_task(self.tasks)
             if progress is not None:
-                self._round(progress, budget)
-            if not self._spent(budget) and not self._time_rival() and progress is None:
+                self._round(progress)
+            if not self._spent() and not self._time_rival() and progress is None:
                 return False
         return True
 
@@ -153,18 +154,15 @@ class TuningSession:
         self._gate.leave()
         all_ = found()
         self.contests = all_.contests
-        for task, outputs in all_.tasks:
-            self._proposals.add(task, outputs)
-            self.tasks.append(TaskProgress(task=task, roofline=self._rooflines.of(task)))
+        self.tasks += [TaskProgress(task=task, roofline=self._rooflines.of(task)) for task in all_.tasks]
         for task in all_.opaque:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
-        known = [p.task for p in self.tasks if not p.task.opaque]
         self.records.put_model(
             self.name,
-            {_task_row(task): task.weight for task in known if task.weight},
-            [_task_row(task) for task in known if not task.weight],
+            {_task_row(task): task.weight for task in all_.tasks if task.weight},
+            [_task_row(task) for task in all_.tasks if not task.weight],
         )
 
     def _time_defaults(self) -> None:
@@ -272,11 +270,11 @@ class TuningSession:
             self.records.add_version(self.name, why, None)
         self._note_progress(0)
 
-    def _round(self, progress: TaskProgress, budget: SearchBudget) -> None:
+    def _round(self, progress: TaskProgress) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
         searched, self._spent_now = self._proposals.seconds, Spent()
-        batch = self._batch(progress, budget)
+        batch = self._batch(progress)
         self._condemn()
         self._doubt_peaks([progress])
         if batch.broke:
@@ -287,6 +285,7 @@ class TuningSession:
         self.spent += spent
         self._judge()
         self._note_progress(self.trials - made)
+        allowed = self._budget.seconds
         self.emit(
             like(
                 events.Round,
@@ -298,11 +297,11 @@ class TuningSession:
                 ranking=batch.ranking,
                 trials=self.trials,
                 seconds=self.seconds,
-                seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
+                seconds_left=None if allowed is None else max(0.0, allowed - self.seconds),
             )
         )
 
-    def _batch(self, progress: TaskProgress, budget: SearchBudget) -> _Batch:
+    def _batch(self, progress: TaskProgress) -> _Batch:
         """Have candidates proposed, try them, and have the search learn of it."""
         batch, made = _Batch(), self.trials
         try:
@@ -311,23 +310,21 @@ class TuningSession:
             batch.way, batch.last = str(proposed.way), proposed.last
             self._take_up(progress, proposed.loaded)
             self._proposals.begin(likely_next(self.tasks, progress))
-            results = self._measure(progress, proposed, budget)
+            results = self._measure(progress, proposed)
             self._proposals.settle()
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
-            self._end_idle(progress, proposed.entries, self.trials - made, budget)
+            self._end_idle(progress, proposed.entries, self.trials - made)
         except SearchBroke as error:
             self._trying.unload()
             batch.broke = True
             self._broken(progress, f"its search ended: {error}", error)
         return batch
 
-    def _end_idle(
-        self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int, budget: SearchBudget
-    ) -> None:
+    def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key
-        self._idle[key] = 0 if tried or self._spent(budget) else self._idle.get(key, 0) + 1
+        self._idle[key] = 0 if tried or self._spent() else self._idle.get(key, 0) + 1
         if not entries or self._idle[key] >= _IDLE:
             progress.exhaust()
 
@@ -343,14 +340,12 @@ class TuningSession:
         if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
-    def _measure(
-        self, progress: TaskProgress, proposed: Proposed, budget: SearchBudget
-    ) -> dict[str, float | None]:
+    def _measure(self, progress: TaskProgress, proposed: Proposed) -> dict[str, float | None]:
         """Try what is proposed; gives seconds by id, None for what was refused."""
         entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
         for n, entry in enumerate(entries):
-            if self._spent(budget):
+            if self._spent():
                 break
             if entry.candidate is None:
                 results[entry.id] = None
@@ -358,12 +353,11 @@ class TuningSession:
                 continue
             self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
-            for candidate, trace in islice(following, self._ahead(budget)):
+            for candidate, trace in islice(following, self._ahead()):
                 self._trying.prepare(candidate, trace, way)
             began = self.clock()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
-            phases = self._trying.measurer.spent
-            self._spent_now += on_candidate(phases, self.clock() - began)
+            self._spent_now += self._trying.spent(self.clock() - began)
             self._gate.leave()
             if trial is None:
                 continue
@@ -377,10 +371,10 @@ class TuningSession:
         self._trying.withdraw()
         return results
 
-    def _ahead(self, budget: SearchBudget) -> int:
+    def _ahead(self) -> int:
         """Candidates that may be prepared beside the next, of which no more are measured than is allowed."""
-        ahead = self._trying.measurer.ahead
-        return ahead if budget.trials is None else max(0, min(ahead, budget.trials - self.trials - 1))
+        ahead, allowed = self._trying.measurer.ahead, self._budget.trials
+        return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
     def _filtered(self, progress: TaskProgress, reason: str) -> None:
         """A candidate that was refused before the device saw it: no trial."""
@@ -416,7 +410,8 @@ class TuningSession:
             )
         )
 
-    def _spent(self, budget: SearchBudget) -> bool:
+    def _spent(self) -> bool:
+        budget = self._budget
         out_of_time = budget.seconds is not None and self.seconds >= budget.seconds
         out_of_trials = budget.trials is not None and self.trials >= budget.trials
         return out_of_time or out_of_trials or not self._may_go_on()

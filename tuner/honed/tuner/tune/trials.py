@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TypeVar
 
+from honed.jobs.events import Spent
 from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.origin import Way
@@ -16,12 +19,15 @@ from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.records.rows import sha256
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
-from .speed import Speed
-
 T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up
 _REMEMBERED = 256  # candidates; faults come to light within seconds
 _LEAST_YARDSTICKS = 5  # that a reference speed rests on
+# That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
+# up to a factor of two now and then, when something else ran beside it.
+_WINDOW = 5
+# Phases of a measurement, as the measuring child announces them. Some drivers compile at the first launch.
+_BUILDING, _TIMING = ("build", "first"), ("time",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,35 @@ class _Known:
     record: int
     task: str
     trace: str | None
+
+
+class Speed:
+    """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds."""
+
+    def __init__(self, reference: float | None) -> None:
+        """`reference` is the yardstick at the device's reference speed; None: not known yet."""
+        self.reference = reference
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+
+    @property
+    def known(self) -> int:
+        """How many yardsticks `now` rests on."""
+        return len(self._latest)
+
+    @property
+    def now(self) -> float | None:
+        """The yardstick of late; None before the first."""
+        return median(self._latest) if self._latest else None
+
+    @property
+    def ratio(self) -> float:
+        """What times are to be divided by to have them at reference speed; above 1 the device is slowed."""
+        now = self.now
+        return 1.0 if now is None or self.reference is None else now / self.reference
+
+    def note(self, yardstick: float) -> None:
+        """Take in the latest."""
+        self._latest.append(yardstick)
 
 
 class Trials:
@@ -161,6 +196,10 @@ class Trials:
             verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None
         )
 
+    def spent(self, seconds: float) -> Spent:
+        """Where the `seconds` of the wall clock went that the latest candidate took."""
+        return on_candidate(self.measurer.spent, seconds)
+
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built.
 
@@ -264,3 +303,10 @@ def _text(story: FaultStory) -> str:
 
 def _reason(story: str) -> str:
     return f"the kernel log has a fault of it: {' / '.join(story.splitlines())[:300]}"
+
+
+def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
+    """A candidate took `seconds` altogether; `phases` is `Measures.spent` of it."""
+    build = sum(phases.get(phase, 0.0) for phase in _BUILDING)
+    timing = sum(phases.get(phase, 0.0) for phase in _TIMING)
+    return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)
