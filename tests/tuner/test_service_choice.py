@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 
 from honed.protocol.service import TimeSpent
 from honed.protocol.versions import LatencyPoint
-from honed.tuner.service import profiles
 from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
     SLICE_SECONDS,
     Known,
     PassPlan,
+    Unprofiled,
     Wanted,
     choose,
     failed,
     hinted,
     passed,
     unknown,
+    worth_profiling,
 )
-from honed.tuner.service.loop import figures_in
 from honed.tuner.service.memory import TuningState
+from honed.tuner.service.view import figures_in
 
 
 def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:
@@ -60,18 +61,18 @@ def test_each_kernel_counts_by_itself() -> None:
 
 
 def test_a_used_version_is_profiled_once() -> None:
-    version, spent = profiles.Unprofiled("m", "a"), TimeSpent(seconds=1.0, tasks={}, profiled="")
+    version, spent = Unprofiled("m", "a"), TimeSpent(seconds=1.0, tasks={}, profiled="")
 
     def curve(*medians: float) -> list[LatencyPoint]:
         return [LatencyPoint(time=0.0, version=1, count=9, us=us) for us in medians]
 
     fast, slow = curve(9e9, 2e5), curve(2e5, 2e6)
-    assert profiles.wanted(version, spent, fast)
-    assert not profiles.wanted(version, spent, slow), "requests would wait for too long"
-    assert not profiles.wanted(version, spent, [])
-    assert not profiles.wanted(version, replace(spent, seconds=0.0), fast)
-    assert not profiles.wanted(version, replace(spent, profiled="a"), fast)
-    assert profiles.wanted(version, replace(spent, profiled="before"), fast)
+    assert worth_profiling(version, spent, fast)
+    assert not worth_profiling(version, spent, slow), "requests would wait for too long"
+    assert not worth_profiling(version, spent, [])
+    assert not worth_profiling(version, replace(spent, seconds=0.0), fast)
+    assert not worth_profiling(version, replace(spent, profiled="a"), fast)
+    assert worth_profiling(version, replace(spent, profiled="before"), fast)
 
 
 def test_models_never_used_come_last_but_come() -> None:
