@@ -23,10 +23,9 @@ from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unav
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import HONED_VERSION
-from honed.tuner.gate import Gate
-from honed.tuner.leasegate import LeaseGate
+from honed.tuner.gate import Gate, LeaseGate
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED, MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.judge import Compiler
@@ -35,14 +34,11 @@ from honed.tuner.verdict import Verdict
 
 from . import rows
 
-CANDIDATE_SECONDS = 10.0  # within which the device is left when the lease is revoked
 PATIENCE_SECONDS = 5.0  # that a board waits for its lease before it gives a candidate back
 _AWAY_SECONDS = 10.0  # that it is left alone then
 _TURN_SECONDS = 15.0  # without being asked by one search, after which a board is another's
 _BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
 DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
-# Under a lease a request may be waiting, so that a candidate is bounded more tightly.
-LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 
 
 class FarmBoard(Protocol):

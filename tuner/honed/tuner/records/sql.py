@@ -167,9 +167,6 @@ DISTIL: Final = f"""WITH ranked AS (
         WHERE {_HERE} AND c.outcome = 'right')
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
 OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
-TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.id = c.device
-    WHERE c.workload = :workload AND d.key = :device AND
-        ((c.driver = :driver AND c.compiler = :compiler) OR c.state <> 'done')"""
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
 # Of a hub: such rows never change, and what came of trying one is a row of its own (hints.py).
 _HINT: Final = f"measured_by GLOB '{PREFIX}*'"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from honed.machine.profile import DeviceIdentity
@@ -95,9 +94,7 @@ class Records:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- running candidates
@@ -203,10 +200,6 @@ class Records:
     def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
         """All candidates of a workload, oldest first, those in flight and in quarantine too."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
-
-    def traces(self, workload: str, setup: Setup) -> frozenset[str]:
-        """SHA-256 of traces that need no trial: measured with this setup, in flight or in quarantine."""
-        return frozenset(row[0] for row in self._rows(sql.TRACES, self._here(setup, workload=workload)))
 
     def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
         """Right candidates of this device with another driver or compiler, not measured with this one yet.

@@ -24,8 +24,8 @@ from honed.runtime.calling.exported import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin
-from honed.tuner.leasegate import LeaseGate
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.gate import LeaseGate
+from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED
 from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import OpenedSession
 from honed.tuner.tune.rivals import lost_by_forms
@@ -36,11 +36,8 @@ from .choice import PROFILE_SECONDS, Known, PassPlan, Unprofiled, choose, failed
 from .view import ServiceView, TuningPlaces, figures_in, look
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
-CANDIDATE_SECONDS = 10.0  # of one candidate under LIMITS: building, running on three inputs, and timing it
 _SLICE_SECONDS = 0.5
 STOP_SECONDS = 15.0  # within which a session ends that was told to
-# A candidate under the lease is bounded more tightly than one of `hone tune`: a request may be waiting.
-LIMITS = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 # A search that had to wait so long for the lease ends, and gives its memory back.
 _PATIENCE_SECONDS = 900.0
 # A version is published when the estimate is so much better than at the last one, and not more often.
@@ -207,7 +204,7 @@ class TuningPass:
                 seed=known.passes,
                 emit=self._heard,
                 gate=self._gate,
-                limits=LIMITS,
+                limits=LEASED,
                 trust_defaults=True,
                 hints=self._place.hints,
             ) as opened,

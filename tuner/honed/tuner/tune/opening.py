@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.jobs import events
-from honed.machine.kernellog import Reader, open_reader
-from honed.protocol.errors import HonedError
 from honed.tuner.gate import Gate
+from honed.tuner.measure.faultwatch import kernel_log
 from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
@@ -50,12 +49,16 @@ class OpenedSession:
         Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
+
+        def tell(text: str) -> None:
+            emit(events.Note(text=text))
+
         if farm is not None:
-            instrument = on_farm(farm, lambda text: emit(events.Note(text=text)))
+            instrument = on_farm(farm, tell)
         elif bench is not None:
             instrument = on_bench(bench)
         else:
-            instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
+            instrument = on_device(device, cache_dir, limits, kernel_log(tell))
         self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
@@ -101,11 +104,3 @@ def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: i
         answers=instrument.answers,
         threads=instrument.sharing.threads,
     )
-
-
-def _kernel_log(emit: Emit) -> Reader | None:
-    try:
-        return open_reader()
-    except HonedError as error:
-        emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
-        return None
