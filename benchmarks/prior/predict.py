@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler

@@ -10,10 +10,9 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
-from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
 from honed.tuner.measure.checks.submitted import Submitted
 from honed.tuner.measure.limits import MeasureLimits
-from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
