@@ -14,10 +14,9 @@ from honed.protocol.errors import NotFound
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
-from . import publishing
 from .instruments import BenchChoice
 from .opening import OpenedSession
-from .publishing import Publication
+from .publishing import Publication, publish
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
 
@@ -42,8 +41,6 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
         run.search.close()
         if not (job.bench or job.farm):  # of no device that serves
             emit(events.Totals(tuning=run.records.figures()))
-        elsewhere = publishing.predicted if job.bench else publishing.by_farm
-        publish = elsewhere if job.bench or job.farm else publishing.measured
         return _told(run.session, publish(job, emit, run))
 
 

@@ -7,7 +7,6 @@ Lowering candidates, default schedules and answers are left to forked processes.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import socket
@@ -54,10 +53,7 @@ _log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """Serve the channel until it closes."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.tune.searcher")
-    parser.add_argument("--channel", type=int, required=True)
-    options = parser.parse_args(argv)
-    channel = socket.socket(fileno=options.channel)
+    channel = codec.channel(argv, "honed.tuner.tune.searcher")
     with suppress(codec.ChannelClosed):
         _serve(channel)
     return 0
