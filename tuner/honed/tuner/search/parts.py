@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -63,6 +63,28 @@ class BlockPart:
 
     block: SBlockRV
     info: BlockInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileLoops:
+    """The loops of a convolution by level, the outermost first."""
+
+    groups: list[LoopRV]
+    threads: list[LoopRV] = field(default_factory=list)
+    outside: list[LoopRV]  # of the reduction; an image is held under the last of them
+    inside: list[LoopRV]  # of the reduction, written out
+    tile: list[LoopRV]
+    lanes: LoopRV
+
+    @property
+    def written(self) -> list[LoopRV]:
+        """What is written out, the lanes last."""
+        return [*self.inside, *self.tile, self.lanes]
+
+    @property
+    def in_order(self) -> list[LoopRV]:
+        """All of them."""
+        return [*self.groups, *self.threads, *self.outside, *self.written]
 
 
 def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:

@@ -18,6 +18,8 @@ from .session import Emit, TuningSession
 
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
+_PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
+_BY_FARM = "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is compared where it is added"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,10 @@ def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """
     if not (job.bench or job.farm):
         return _measured(job, emit, run)
-    gained, device = _gained(run.session), run.profile.identity.name
     outcome = Publication(
-        sentence=f"predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
-        if job.bench
-        else f"measured on {device} by the farm, kernel by kernel: {gained}; the whole model is compared "
-        "where it is added"
+        sentence=(_PREDICTED if job.bench else _BY_FARM).format(
+            device=run.profile.identity.name, gained=_gained(run.session)
+        )
     )
     if job.output is None or not run.session.tasks:
         return outcome

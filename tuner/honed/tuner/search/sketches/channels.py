@@ -22,6 +22,7 @@ from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    TileLoops,
     below,
     contraction,
     fuse,
@@ -54,17 +55,6 @@ class _Convolution:
     lanes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _ChannelLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]
-    outside: list[LoopRV]  # of the reduction
-    inside: list[LoopRV]  # of the reduction, written out
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(60)
 def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution with its channels along the lanes. False where the function is none."""
@@ -80,11 +70,11 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         made = image.block if image else None
         laid_out.append(pack(schedule, main, what.image, what.channel, what.lanes, made))
     loops = _split(schedule, what)
-    schedule.reorder(*loops.groups, *loops.outside, *loops.inside, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     group = fuse(schedule, loops.groups)
     schedule.bind(group, "blockIdx.x")
     _write(schedule, what, rest, group)
-    write_out(schedule, [*loops.inside, *loops.tile, loops.lanes])
+    write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
     for block in laid_out:
         launch_rows(schedule, block, what.lanes)
@@ -129,7 +119,7 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
     )
 
 
-def _split(schedule: Schedule, what: _Convolution) -> _ChannelLoops:
+def _split(schedule: Schedule, what: _Convolution) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = [loops[n] for n in what.main.info.reducing]
@@ -140,7 +130,7 @@ def _split(schedule: Schedule, what: _Convolution) -> _ChannelLoops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
-    return _ChannelLoops(
+    return TileLoops(
         groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
         outside=reduced[:-1],
         inside=reduced[-1:],

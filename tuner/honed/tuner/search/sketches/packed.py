@@ -22,6 +22,7 @@ from honed.tuner.search.parts import (
     COPIED,
     BlockPart,
     SketchLimits,
+    TileLoops,
     accumulate,
     below,
     bind_copied,
@@ -58,18 +59,6 @@ class _PackedConvolution:
     pixels: int  # along a row that begin and end with a vector, or the whole row
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]  # of channels and images, then of pixels
-    threads: list[LoopRV]  # likewise
-    outside: list[LoopRV]  # of the reduction; the image is held under the last of them
-    window: list[LoopRV]  # written out; weights are held under the last of them
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(20)
 def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution, its operands laid out before. False where the function is none."""
@@ -84,7 +73,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     main = what.main.block
     weights = pack(schedule, main, what.weights, what.channel, what.lanes)
     loops = _split(schedule, what, limits)
-    schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *loops.window, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     for loop, tag in zip(loops.groups, ("blockIdx.y", "blockIdx.x"), strict=True):
         schedule.bind(loop, tag)
     for loop, tag in zip(loops.threads, ("threadIdx.y", "threadIdx.x"), strict=True):
@@ -95,8 +84,8 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
     _hold(schedule, main, what.image, loops.outside[-1], what.vector)
-    _hold(schedule, main, what.weights, loops.window[-1], what.lanes)
-    write_out(schedule, [*loops.window, *loops.tile, loops.lanes])
+    _hold(schedule, main, what.weights, loops.inside[-1], what.lanes)
+    write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
@@ -171,7 +160,7 @@ def _image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]
     return made
 
 
-def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> _PackedLoops:
+def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
     """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = what.main.info.reducing
@@ -186,7 +175,9 @@ def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -
     channels, beside, _ = sample_tile(schedule, channels, max(limits.threads))
     schedule.reorder(*images, channels, places, beside, across)
     groups = [fuse(schedule, [*images, channels]), places]
-    return _PackedLoops(groups, [beside, across], outside, inside, tile, lanes)
+    return TileLoops(
+        groups=groups, threads=[beside, across], outside=outside, inside=inside, tile=tile, lanes=lanes
+    )
 
 
 def _rectangle(
