@@ -61,7 +61,7 @@ def _extracted(text: str, precision: Precision, profile: DeviceProfile) -> Extra
     with tempfile.TemporaryDirectory(prefix="honed-board-") as folder:
         path = Path(folder) / "one.onnx"
         onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}'), path)
-        found, _ = extract(path, {}, precision, profile)
+        found = extract(path, {}, precision, profile).tasks
     return max(found, key=lambda one: (one.task.flops, one.task.bytes))
 
 

@@ -51,7 +51,7 @@ def main() -> int:
         options.output.open("wb") as file,
     ):
         for path in write(Path(folder), options.layers, options.seed):
-            for one in extract(path, {}, "fp32", profile)[0]:
+            for one in extract(path, {}, "fp32", profile).tasks:
                 if time.monotonic() > end:
                     return 0
                 tried = list(schedules(one, profile, options.seed))

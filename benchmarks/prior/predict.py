@@ -44,7 +44,7 @@ def main() -> int:
         for n, path in enumerate(write(Path(folder), options.layers, options.seed)):
             if time.monotonic() > end:
                 break
-            for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
+            for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile).tasks:
                 tried = list(schedules(one, profile, options.seed))
                 times = [_seconds(one, each, begun, judge) for each, begun in _begun(tried, judge)]
                 for each, taken in zip(tried, times, strict=True):

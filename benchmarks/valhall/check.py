@@ -99,7 +99,7 @@ def _arm(judge: MachineCodeJudge) -> Iterator[Row]:
 def _case(judge: MachineCodeJudge) -> Iterator[Row]:
     """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
     with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
-        found, _ = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile())
+        found = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile()).tasks
     total, calls = 0.0, dict[str, float]()
     for one in found:
         taken = _taken(judge, one, _by_tvm(one))
@@ -114,7 +114,7 @@ def _case(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
-    found, _ = extract(_SQUEEZENET, {}, "fp16", profile())
+    found = extract(_SQUEEZENET, {}, "fp16", profile()).tasks
     total = sum(one.task.weight * _taken(judge, one, _first(one)) for one in found)
     yield Row("ncnn, SqueezeNet", "ms", _NCNN_SQUEEZENET_MS, total * 1e3, "ours, first served")
 

@@ -133,7 +133,7 @@ def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {GRAPHS[name]}')
     path = folder / "model.onnx"
     onnx.save(model, path)
-    found, _ = extract(path, {}, "fp32", profile)
+    found = extract(path, {}, "fp32", profile).tasks
     return [Extracted(one.task, narrow_indices(one.func)) for one in found]
 
 

@@ -199,7 +199,7 @@ def test_malis_cut_images_of_single_channels_into_rectangles(
     onnx.save(
         onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}'), tmp_path / "m.onnx"
     )
-    ((task, *_), _) = extract(tmp_path / "m.onnx", {}, "fp32", one)
+    (task, *_) = extract(tmp_path / "m.onnx", {}, "fp32", one).tasks
     (first, *_) = starts(sketched(task.func, "mali"))
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner[:2] == expected

@@ -24,7 +24,7 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import SearchChild
-from honed.tuner.tune.extract import Extraction, extract_all
+from honed.tuner.tune.extract import Extraction, extract
 from honed.tuner.tune.session import SearchBudget
 
 from . import running
@@ -94,7 +94,7 @@ def bench(device: Device, tmp_path: Path) -> Callable[[tuple[int, int, int]], Be
             records=tmp_path / "records.sqlite",
             profile=profile,
             device=device,
-            found=extract_all(path, {}, "fp32", profile),
+            found=extract(path, {}, "fp32", profile),
         )
 
     return made

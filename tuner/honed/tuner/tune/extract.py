@@ -68,19 +68,6 @@ def extract(
     precision: frontend.Precision,
     profile: DeviceProfile,
     *,
-    like: Path | None = None,
-) -> tuple[list[Extracted], list[TuningTask]]:
-    """The tasks of an ONNX file as it is first served, and what cannot be tuned; see `extract_all`."""
-    found = extract_all(path, shapes, precision, profile, like=like)
-    return found.tasks, found.opaque
-
-
-def extract_all(
-    path: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    precision: frontend.Precision,
-    profile: DeviceProfile,
-    *,
     calibration: Path | None = None,
     like: Path | None = None,
 ) -> Extraction:
@@ -127,7 +114,7 @@ def _of_parts(
             path = Path(folder) / "part.onnx"
             onnx.save(cut.parts[met.part].model, path)
             with contextlib.suppress(ModelRefused, InvalidArgument):  # which the compiled form tells of
-                yield extract_all(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
+                yield extract(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:

@@ -19,7 +19,10 @@ from .session import Emit, TuningSession
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
-_BY_FARM = "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is compared where it is added"
+_BY_FARM = (
+    "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
+    "compared where it is added"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
 from honed.tuner.search.rules import postprocs, space
 
-from .extract import Extraction, adopt, extract_all, workload, write_sets
+from .extract import Extraction, adopt, extract, workload, write_sets
 from .task import Found
 
 MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
@@ -107,7 +107,7 @@ class Searcher:
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
         """All tasks of a model; their functions are written to the folder."""
         shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
-        found = extract_all(
+        found = extract(
             Path(message["path"]),
             shapes,
             message["precision"],
