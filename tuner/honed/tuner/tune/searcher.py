@@ -35,9 +35,8 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.search import traces
-from honed.tuner.search.batches import Batches
+from honed.tuner.search.batches import Batches, Evolution, Proposal
 from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.search.evolve import Evolution, Proposal
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
 from honed.tuner.search.rules import postprocs, space
