@@ -106,7 +106,8 @@ class Records:
 
         So it is for every driver and compiler version, and for any whose kernels have the same source.
         """
-        key = self._key(setup, workload, trace_sha256, source_sha256)
+        hashes = {"trace_sha256": trace_sha256, "source_sha256": source_sha256}
+        key = self._here(setup, workload=workload, owner=self._owner, **hashes)
         return not (self._rows(sql.BANNED, key) or self._rows(sql.RUNNING, key))
 
     def begin(self, new: NewCandidate) -> int:
@@ -117,7 +118,8 @@ class Records:
         flight, InvalidArgument where the trace is not JSON.
         """
         check_trace(new.trace)
-        key = self._key(new.setup, new.workload, sha256(new.trace), new.source_sha256)
+        hashes = {"trace_sha256": sha256(new.trace), "source_sha256": new.source_sha256}
+        key = self._here(new.setup, workload=new.workload, owner=self._owner, **hashes)
         with self._writing():
             banned = self._rows(sql.BANNED, key)
             if banned:
@@ -190,8 +192,7 @@ class Records:
 
     def best(self, workload: str, setup: Setup) -> TuningRecord | None:
         """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
-        found = self._candidates(sql.BEST, self._here(setup, workload=workload))
-        return found[0] if found else None
+        return next(iter(self._candidates(sql.BEST, self._here(setup, workload=workload))), None)
 
     def distil(self, setup: Setup) -> list[TuningRecord]:
         """The fastest right candidate of every workload, by workload."""
@@ -409,14 +410,3 @@ class Records:
 
     def _here(self, setup: Setup, **more: Any) -> dict[str, Any]:
         return {"device": setup.device_key, "driver": setup.driver, "compiler": setup.compiler, **more}
-
-    def _key(
-        self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None
-    ) -> dict[str, Any]:
-        return self._here(
-            setup,
-            workload=workload,
-            trace_sha256=trace_sha256,
-            source_sha256=source_sha256,
-            owner=self._owner,
-        )

@@ -31,6 +31,11 @@ class Rooflines:
         assert self.profile.peaks is not None
         return task.roofline(self.profile.peaks, self.rates.get(task.key, 0.0))
 
+    def note(self, progress: TaskProgress, rate: float) -> None:
+        """The device was seen to move so many bytes per second at a task's size."""
+        self.rates[progress.task.key] = rate
+        progress.roofline = self.of(progress.task)
+
     def take(self, found: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
         """Draw the rooflines anew where some figure is higher than was known."""
         assert self.profile.peaks is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -87,8 +88,7 @@ class TuningSession:
         self._trying = trials
         self._proposals = proposals
         self._rooflines = Rooflines(profile, peaks_again, clock)
-        self._breaks: dict[str, int] = {}
-        self._idle: dict[str, int] = {}
+        self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
         self._budget = SearchBudget()
         self._stopping = False
@@ -230,8 +230,7 @@ class TuningSession:
         """Take a default schedule's time from the records, where they have all that is to be known of it."""
         if known is None or known.rate is None:
             return False
-        self._rooflines.rates[progress.task.key] = known.rate
-        progress.roofline = self._rooflines.of(progress.task)
+        self._rooflines.note(progress, known.rate)
         self._take_default(progress, known.seconds)
         return True
 
@@ -249,12 +248,9 @@ class TuningSession:
 
     def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
         """Have the measuring child load a task, where it has not."""
-        key = progress.task.key
-        if self._trying.workload is not None and self._trying.workload.task == key:
-            return
-        self._trying.load(loaded.workload)
-        self._rooflines.rates[key] = self._trying.measurer.rate
-        progress.roofline = self._rooflines.of(progress.task)
+        if self._trying.workload is None or self._trying.workload.task != progress.task.key:
+            self._trying.load(loaded.workload)
+            self._rooflines.note(progress, self._trying.measurer.rate)
 
     def _doubt_peaks(self, tasks: Sequence[TaskProgress]) -> None:
         """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low."""
@@ -324,7 +320,7 @@ class TuningSession:
     def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key
-        self._idle[key] = 0 if tried or self._spent() else self._idle.get(key, 0) + 1
+        self._idle[key] = 0 if tried or self._spent() else self._idle[key] + 1
         if not entries or self._idle[key] >= _IDLE:
             progress.exhaust()
 
@@ -334,7 +330,7 @@ class TuningSession:
 
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchBroke) -> None:
         key = progress.task.key
-        self._breaks[key] = self._breaks.get(key, 0) + 1
+        self._breaks[key] += 1
         progress.failures["compiler"] += 1
         self.emit(events.Broke(task=key, reason=reason))
         if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
