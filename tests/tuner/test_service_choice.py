@@ -22,7 +22,6 @@ from honed.tuner.service.choice import (
     failed,
     hinted,
     passed,
-    unknown,
     worth_profiling,
 )
 from honed.tuner.service.memory import TuningState
@@ -34,7 +33,7 @@ def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) 
         name=name,
         seconds=seconds,
         obstacle=obstacle,
-        known=replace(unknown("k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
+        known=replace(Known(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
     )
 
 
@@ -89,7 +88,7 @@ def test_what_cannot_or_need_not_be_tuned_is_left() -> None:
 
 
 def test_a_failure_is_waited_out_longer_each_time() -> None:
-    known, waits = unknown("k"), []
+    known, waits = Known(key="k"), []
     for _ in range(12):
         known = failed(known, "the device went away", 1000.0)
         waits.append(known.retry - 1000.0)
@@ -116,21 +115,21 @@ def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bo
 
 def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuner.json"
-    known = passed(unknown("source device driver"), finished=True, headroom=0.2)
+    known = passed(Known(key="source device driver"), finished=True, headroom=0.2)
     TuningState(path).put("m", known)
     assert TuningState(path).get("m", "source device driver") == known
-    assert TuningState(path).get("m", "source device driver 2") == unknown("source device driver 2")
+    assert TuningState(path).get("m", "source device driver 2") == Known(key="source device driver 2")
     plain = json.loads(path.read_text())
     del plain["models"]["m"]["tasks"]  # as it was written before tasks were told apart
     path.write_text(json.dumps(plain))
     assert TuningState(path).get("m", "source device driver") == known
     path.write_text("{")
-    assert TuningState(path).get("m", "source device driver") == unknown("source device driver")
+    assert TuningState(path).get("m", "source device driver") == Known(key="source device driver")
 
 
 def test_headroom_is_a_share() -> None:
-    assert passed(unknown("k"), finished=False, headroom=7.0).headroom == 1.0
-    assert isinstance(passed(unknown("k"), finished=False, headroom=0.5), Known)
+    assert passed(Known(key="k"), finished=False, headroom=7.0).headroom == 1.0
+    assert isinstance(passed(Known(key="k"), finished=False, headroom=0.5), Known)
 
 
 def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path
 
 def test_what_a_hub_brings_is_a_reason_to_tune_once() -> None:
     """A model that cannot be tuned at all is not asked for again and again."""
-    done = passed(unknown("k"), finished=True, headroom=0.0)
+    done = passed(Known(key="k"), finished=True, headroom=0.0)
     again = hinted(done, 7)
     assert not again.finished
     ended = passed(again, finished=True, headroom=0.0, hints=again.hints)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from random import Random
 
 from tvm import tirx
@@ -50,12 +50,6 @@ class Tabled:
 
     beginning: tuple[Instruction, ...]
     row: Row
-
-
-def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
-    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
-    drawing = Drawing(func, profile, seed)
-    return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:

@@ -29,13 +29,13 @@ class Known:
     """What tuning remembers of one model with one device, driver and compiler (`key`)."""
 
     key: str
-    passes: int  # how often its tuning was begun and led somewhere
-    headroom: float  # share of its time above the rooflines of its tasks, 0 to 1
-    tasks: dict[str, float] | None  # the same of each task by itself; None where they were never timed
-    finished: bool  # nothing that is left is worth it
-    failures: int  # in a row
-    retry: float  # not before, in seconds since 1970
-    reason: str  # of the last failure
+    passes: int = 0  # how often its tuning was begun and led somewhere
+    headroom: float = _UNKNOWN_HEADROOM  # share of its time above the rooflines of its tasks, 0 to 1
+    tasks: dict[str, float] | None = None  # of each task by itself; None where they were never timed
+    finished: bool = False  # nothing that is left is worth it
+    failures: int = 0  # in a row
+    retry: float = 0.0  # not before, in seconds since 1970
+    reason: str = ""  # of the last failure
     hints: int = 0  # Records.latest_hint when its tuning was begun last
 
 
@@ -68,20 +68,6 @@ class PassPlan:
 
     name: str
     seconds: float
-
-
-def unknown(key: str) -> Known:
-    """Of a model that was never tuned."""
-    return Known(
-        key=key,
-        passes=0,
-        headroom=_UNKNOWN_HEADROOM,
-        tasks=None,
-        finished=False,
-        failures=0,
-        retry=0.0,
-        reason="",
-    )
 
 
 def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
@@ -117,9 +103,6 @@ def passed(
         headroom=_share(headroom),
         tasks=None if tasks is None else {task: _share(share) for task, share in tasks.items()},
         finished=finished,
-        failures=0,
-        retry=0.0,
-        reason="",
         hints=hints,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
 from honed.protocol.errors import NotFound
+from honed.protocol.strict import like
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
@@ -109,8 +110,9 @@ def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
     for p in session.tasks:
         failures.update(p.failures)
     table = session.table()
-    return events.Tuned(
-        output=outcome.output,
+    return like(
+        events.Tuned,
+        outcome,
         trials=session.trials,
         seconds=round(session.seconds, 1),
         tuned=stages[TaskState.TUNED],
@@ -121,7 +123,4 @@ def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
         tasks=table.tasks,
         model=table.model,
         forms=table.forms,
-        before_us=outcome.before_us,
-        after_us=outcome.after_us,
-        sentence=outcome.sentence,
     )

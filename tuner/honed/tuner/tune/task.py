@@ -9,6 +9,7 @@ from enum import StrEnum
 from honed.jobs.events import Estimate, TaskRow
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, Figure
+from honed.protocol.strict import like
 from honed.tuner.contest import Contest
 
 # A task below this share of the model's time could be free and nobody would notice.
@@ -166,12 +167,11 @@ class TaskProgress:
     def row(self) -> TaskRow:
         """What a table shows of it."""
         best = self.best
-        return TaskRow(
+        return like(
+            TaskRow,
+            self.task,
             task=self.task.key,
-            name=self.task.name,
             weight=self.weight,
-            flops=self.task.flops,
-            bytes=self.task.bytes,
             roofline_us=self.roofline * 1e6,
             default_us=None if self.default is None else self.default * 1e6,
             best_us=None if best is None else best * 1e6,
