@@ -15,8 +15,7 @@ from honed.protocol.strict import like
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
-from .instruments import BenchChoice
-from .opening import OpenedSession
+from .opening import BenchChoice, OpenedSession
 from .publishing import Publication, publish
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState

@@ -257,7 +257,7 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    module = tvm.compile(in_stages(_public(func)), target="llvm")
+    module = tvm.compile(in_stages(fresh(func).with_attr("global_symbol", "main")), target="llvm")
     run = module["main"]
     scale = product_scale(func)
     for n in range(SETS):
@@ -269,10 +269,6 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
         for p, tensor in enumerate(tensors):
             np.save(draft / f"{n}.{p}.npy", tensor.numpy())
     draft.rename(folder)
-
-
-def _public(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return fresh(func).with_attr("global_symbol", "main")
 
 
 def product_scale(func: tirx.PrimFunc) -> float:
