@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,16 +86,14 @@ def extract(
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
     weights = Counter(call.function for call in calls)
     outputs = {call.function: len(call.outputs) for call in calls}
-    found: dict[str, Extracted] = {}
-    for name, func in legal.functions.items():
-        key, weight = task_key(func), weights[name]
-        if key in found:
-            weight += found[key].task.weight
-        found[key] = Extracted(_task(func, name, key, weight, outputs[name]), func)
+    tasks = [
+        Extracted(_task(func, name, task_key(func), weights[name], outputs[name]), func)
+        for name, func in legal.functions.items()
+    ]
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
-    rivals, contests = _rivals(joining, found, profile)
+    rivals, contests = _rivals(joining, {one.task.key for one in tasks}, profile)
     whole = Extraction(
-        tasks=list(found.values()),
+        tasks=tasks,
         rivals=rivals,
         opaque=[_opaque(name, weight) for name, weight in hosts.items()],
         contests=contests,
@@ -139,13 +137,13 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 
 
 def _rivals(
-    joining: Joining, found: Mapping[str, Extracted], profile: DeviceProfile
+    joining: Joining, found: Set[str], profile: DeviceProfile
 ) -> tuple[list[Extracted], tuple[Contest, ...]]:
     """Tasks of the forms that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []
     for contest, forms in joining.contests:
-        if not found.keys() >= set(contest.keys(contest.expected)):
+        if not found >= set(contest.keys(contest.expected)):
             continue  # what it takes is no call, or has other constants elsewhere
         contests.append(contest)
         for one in (forms.joined, *forms.apart):

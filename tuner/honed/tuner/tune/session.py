@@ -18,14 +18,14 @@ from honed.tuner.contest import Contest
 from honed.tuner.gate import Gate
 from honed.tuner.records import Records
 from honed.tuner.setup import for_defaults
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.verdict import Outcome
 
 from . import rivals
 from .children import LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
 from .proposals import Proposals
 from .rooflines import Rooflines
 from .task import Found, TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
-from .trials import Trials
+from .trials import TrialResult, Trials
 
 Emit = Callable[[events.News], None]
 _BREAKS = 2  # times a task's search may break before it is given up
@@ -363,7 +363,7 @@ class TuningSession:
                 continue
             if trial.seconds is not None:
                 progress.found(trial.seconds, entry.trace)
-            self._tell(progress, trial.verdict, trial.seconds)
+            self._tell(progress, trial)
         self._trying.withdraw()
         return results
 
@@ -391,7 +391,8 @@ class TuningSession:
                 progress.forget_best()
                 self._recall(progress)
 
-    def _tell(self, progress: TaskProgress, verdict: Verdict, seconds: float | None) -> None:
+    def _tell(self, progress: TaskProgress, trial: TrialResult) -> None:
+        verdict, seconds = trial.verdict, trial.seconds
         self.trials += 1
         progress.trials += 1
         if verdict.outcome is not Outcome.RIGHT:

@@ -32,11 +32,15 @@ _BUILDING, _TIMING = ("build", "first"), ("time",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a candidate. `seconds` is its time at the device's reference speed, of a right one."""
+    """What came of a candidate; times are at the device's reference speed."""
 
     verdict: Verdict
     ran: bool  # False: it was refused before anything was given to the device
-    seconds: float | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a right one."""
+        return self.verdict.timing.fair_s if self.verdict.timing else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +132,9 @@ class Trials:
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
         self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
-        if verdict.timing is None:
-            return TrialResult(verdict=verdict, ran=True, seconds=None)
-        self._note_speed(verdict)
-        timing = self._fair(verdict.timing)
-        return TrialResult(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
+        if verdict.timing is not None:
+            self._note_speed(verdict)
+        return TrialResult(verdict=replace(verdict, timing=self._fair(verdict.timing)), ran=True)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -190,11 +192,8 @@ class Trials:
             return None
         number = self._flight.pop(candidate.id, None)
         if number is None:
-            return TrialResult(verdict=verdict, ran=False, seconds=None)
-        verdict = self._recorded(candidate.id, number, trace, verdict)
-        return TrialResult(
-            verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None
-        )
+            return TrialResult(verdict=verdict, ran=False)
+        return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
 
     def spent(self, seconds: float) -> Spent:
         """Where the `seconds` of the wall clock went that the latest candidate took."""

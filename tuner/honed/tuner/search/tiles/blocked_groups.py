@@ -11,11 +11,10 @@ from itertools import product
 
 from honed.tuner.search.decisions import Decision, Drawn, divisors
 from honed.tuner.search.sketches.blocked_groups import MOST_BESIDE
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.warps import best_group
 
 _BORDER = 2  # of a window of 3 x 3
 _WEIGHTS = 16  # vectors of them for each row of a window and vector of output channels
-_GROUP = 64  # work-items, where the cores have as much to do
 _TILES = 4
 _PIXELS = (6, 12, 16)  # that registers hold: of 8 channels, of 4, and on GPUs
 
@@ -35,8 +34,7 @@ def blocked_group_tile(sketch: Drawn) -> Drawn | None:
     )
     steps = max(fitting, key=lambda one: (_worth(*one), one[2]))
     items = threads.extent * math.prod(d.factors[1] for _, d in tiles[:3]) // math.prod(steps)
-    groups = [n for n in divisors(items) if n <= threads.most and whole_warps(n, items)]
-    group = min(groups, key=lambda n: (busiest(n, items), abs(math.log2(n / _GROUP))))
+    group = best_group(items, threads.most)
     changed: dict[int, Decision] = {
         place: tile.cut(inner) for (place, tile), inner in zip(tiles[:3], steps, strict=True)
     }

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from honed.tuner.search.decisions import Decision, Drawn, Tile, divisors
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.warps import busiest, off_usual, whole_warps
 
-_WIDE, _GROUP = 8, 64  # work-items along the lanes, and of a group, where the cores have as much to do
+_WIDE = 8  # work-items along the lanes, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 
 
@@ -127,7 +127,7 @@ def _beside(product: _Product) -> int:
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
     """By loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
-    beside = abs(math.log2(cut.wide / _WIDE)), abs(math.log2(cut.high * cut.wide / _GROUP))
+    beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 
 from honed.tuner.search.decisions import Drawn, divisors
-from honed.tuner.search.warps import busiest, whole_warps
-
-_GROUP = 64  # work-items, where the cores have as much to do
+from honed.tuner.search.warps import busiest, off_usual, whole_warps
 
 
 def point_groups(sketch: Drawn) -> Drawn | None:
@@ -37,4 +35,4 @@ def point_groups(sketch: Drawn) -> Drawn | None:
 
 def _rank(group: int, wide: int, items: int) -> tuple[float, ...]:
     """By what the busiest core runs, then by how far the group is from the usual one; wide ones first."""
-    return busiest(group, items), abs(math.log2(group / _GROUP)), -wide
+    return busiest(group, items), off_usual(group), -wide

@@ -6,15 +6,13 @@ the less border. docs/measurements.md compares them with draws.
 
 from __future__ import annotations
 
-import math
 from itertools import product
 
 from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.sketches.windowed import ROWS
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.warps import best_group
 
 _BORDER = 2  # of a window of 3 x 3
-_GROUP = 64  # work-items, where the cores have as much to do
 
 
 def window_tile(sketch: Drawn) -> Drawn | None:
@@ -33,8 +31,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     )
     long, tall = min(fitting, key=lambda cut: (_loads(cut[0] * lanes, cut[1]), -cut[0]))
     items = threads.extent * pixels.factors[1] * rows.factors[1] // (long * tall)
-    groups = [n for n in divisors(items) if n <= threads.most and whole_warps(n, items)]
-    group = min(groups, key=lambda n: (busiest(n, items), abs(math.log2(n / _GROUP))))
+    group = best_group(items, threads.most)
     return sketch.with_most(
         {at_pixels: pixels.cut(long), at_rows: rows.cut(tall), at_threads: threads.cut(group, items)}
     )
