@@ -30,7 +30,6 @@ class Proposals:
         *,
         ahead: bool,
         hints: int = kept.HINTS_PER_TASK,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `ahead`, batches are made while others are measured.
 
@@ -42,7 +41,6 @@ class Proposals:
         self._setup = setup
         self._ahead = ahead
         self._hints = hints
-        self._clock = clock
         self._told: set[str] = set()  # tasks whose records the present child knows
         self._child: int | None = None
         self._begun: TaskProgress | None = None  # that a batch is being made for
@@ -164,8 +162,8 @@ class Proposals:
         return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
 
     def _waited(self, ask: Callable[[], T]) -> T:
-        began = self._clock()
+        began = time.monotonic()
         try:
             return ask()
         finally:
-            self.seconds += self._clock() - began
+            self.seconds += time.monotonic() - began

@@ -68,7 +68,6 @@ class TuningSession:
         peaks_again: Callable[[], DeviceProfile],
         gate: Gate | None = None,
         trust_defaults: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
 
@@ -80,21 +79,20 @@ class TuningSession:
         self._for_defaults = for_defaults(self.setup, profile.rules.family)
         self.records: Records = trials.records
         self.emit = emit
-        self.clock = clock
         self.tasks: list[TaskProgress] = []
         self.contests: Sequence[Contest] = ()  # between these
         self.trials = 0
         self.spent = Spent()  # since the search began
         self._trying = trials
         self._proposals = proposals
-        self._rooflines = Rooflines(profile, peaks_again, clock)
+        self._rooflines = Rooflines(profile, peaks_again)
         self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
         self._budget = SearchBudget()
         self._stopping = False
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
-        self._started = clock()
+        self._started = time.monotonic()
 
     def stop(self) -> None:
         """End after the candidate being measured."""
@@ -113,7 +111,7 @@ class TuningSession:
     @property
     def seconds(self) -> float:
         """Since the session began."""
-        return self.clock() - self._started
+        return time.monotonic() - self._started
 
     @property
     def improved(self) -> bool:
@@ -268,7 +266,7 @@ class TuningSession:
 
     def _round(self, progress: TaskProgress) -> None:
         """Measure one batch of a task's candidates."""
-        began, before, made = self.clock(), progress.best, self.trials
+        began, before, made = time.monotonic(), progress.best, self.trials
         searched, self._spent_now = self._proposals.seconds, Spent()
         batch = self._batch(progress)
         self._condemn()
@@ -276,7 +274,7 @@ class TuningSession:
         if batch.broke:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
-            progress.end_round(before, self.clock() - began, last=batch.last)
+            progress.end_round(before, time.monotonic() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
         self._judge()
@@ -351,9 +349,9 @@ class TuningSession:
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
             for candidate, trace in islice(following, self._ahead()):
                 self._trying.prepare(candidate, trace, way)
-            began = self.clock()
+            began = time.monotonic()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
-            self._spent_now += self._trying.spent(self.clock() - began)
+            self._spent_now += self._trying.spent(time.monotonic() - began)
             self._gate.leave()
             if trial is None:
                 continue
