@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from honed.jobs.events import Ranking
 from honed.protocol.errors import AlreadyExists
@@ -15,8 +14,6 @@ from honed.tuner.verdict import Stored
 
 from .children import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
 from .task import TaskProgress, TuningTask
-
-T = TypeVar("T")
 
 
 class Proposals:
@@ -48,14 +45,18 @@ class Proposals:
 
     def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task; raises SearchBroke, as all below do."""
-        return self._waited(lambda: self._loaded(task, self.search.load(task)))
+        with self._waiting():
+            return self._loaded(task, self.search.load(task))
 
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
         """Take up a task, with its default schedule.
 
         Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
         """
-        return self._waited(lambda: self._default(task, following))
+        with self._waiting():
+            made = self.search.default(task, following, settle=not self._ahead)
+            self._loaded(task, made.loaded)
+            return made
 
     def hinted(self, task: TuningTask) -> bool:
         """Whether a hub's records have something to try for a task."""
@@ -63,9 +64,11 @@ class Proposals:
 
     def next(self, progress: TaskProgress) -> Proposed:
         """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
-        key = progress.task.key
-        made = self._made.pop(key, None)
-        return made or self._waited(lambda: self._stale(progress) or self._proposed(progress))
+        made = self._made.pop(progress.task.key, None)
+        if made is not None:
+            return made
+        with self._waiting():
+            return self._stale(progress) or self._proposed(progress)
 
     def begin(self, progress: TaskProgress | None) -> None:
         """Have the next batch of a task made beside what follows, until `settle`."""
@@ -82,19 +85,15 @@ class Proposals:
         """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            with suppress(SearchBroke):
-                self._made[begun.task.key] = self._waited(lambda: self._collected(begun))
+            with suppress(SearchBroke), self._waiting():
+                self._made[begun.task.key] = self._collected(begun)
 
     def learn(self, task: TuningTask, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
         if self._child is None or self.search.pid != self._child:
             return None  # its successor reads the records
-        return self._waited(lambda: self.search.learn(task.key, results))
-
-    def _default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
-        made = self.search.default(task, following, settle=not self._ahead)
-        self._loaded(task, made.loaded)
-        return made
+        with self._waiting():
+            return self.search.learn(task.key, results)
 
     def _stale(self, progress: TaskProgress) -> Proposed | None:
         if progress.rounds:
@@ -161,9 +160,10 @@ class Proposals:
         """The best of all other tasks; which of them are kin, the child finds out."""
         return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
 
-    def _waited(self, ask: Callable[[], T]) -> T:
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
         began = time.monotonic()
         try:
-            return ask()
+            yield
         finally:
             self.seconds += time.monotonic() - began
