@@ -33,7 +33,7 @@ from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms
 
 from .choice import PROFILE_SECONDS, Known, PassPlan, Unprofiled, choose, failed, passed
-from .view import ServiceView, TuningPlaces, figures_in, look
+from .view import TunerView, figures_in, look
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
 _SLICE_SECONDS = 0.5
@@ -102,7 +102,7 @@ class Tuner:
                 self._tune(client, view, plan)
             return True
 
-    def _profile(self, client: Client, view: ServiceView) -> bool:
+    def _profile(self, client: Client, view: TunerView) -> bool:
         """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
         learnt = False
         for version in view.unprofiled:
@@ -129,7 +129,7 @@ class Tuner:
                 return True
         return False
 
-    def _tune(self, client: Client, view: ServiceView, plan: PassPlan) -> None:
+    def _tune(self, client: Client, view: TunerView, plan: PassPlan) -> None:
         known = next(m.known for m in view.wanted if m.name == plan.name)
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")
@@ -140,7 +140,7 @@ class Tuner:
             ):
                 if not given.sources:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
-                one = TuningPass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
+                one = TuningPass(client, self._lease, view, plan, given, Path(folder))
                 self._session = one.stop
                 if not self._told:
                     known = one.run(known)
@@ -164,14 +164,15 @@ class TuningPass:
         self,
         client: Client,
         lease: LeaseHolder,
-        place: TuningPlaces,
+        view: TunerView,
         plan: PassPlan,
         given: ExportedFiles,
         folder: Path,
     ) -> None:
         """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
         self._client = client
-        self._place = place
+        self._view = view
+        self._device = view.devices[plan.name]
         self._plan = plan
         self._given = given
         self._folder = folder
@@ -198,15 +199,15 @@ class TuningPass:
             self._gate,
             OpenedSession(
                 self._plan.name,
-                device=self._place.device,
-                records=self._place.records,
-                cache_dir=self._place.cache_dir,
+                device=self._device,
+                records=self._view.records,
+                cache_dir=self._view.cache_dir,
                 seed=known.passes,
                 emit=self._heard,
                 gate=self._gate,
                 limits=LEASED,
                 trust_defaults=True,
-                hints=self._place.hints,
+                hints=self._view.hints,
             ) as opened,
         ):
             self._opened = opened
@@ -291,10 +292,10 @@ class TuningPass:
             Compile(
                 file=self._source,
                 output=tuned,
-                device=self._place.device,
+                device=self._device,
                 precision=self._given.precision,
                 shapes=self._given.shapes,
-                records=self._place.records,
+                records=self._view.records,
                 like=self._like,
             )
         )

@@ -25,27 +25,16 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningPlaces:
-    """Where the service and its tuner keep things, and the device, as a spec.
-
-    Of a task so many `hints` of a hub may be tried in a day.
-    """
-
-    device: str
-    records: Path
-    cache_dir: Path
-    hints: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceView:
-    """The service as it was last seen; a place for each model that may be tuned."""
+class TunerView:
+    """The service as it was last seen, and where it and its tuner keep things."""
 
     wanted: tuple[Wanted, ...]
     unprofiled: tuple[Unprofiled, ...]  # of models that are not finished
-    places: dict[str, TuningPlaces]
+    devices: dict[str, str]  # specs, by the models that may be tuned
     memory: TuningState
     records: Path
+    cache_dir: Path
+    hints: int  # of a hub, that may be tried of a task in a day
 
 
 class _Devices:
@@ -68,12 +57,12 @@ class _Devices:
         return self._setups[self.homes.get(name, self._default)]
 
 
-def look(client: Client) -> ServiceView:
+def look(client: Client) -> TunerView:
     """The service as it is now; raises Unavailable while it has no device."""
     status = client.ask(methods.SERVER_STATUS)
     if status.device is None:
         raise Unavailable("its worker has no device yet")
-    state_dir, cache_dir = Path(status.places.state_dir), Path(status.places.cache_dir)
+    state_dir = Path(status.places.state_dir)
     records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
     devices, metrics = _Devices(status), client.ask(methods.METRICS)
     variants = {each.name for each in metrics.variants}
@@ -90,15 +79,14 @@ def look(client: Client) -> ServiceView:
         version = Unprofiled(model.name, model.sha256)
         if worth_profiling(version, model.spent, history.latency):
             unprofiled.append(version)
-    return ServiceView(
+    return TunerView(
         wanted=tuple(wanted),
         unprofiled=tuple(unprofiled),
-        places={
-            name: TuningPlaces(device=spec, records=records, cache_dir=cache_dir, hints=hints)
-            for name, spec in devices.homes.items()
-        },
+        devices=devices.homes,
         memory=memory,
         records=records,
+        cache_dir=Path(status.places.cache_dir),
+        hints=hints,
     )
 
 
