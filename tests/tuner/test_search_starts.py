@@ -142,7 +142,7 @@ def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> 
     played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
     assert played
     for row, func in played:
-        assert groups_of(row.row.drawn) == max(groups for _, groups in launches_of(func))
+        assert groups_of(row.drawn) == max(groups for _, groups in launches_of(func))
 
 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:
