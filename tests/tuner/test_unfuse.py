@@ -30,6 +30,7 @@ from honed.tuner.tune.session import SearchBudget
 from . import running
 from .search_functions import profile_of
 from .test_attend import attention
+from .test_records import weights
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
@@ -169,7 +170,7 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
         (form,) = session.table().forms
         runs = {p.task.key: p.weight for p in session.tasks}
         seconds = {p.task.key: p.best for p in session.tasks if p.best is not None}
-        named = {task.task.workload for task in session.records.tasks("m")}
+        named = weights(session.records, "m").keys()
     contest = one.contest
     assert form.joined_us is not None
     assert form.apart_us is not None

@@ -230,9 +230,6 @@ ADD_TASK: Final = f"{_INSERT_TASK} ON CONFLICT DO NOTHING"
 TASK: Final = "SELECT workload, name, flops, bytes FROM tasks WHERE workload = :workload"
 CLEAR_WEIGHTS: Final = "DELETE FROM weights WHERE model = :model"
 ADD_WEIGHT: Final = "INSERT INTO weights (model, workload, weight) VALUES (:model, :workload, :weight)"
-TASKS: Final = """SELECT t.workload, t.name, t.flops, t.bytes, w.weight
-    FROM weights w JOIN tasks t USING (workload) WHERE w.model = :model
-    ORDER BY t.flops * w.weight DESC, t.workload"""
 ADD_VERSION: Final = """INSERT INTO versions (model, version, why, latency_s, created_s)
     SELECT :model, COALESCE(MAX(version), 0) + 1, :why, :latency_s, :now FROM versions WHERE model = :model
     RETURNING version"""

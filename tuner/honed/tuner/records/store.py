@@ -32,7 +32,6 @@ from .rows import (
     TaskRecord,
     TuningRecord,
     VersionRecord,
-    WeightedTask,
     candidate,
     check_figures,
     check_trace,
@@ -274,11 +273,6 @@ class Records:
             for task, weight in tasks.items():
                 values = {"model": model, "workload": task.workload, "weight": weight}
                 self._connection.execute(sql.ADD_WEIGHT, values)
-
-    def tasks(self, model: str) -> list[WeightedTask]:
-        """A model's tasks, those with the most work per inference first."""
-        rows = self._rows(sql.TASKS, {"model": model})
-        return [WeightedTask(task=TaskRecord(*task), weight=weight) for *task, weight in rows]
 
     def task(self, workload: str) -> TaskRecord | None:
         """The task of a workload, where any model has it."""

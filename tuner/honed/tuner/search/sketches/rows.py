@@ -76,33 +76,21 @@ def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bo
     for part in reversed(work.parts):
         if part is work.final and not part.info.is_reduction:
             continue
-        split = partial[work.reductions.index(part)] if part.info.is_reduction else None
-        _row(schedule, part, split, under, _RowLimits(most=most, kept=len(work.kept), limits=limits))
+        schedule.compute_at(part.block, under, preserve_unit_loops=True)
+        if not part.info.is_reduction:
+            keep_private(schedule, part.block, math.prod(part.info.extents[len(work.kept) :]), limits)
+            vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], most), limits)
+            continue
+        set_private(schedule, part.block)
+        split = partial[work.reductions.index(part)]
+        if split is not None:
+            keep_partial(schedule, split, under)
     vectorise(schedule, last, under, lanes_of(work.final.info.extents[-1], most), limits)
     for split, part in zip(partial, work.reductions, strict=True):
         for block in (split, part.block):
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, under)[0])
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowLimits:
-    most: int
-    kept: int
-    limits: SketchLimits
-
-
-def _row(schedule: Schedule, part: BlockPart, split: SBlockRV | None, under: LoopRV, by: _RowLimits) -> None:
-    """Compute a block, and the partial results it is made from, row by row in private memory."""
-    schedule.compute_at(part.block, under, preserve_unit_loops=True)
-    if not part.info.is_reduction:
-        keep_private(schedule, part.block, math.prod(part.info.extents[by.kept :]), by.limits)
-        vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], by.most), by.limits)
-        return
-    set_private(schedule, part.block)
-    if split is not None:
-        keep_partial(schedule, split, under)
 
 
 def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:

@@ -8,13 +8,11 @@ would make the lanes of one vector differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, Keep, calls, reads_along
+from honed.tuner.search.blocks import CHOICES, BlockInfo, Keep, calls, reads_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -32,12 +30,6 @@ from honed.tuner.search.parts import (
     vectorise,
     write_out,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
-    loop: LoopRV
-    extent: int
 
 
 @sketch(80)
@@ -86,18 +78,12 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered = reads_along(schedule, block, spatial[laned])
     if len(gathered) != 1:
         return False
-    made = _tile(schedule, found, limits, most, laned=laned)
-    operand = schedule.cache_read(made.block, gathered[0], "local")
-    schedule.compute_at(operand, made.unrolled, preserve_unit_loops=True)
-    _, vector = schedule.split(fuse(schedule, below(schedule, operand, made.unrolled)), [None, widths[laned]])
+    unrolled = _tile(schedule, found, limits, most, laned=laned)
+    operand = schedule.cache_read(block, gathered[0], "local")
+    schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
+    _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
     schedule.vectorize(vector)
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiled:
-    block: SBlockRV
-    unrolled: LoopRV  # the innermost reduction loop, above the tile
 
 
 def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
@@ -110,27 +96,29 @@ def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> b
 
 def _tile(
     schedule: Schedule, found: list[BlockPart], limits: SketchLimits, most: int, *, laned: int
-) -> _Tiled:
-    """Tile the reduction with its lanes along the spatial axis number `laned`."""
+) -> LoopRV:
+    """Tile the reduction with its lanes along the spatial axis number `laned`.
+
+    Gives the innermost loop of the reduction, above the tile.
+    """
     block, what = found[0].block, found[0].info
     loops = schedule.get_loops(block)
-    spatial = [_Axis(loop=loops[n], extent=what.extents[n]) for n in what.spatial]
     reduce = [loops[n] for n in what.reducing]
-    lanes = lanes_of(spatial[laned].extent, most)
-    outer, inner = _split(schedule, spatial, laned, lanes, limits)
+    lanes = lanes_of(what.extents[what.spatial[laned]], most)
+    outer, inner = _split(schedule, loops, what, laned, lanes, limits)
     reduce[-1], unrolled, _ = sample_tile(schedule, reduce[-1], limits.unroll)
     schedule.reorder(*outer, *reduce, unrolled, *inner)
     under = bind(schedule, outer, limits)
     tail = accumulate(schedule, found)
-    last = laned == len(spatial) - 1
+    last = laned == len(what.spatial) - 1
     if not last:
-        _lanes_last(schedule, block, laned, len(spatial))
+        _lanes_last(schedule, block, laned, len(what.spatial))
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes if last else 1, limits)
     write_out(schedule, [unrolled, *inner])
     schedule.decompose_reduction(block, reduce[0])
     launch_others(schedule, [], found, limits, most)
-    return _Tiled(block=block, unrolled=unrolled)
+    return unrolled
 
 
 def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> None:
@@ -145,21 +133,21 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 
 
 def _split(
-    schedule: Schedule, spatial: list[_Axis], laned: int, lanes: int, limits: SketchLimits
+    schedule: Schedule, loops: list[LoopRV], what: BlockInfo, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
     outer: list[LoopRV] = []
     inner: list[LoopRV] = []
-    for n, axis in enumerate(spatial):
+    for n, axis in enumerate(what.spatial):
         if n == laned:
             continue
-        if axis.extent == 1:
-            outer.append(axis.loop)
+        if what.extents[axis] == 1:
+            outer.append(loops[axis])
             continue
-        a, b, _ = sample_tile(schedule, axis.loop, limits.tile)
+        a, b, _ = sample_tile(schedule, loops[axis], limits.tile)
         outer.append(a)
         inner.append(b)
-    last, vector = schedule.split(spatial[laned].loop, [None, lanes])
+    last, vector = schedule.split(loops[what.spatial[laned]], [None, lanes])
     a, b, _ = sample_tile(schedule, last, limits.vectors)
     outer.insert(laned, a)
     return outer, [*inner, b, vector]
