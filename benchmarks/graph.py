@@ -26,7 +26,7 @@ from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
-from honed.tuner.attend import attentions, joins, separables
+from honed.tuner.attend import attention_seconds, joins, separable_seconds
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
@@ -106,7 +106,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
     yield Variant("all but views", whole, views=False)
-    yield Variant("all but attentions", whole, joins=separables)
+    yield Variant("all but attentions", whole, joins=partial(joins, sorts=[separable_seconds]))
     yield Variant("all but in place", whole, in_place=False)
     yield from _of_processors(whole)
     yield _none(path, shapes)
@@ -114,7 +114,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
     """The model without what only processors have."""
-    yield Variant("all but separables", whole, joins=attentions)
+    yield Variant("all but separables", whole, joins=partial(joins, sorts=[attention_seconds]))
     yield Variant("all but blocks", whole, blocked=False)
 
 

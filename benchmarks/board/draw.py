@@ -61,7 +61,7 @@ def _extracted(text: str, precision: Precision, profile: DeviceProfile) -> Extra
     with tempfile.TemporaryDirectory(prefix="honed-board-") as folder:
         path = Path(folder) / "one.onnx"
         onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}'), path)
-        found, _ = extract(path, {}, precision, profile)
+        found = extract(path, {}, precision, profile).tasks
     return max(found, key=lambda one: (one.task.flops, one.task.bytes))
 
 
@@ -99,7 +99,8 @@ def _program(
     family: str, name: str, schedule: str, one: Extracted, lowered: Lowered, judged: list[JudgedLaunch]
 ) -> Program:
     values = parameters(one.func)
-    roles = ["in"] * (len(values) - one.outputs) + ["out"] * one.outputs + ["scratch"] * len(lowered.inner)
+    outputs = one.task.outputs
+    roles = ["in"] * (len(values) - outputs) + ["out"] * outputs + ["scratch"] * len(lowered.inner)
     longest = max(judged, key=lambda each: each.packed.seconds)
     return Program(
         family=family,

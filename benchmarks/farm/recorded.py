@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from tests.tuner.farm.running import RunningFarm
 
@@ -14,13 +15,13 @@ from honed.jobs import events
 from honed.machine.devices import Device
 from honed.protocol.strict import Map
 from honed.tuner.farm import rows
-from honed.tuner.farm.boards import Boards, Came
+from honed.tuner.farm.boards import Came, DaskBoards
 from honed.tuner.farm.joining import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
+from honed.tuner.tune.children import SearchChild
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.trials import Trials
 
@@ -54,36 +55,36 @@ class Recording:
 
 
 class Recorder:
-    """`Boards` that notes what goes by."""
+    """`DaskBoards` that notes what goes by."""
 
-    def __init__(self, boards: Boards, recording: Recording) -> None:
+    def __init__(self, boards: DaskBoards, recording: Recording) -> None:
         self._boards, self._recording = boards, recording
         self._loads: dict[int, tuple[str, float]] = {}
         self._judged: dict[int, str] = {}
         self.order: list[str] = []  # of candidates that were judged
 
     def present(self) -> frozenset[str]:
-        """As in `Boards`, like all below."""
+        """As in `DaskBoards`, like all below."""
         return self._boards.present()
 
     def greet(self, address: str) -> int:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         return self._boards.greet(address)
 
     def settle(self, address: str) -> int:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         return self._boards.settle(address)
 
     def give_up(self, number: int) -> None:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         self._boards.give_up(number)
 
     def close(self) -> None:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         self._boards.close()
 
     def load(self, address: str, memory: bytes) -> int:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         task = rows.unpack(rows.BoardMemory, memory).workload["task"]
         self._recording.memories[task] = memory
         number = self._boards.load(address, memory)
@@ -91,7 +92,7 @@ class Recorder:
         return number
 
     def judge(self, address: str, trial: bytes) -> int:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         candidate = rows.unpack(rows.FarmTrial, trial).candidate
         self._recording.sent[candidate["id"]] = candidate
         number = self._boards.judge(address, trial)
@@ -99,7 +100,7 @@ class Recorder:
         return number
 
     def came(self, seconds: float) -> Came | None:
-        """As in `Boards`."""
+        """As in `DaskBoards`."""
         came = self._boards.came(seconds)
         if came is None or came.data is None:
             return came
@@ -122,6 +123,7 @@ def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials:
     )
     joined, recording = join(choice), Recording()
     recorder = Recorder(joined.boards, recording)
+    boards = cast("DaskBoards", recorder)
     setup = setup_for(joined.profile.identity)
     taken = 0
 
@@ -144,7 +146,7 @@ def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials:
         ) as search,
     ):
         measuring = Trials(
-            lambda begin: FarmMeasurer(recorder, joined.profile, "", begin, print, ahead=64), records, setup
+            lambda begin: FarmMeasurer(boards, joined.profile, "", begin, print, ahead=64), records, setup
         )
         proposals = Proposals(search, records, setup, ahead=False)
         session = TuningSession(

@@ -10,10 +10,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from honed.machine import profilefile
 from honed.tuner.farm import rows
-from honed.tuner.farm.board import DEPTH
+from honed.tuner.farm.board import DEPTH, FarmBoard
 from honed.tuner.farm.worker import serve
 from honed.tuner.valhall.benches import predicted
 
@@ -61,7 +62,8 @@ class StandIn:
 
 def main(recording: str, certificates: str, url: str) -> None:
     """Serve until told to stop."""
-    serve(url, Path(certificates), StandIn(kept(Path(recording))), lambda text: print(text, flush=True))
+    board = cast("FarmBoard", StandIn(kept(Path(recording))))
+    serve(url, Path(certificates), board, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

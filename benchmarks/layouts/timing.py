@@ -20,8 +20,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.measure import bound
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
 from honed.tuner.tune.extract import workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import NotBuilt, OfflineCompiler

@@ -51,14 +51,16 @@ def main() -> int:
         options.output.open("wb") as file,
     ):
         for path in write(Path(folder), options.layers, options.seed):
-            for one in extract(path, {}, "fp32", profile)[0]:
+            for one in extract(path, {}, "fp32", profile).tasks:
                 if time.monotonic() > end:
                     return 0
                 tried = list(schedules(one, profile, options.seed))
                 if not tried:
                     continue
                 sets = Path(folder) / one.task.key
-                task = workload(one.task.key, one.func, one.outputs, sets, options.seed, one.task.constants)
+                task = workload(
+                    one.task.key, one.func, one.task.outputs, sets, options.seed, one.task.constants
+                )
                 right = 0
                 for each, verdict in zip(tried, _measured(task, tried, measurer, turn), strict=True):
                     right += verdict.outcome is Outcome.RIGHT

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
@@ -45,7 +44,7 @@ def main() -> int:
         for n, path in enumerate(write(Path(folder), options.layers, options.seed)):
             if time.monotonic() > end:
                 break
-            for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
+            for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile).tasks:
                 tried = list(schedules(one, profile, options.seed))
                 times = [_seconds(one, each, begun, judge) for each, begun in _begun(tried, judge)]
                 for each, taken in zip(tried, times, strict=True):
@@ -64,7 +63,7 @@ def _begun(tried: Sequence[Tried], judge: MachineCodeJudge) -> list[tuple[Tried,
 
 def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> float | None:
     """What a schedule is predicted to take; None where Mesa's compiler does not build it."""
-    task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    task = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:
         return seconds(judge.judge(tried.lowered.source, launches, begun))

@@ -23,8 +23,7 @@ from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.compiler import NotBuilt
 from honed.tuner.valhall.judge import MachineCodeJudge, seconds
@@ -100,7 +99,7 @@ def _arm(judge: MachineCodeJudge) -> Iterator[Row]:
 def _case(judge: MachineCodeJudge) -> Iterator[Row]:
     """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
     with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
-        found, _ = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile())
+        found = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile()).tasks
     total, calls = 0.0, dict[str, float]()
     for one in found:
         taken = _taken(judge, one, _by_tvm(one))
@@ -115,7 +114,7 @@ def _case(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
-    found, _ = extract(_SQUEEZENET, {}, "fp16", profile())
+    found = extract(_SQUEEZENET, {}, "fp16", profile()).tasks
     total = sum(one.task.weight * _taken(judge, one, _first(one)) for one in found)
     yield Row("ncnn, SqueezeNet", "ms", _NCNN_SQUEEZENET_MS, total * 1e3, "ours, first served")
 
@@ -131,7 +130,7 @@ def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
 
 def _launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
     """Those of each inference."""
-    made = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    made = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     return inference_launches(made, Candidate.of(one.task.name, lowered))
 
 

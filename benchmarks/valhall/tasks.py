@@ -72,7 +72,7 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
     """All of them."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
-        found, _ = extract(file, {}, precision, profile())
+        found = extract(file, {}, precision, profile()).tasks
         by_flops = sorted(found, key=lambda one: -one.task.flops * one.task.weight)
         for one, product in _products(by_flops):
             yield _task(one, f"matmul {product}", product)
@@ -81,7 +81,7 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
             yield _task(one, name, None)
         for name, (text, weights) in _CONVOLUTIONS.items():
             onnx.save(_convolution(text, weights), Path(folder) / "conv.onnx")
-            found, _ = extract(Path(folder) / "conv.onnx", {}, precision, profile())
+            found = extract(Path(folder) / "conv.onnx", {}, precision, profile()).tasks
             yield _task(max(found, key=lambda one: one.task.flops), name, None)
 
 
@@ -108,7 +108,7 @@ def _convolution(text: str, weights: tuple[int, ...]) -> onnx.ModelProto:
 
 def _task(one: Extracted, name: str, product: Product | None) -> BenchTask:
     task = one.task
-    made = workload(task.key, one.func, one.outputs, Path(), None, task.constants)
+    made = workload(task.key, one.func, one.task.outputs, Path(), None, task.constants)
     return BenchTask(name, one.func, task.flops, task.weight, made, product)
 
 

@@ -147,7 +147,7 @@ def test_tasks_max_is_above_the_threads_of_all_models() -> None:
 def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
     from honed.daemon.settings import limits
     from honed.tuner.measure.limits import MeasureLimits as Measuring
-    from honed.tuner.tune.sharing import MOST_BUILDERS, sharing
+    from honed.tuner.tune.opening import MOST_BUILDERS, sharing
 
     assert limits.BUILDERS == MOST_BUILDERS
     counts = [sharing(family, n).builders for family in FAMILIES.values() for n in range(1, 200)]

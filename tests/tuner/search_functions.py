@@ -133,8 +133,8 @@ def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {GRAPHS[name]}')
     path = folder / "model.onnx"
     onnx.save(model, path)
-    found, _ = extract(path, {}, "fp32", profile)
-    return [Extracted(one.task, narrow_indices(one.func), one.outputs) for one in found]
+    found = extract(path, {}, "fp32", profile).tasks
+    return [Extracted(one.task, narrow_indices(one.func)) for one in found]
 
 
 def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:

@@ -11,7 +11,7 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attentions, joins
+from honed.tuner.attend import attention_seconds, joins
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
@@ -76,7 +76,7 @@ def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
 
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
-    return len(read_program(legalize(module, profile, attentions(profile))).calls)
+    return len(read_program(legalize(module, profile, joins(profile, sorts=[attention_seconds]))).calls)
 
 
 @pytest.mark.opencl
@@ -119,7 +119,11 @@ def test_small_ones_take_one_launch(device: Device) -> None:
         profile = profile_of(family, device.profile)
         module = frontend.import_named(frontend.normalise(_model(_BODIES["softmax"][0])))
         lowered = lower_module(
-            module.module, profile, first=first_kernels, names=module.names, joins=attentions(profile)
+            module.module,
+            profile,
+            first=first_kernels,
+            names=module.names,
+            joins=joins(profile, sorts=[attention_seconds]),
         )
         (function,) = lowered.functions.values()
         assert len(function.launches) == 1

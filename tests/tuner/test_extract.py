@@ -63,8 +63,8 @@ def test_what_squashes_long_sums_is_judged_by_their_size(
     """Sums of 2,304 products, squashed into the range of a tanh: refused once, by the range of the tanh."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {SQUASHED}')
     onnx.save(model, tmp_path / "m.onnx")
-    ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", profile)
-    task = workload(one.task.key, one.func, one.outputs, tmp_path / "sets", 1)
+    (one,) = extract(tmp_path / "m.onnx", {}, "fp32", profile).tasks
+    task = workload(one.task.key, one.func, one.task.outputs, tmp_path / "sets", 1)
     assert (task.flops, task.bytes) == (one.task.flops, one.task.bytes)
     _, lowered, _ = default_kernels(one.func, "main", target_for(profile), profile)
     with Measurer(device.spec, profile) as measurer:

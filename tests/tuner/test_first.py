@@ -240,7 +240,7 @@ def test_convolutions_are_served_with_their_weights_laid_out(
     )
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
     onnx.save(model, tmp_path / "model.onnx")
-    ((task, *_), _) = extract(tmp_path / "model.onnx", {}, "fp32", one)
+    (task, *_) = extract(tmp_path / "model.onnx", {}, "fp32", one).tasks
     origin, lowered, _ = first_kernels(task.func, "main", target_for(one), one)
     assert origin.startswith(expected)
     assert len(lowered.launches) == 3  # the weights packed, the image padded, and both multiplied

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attentions
+from honed.tuner.attend import attention_seconds, joins
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.chains import fold_chains
@@ -221,7 +221,8 @@ def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = lightglue.build(16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 157  # of 519
-    assert _launches(model, PASSES, profile, attentions(profile)) == 121  # two less for each of 18
+    attentions = joins(profile, sorts=[attention_seconds])
+    assert _launches(model, PASSES, profile, attentions) == 121  # two less for each of 18
     without_nodes = {"moves", "norms", "pads", "lengths"}  # "factors": launches do less
     for left_out in PASSES:
         if left_out.name not in without_nodes | {"factors"}:
@@ -235,7 +236,7 @@ def test_a_bert_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = bert.build(layers=2, tokens=16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 25
-    assert _launches(model, PASSES, profile, attentions(profile)) == 21
+    assert _launches(model, PASSES, profile, joins(profile, sorts=[attention_seconds])) == 21
     for name, launches in (("norms", 35), ("siblings", 29)):
         assert _launches(model, tuple(p for p in PASSES if p.name != name), profile) == launches
 

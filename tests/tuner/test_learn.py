@@ -65,7 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     onnx.save(onnx.parser.parse_model(text), folder / "products.onnx")
     profile = predicted("mali-g610")
     tasks = []
-    for one in extract(folder / "products.onnx", {}, "fp32", profile)[0]:
+    for one in extract(folder / "products.onnx", {}, "fp32", profile).tasks:
         func = narrow_indices(one.func)
         ruled = by_rule(func, target_for(profile), profile)
         assert ruled

@@ -29,8 +29,7 @@ from honed.tuner.measure.checks import (
     submitted,
 )
 from honed.tuner.measure.checks.answers import ExpectedOutput
-from honed.tuner.measure.checks.clocks import Waited
-from honed.tuner.measure.checks.finished import Finished, Launched
+from honed.tuner.measure.checks.clocks import Finished, Launched, Waited
 from honed.tuner.verdict import Outcome
 
 from .liars import honest

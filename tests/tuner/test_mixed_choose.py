@@ -187,7 +187,7 @@ def test_the_file_says_what_was_chosen_and_others_keep_to_it(tmp_path: Path) -> 
     assert again.model.source.choice == source.choice
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
-    found, _ = extract(request.path, {}, "auto", unknown.profile, like=request.output)
+    found = extract(request.path, {}, "auto", unknown.profile, like=request.output).tasks
     assert {one.task.key for one in found} == tasks
 
 
@@ -204,7 +204,7 @@ def test_a_choice_is_of_the_graph_that_passes_made(tmp_path: Path) -> None:
     again = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output))
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
-    found, _ = extract(request.path, {}, "auto", MALI, like=request.output)
+    found = extract(request.path, {}, "auto", MALI, like=request.output).tasks
     assert {one.task.key for one in found} == tasks
 
 

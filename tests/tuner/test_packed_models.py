@@ -20,8 +20,7 @@ from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.module import LoweredModel, lower_module, task_key
-from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.prepared import prepared_launches
+from honed.tuner.measure.candidate import Candidate, prepared_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 
 from .search_functions import imagined, profile_of
@@ -51,7 +50,7 @@ def model(text: str) -> onnx.ModelProto:
 
 def tasks(text: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
     onnx.save(model(text), folder / "m.onnx")
-    return extract(folder / "m.onnx", {}, "fp32", profile)[0]
+    return extract(folder / "m.onnx", {}, "fp32", profile).tasks
 
 
 def lowered(text: str, profile: DeviceProfile) -> tuple[frontend.Normalised, LoweredModel]:
@@ -140,7 +139,7 @@ def test_what_is_never_packed_keeps_its_key(text: str, tmp_path: Path) -> None:
     shape = (16, 1, 3, 3) if "group" in text else (16, 16, 1, 1) if "Conv" in text else (16, 16)
     made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), "w"))
     onnx.save(made, tmp_path / "m.onnx")
-    ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", imagined("mali"))
+    (one,) = extract(tmp_path / "m.onnx", {}, "fp32", imagined("mali")).tasks
     assert one.task.constants == ()
     assert len(one.task.key) == 16
 
@@ -150,7 +149,7 @@ def test_weights_are_packed_for_images_that_no_vector_divides(tmp_path: Path) ->
     made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
     made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "w"))
     onnx.save(made, tmp_path / "m.onnx")
-    ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", imagined("mali"))
+    (one,) = extract(tmp_path / "m.onnx", {}, "fp32", imagined("mali")).tasks
     assert one.task.constants == (1,)
     assert one.task.key.endswith("_c1")
 
@@ -159,7 +158,7 @@ def test_packing_is_no_part_of_a_candidates_time(tmp_path: Path) -> None:
     one = tasks(CONSTANT, tmp_path, imagined("mali"))[0]
     _, made = lowered(CONSTANT, imagined("mali"))
     function = next(f for f in made.functions.values() if f.task == one.task.key)
-    task = workload(one.task.key, one.func, one.outputs, tmp_path, None, one.task.constants)
+    task = workload(one.task.key, one.func, one.task.outputs, tmp_path, None, one.task.constants)
     first = Candidate(id="first", source=function.source, inner=function.inner, launches=function.launches)
     assert prepared_launches(task, first) == {0}
     assert prepared_launches(replace(task, constants=()), first) == set()

@@ -16,8 +16,8 @@ from tests.tuner.test_records import SETUP, add, right, trace
 pytest.importorskip("tvm")
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.records import Records
+from honed.tuner.tune.children import ProposedCandidate, SearchBroke, SearchChild
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import ProposedCandidate, SearchBroke, SearchChild
 from honed.tuner.tune.task import TaskProgress, TuningTask
 from tests.tuner.test_records_hints import measured, take_in
 
@@ -32,7 +32,7 @@ class Child:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def load(self, task: str, outputs: int) -> Any:
+    def load(self, task: str) -> Any:
         return SimpleNamespace(fresh=False, workload=None)
 
     def replay(self, task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
@@ -54,7 +54,6 @@ def test_hints_that_break_or_do_not_fit_are_noted_and_left(tmp_path: Path) -> No
         (tmp_path / "theirs").mkdir()
         take_in(records, measured(tmp_path / "theirs", *((n, right(n)) for n in (1, 2, 3, 4))))
         proposals = Proposals(cast("SearchChild", child), records, SETUP, ahead=False)
-        proposals.add(TASK, 1)
         progress = TaskProgress(task=TASK, roofline=1e-9)
         assert proposals.hinted(TASK)
         proposed = proposals.next(progress)
@@ -76,6 +75,5 @@ def test_what_an_own_driver_knew_comes_along(tmp_path: Path) -> None:
         (tmp_path / "theirs").mkdir()
         take_in(records, measured(tmp_path / "theirs", (4, right(1.0))))
         proposals = Proposals(cast("SearchChild", child), records, SETUP, ahead=False)
-        proposals.add(TASK, 1)
         proposed = proposals.next(TaskProgress(task=TASK, roofline=1e-9))
     assert [entry.trace for entry in proposed.entries] == [trace(4), trace(5)]

@@ -6,10 +6,8 @@ import pytest
 
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import decisions, rules
-from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Way
+from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Evolution, Proposal, Way, neighbours
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.descent import neighbours
-from honed.tuner.search.evolve import Evolution, Proposal
 from honed.tuner.search.features import WIDTH
 
 from .search_functions import dense, imagined

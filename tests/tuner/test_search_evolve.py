@@ -12,8 +12,8 @@ from tvm_ffi import structural_equal
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
+from honed.tuner.search.batches import Evolution
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.evolve import Evolution
 from honed.tuner.search.features import WIDTH
 
 from .search_functions import dense, draws, imagined

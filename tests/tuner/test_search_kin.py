@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, read
-from honed.tuner.search.descent import neighbours
-from honed.tuner.search.kin import adapt, adapted, distance, divisors, nearest
+from honed.tuner.search.batches import adapted, distance, neighbours
+from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, adapt, divisors, nearest, read
+
+pytestmark = pytest.mark.tvm
 
 EXTENTS = st.integers(1, 4096)
 

@@ -75,7 +75,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Extracted], 
 
     def made(one: Extracted) -> Workload:
         key = one.task.key
-        return extract.workload(key, one.func, one.outputs, folder / key, 1)
+        return extract.workload(key, one.func, one.task.outputs, folder / key, 1)
 
     return made
 

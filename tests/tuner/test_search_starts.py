@@ -142,7 +142,7 @@ def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> 
     played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
     assert played
     for row, func in played:
-        assert groups_of(row.row.drawn) == max(groups for _, groups in launches_of(func))
+        assert groups_of(row.drawn) == max(groups for _, groups in launches_of(func))
 
 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:
@@ -199,7 +199,7 @@ def test_malis_cut_images_of_single_channels_into_rectangles(
     onnx.save(
         onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}'), tmp_path / "m.onnx"
     )
-    ((task, *_), _) = extract(tmp_path / "m.onnx", {}, "fp32", one)
+    (task, *_) = extract(tmp_path / "m.onnx", {}, "fp32", one).tasks
     (first, *_) = starts(sketched(task.func, "mali"))
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner[:2] == expected

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from honed.protocol.service import TimeSpent
 from honed.protocol.versions import LatencyPoint
-from honed.tuner.service import profiles
 from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
     SLICE_SECONDS,
     Known,
     PassPlan,
+    Unprofiled,
     Wanted,
     choose,
     failed,
     hinted,
     passed,
-    unknown,
+    worth_profiling,
 )
-from honed.tuner.service.loop import figures_in
 from honed.tuner.service.memory import TuningState
+from honed.tuner.service.view import figures_in
 
 
 def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:
@@ -33,7 +33,7 @@ def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) 
         name=name,
         seconds=seconds,
         obstacle=obstacle,
-        known=replace(unknown("k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
+        known=replace(Known(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
     )
 
 
@@ -60,18 +60,18 @@ def test_each_kernel_counts_by_itself() -> None:
 
 
 def test_a_used_version_is_profiled_once() -> None:
-    version, spent = profiles.Unprofiled("m", "a"), TimeSpent(seconds=1.0, tasks={}, profiled="")
+    version, spent = Unprofiled("m", "a"), TimeSpent(seconds=1.0, tasks={}, profiled="")
 
     def curve(*medians: float) -> list[LatencyPoint]:
         return [LatencyPoint(time=0.0, version=1, count=9, us=us) for us in medians]
 
     fast, slow = curve(9e9, 2e5), curve(2e5, 2e6)
-    assert profiles.wanted(version, spent, fast)
-    assert not profiles.wanted(version, spent, slow), "requests would wait for too long"
-    assert not profiles.wanted(version, spent, [])
-    assert not profiles.wanted(version, replace(spent, seconds=0.0), fast)
-    assert not profiles.wanted(version, replace(spent, profiled="a"), fast)
-    assert profiles.wanted(version, replace(spent, profiled="before"), fast)
+    assert worth_profiling(version, spent, fast)
+    assert not worth_profiling(version, spent, slow), "requests would wait for too long"
+    assert not worth_profiling(version, spent, [])
+    assert not worth_profiling(version, replace(spent, seconds=0.0), fast)
+    assert not worth_profiling(version, replace(spent, profiled="a"), fast)
+    assert worth_profiling(version, replace(spent, profiled="before"), fast)
 
 
 def test_models_never_used_come_last_but_come() -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_or_need_not_be_tuned_is_left() -> None:
 
 
 def test_a_failure_is_waited_out_longer_each_time() -> None:
-    known, waits = unknown("k"), []
+    known, waits = Known(key="k"), []
     for _ in range(12):
         known = failed(known, "the device went away", 1000.0)
         waits.append(known.retry - 1000.0)
@@ -115,21 +115,21 @@ def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bo
 
 def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuner.json"
-    known = passed(unknown("source device driver"), finished=True, headroom=0.2)
+    known = passed(Known(key="source device driver"), finished=True, headroom=0.2)
     TuningState(path).put("m", known)
     assert TuningState(path).get("m", "source device driver") == known
-    assert TuningState(path).get("m", "source device driver 2") == unknown("source device driver 2")
+    assert TuningState(path).get("m", "source device driver 2") == Known(key="source device driver 2")
     plain = json.loads(path.read_text())
     del plain["models"]["m"]["tasks"]  # as it was written before tasks were told apart
     path.write_text(json.dumps(plain))
     assert TuningState(path).get("m", "source device driver") == known
     path.write_text("{")
-    assert TuningState(path).get("m", "source device driver") == unknown("source device driver")
+    assert TuningState(path).get("m", "source device driver") == Known(key="source device driver")
 
 
 def test_headroom_is_a_share() -> None:
-    assert passed(unknown("k"), finished=False, headroom=7.0).headroom == 1.0
-    assert isinstance(passed(unknown("k"), finished=False, headroom=0.5), Known)
+    assert passed(Known(key="k"), finished=False, headroom=7.0).headroom == 1.0
+    assert isinstance(passed(Known(key="k"), finished=False, headroom=0.5), Known)
 
 
 def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path
 
 def test_what_a_hub_brings_is_a_reason_to_tune_once() -> None:
     """A model that cannot be tuned at all is not asked for again and again."""
-    done = passed(unknown("k"), finished=True, headroom=0.0)
+    done = passed(Known(key="k"), finished=True, headroom=0.0)
     again = hinted(done, 7)
     assert not again.finished
     ended = passed(again, finished=True, headroom=0.0, hints=again.hints)

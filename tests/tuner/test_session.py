@@ -21,9 +21,8 @@ from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.search_child import (
+from honed.tuner.tune.children import (
     DefaultSchedule,
-    Found,
     LoadedTask,
     Proposed,
     ProposedCandidate,
@@ -31,8 +30,8 @@ from honed.tuner.tune.search_child import (
     SearchChild,
 )
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.speed import Speed
-from honed.tuner.tune.task import TaskState, TuningTask
+from honed.tuner.tune.task import Found, TaskState, TuningTask
+from honed.tuner.tune.trials import Speed
 from honed.tuner.tuned import best_schedules
 from honed.tuner.valhall.benches import PLATFORM
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
@@ -76,38 +75,31 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return Found(tasks=[(task, 1)], opaque=[])
+        return Found(tasks=(task,))
 
-    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+    def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=replace(self.workload, task="scale"), fresh=True)
 
-    def default(
-        self, task: TuningTask, outputs: int, following: Sequence[tuple[TuningTask, int]], *, settle: bool
-    ) -> DefaultSchedule:
+    def default(self, task: TuningTask, following: Sequence[TuningTask], *, settle: bool) -> DefaultSchedule:
         self.defaults.append(task.key)
-        self.following.append([one.key for one, _ in following])
+        self.following.append([one.key for one in following])
         self.settled.append(settle)
-        return DefaultSchedule(loaded=self.load(task, outputs), candidate=self._made(SLOW))
+        return DefaultSchedule(loaded=self.load(task), candidate=self._made(SLOW))
 
     def begin(
-        self,
-        task: TuningTask,
-        outputs: int,
-        known: Sequence[tuple[str, float | None]],
-        kin: Sequence[str],
-        _round: int,
+        self, task: TuningTask, known: Sequence[tuple[str, float | None]], kin: Sequence[str], _round: int
     ) -> None:
         self.begun.append(task.key)
         self.known += known
         self.kin += kin
-        self.asked = task, outputs
+        self.asked = task
 
     def collect(self) -> Proposed:
         batch = self.batches.pop(0) if self.batches else ()
         if isinstance(batch, SearchBroke):
             raise batch
         entries = [self._entry(source) for source in batch]
-        return Proposed(loaded=self.load(*self.asked), entries=entries, way=Way.EVOLUTION, last=False)
+        return Proposed(loaded=self.load(self.asked), entries=entries, way=Way.EVOLUTION, last=False)
 
     def replay(self, _task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.replayed += traces
@@ -459,11 +451,10 @@ class Several(Planted):
         self.loaded: list[str] = []
 
     def extract(self) -> Found:
-        ((task, outputs),) = super().extract().tasks
-        tasks = [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)]
-        return Found(tasks=tasks, opaque=[])
+        (task,) = super().extract().tasks
+        return Found(tasks=tuple(replace(task, key=f"scale{n}", weight=n + 1) for n in range(self.count)))
 
-    def load(self, task: TuningTask, _outputs: int) -> LoadedTask:
+    def load(self, task: TuningTask) -> LoadedTask:
         self.loaded.append(task.key)
         return LoadedTask(workload=replace(self.workload, task=task.key), fresh=True)
 
@@ -544,9 +535,8 @@ class Rivalling(Several):
         self.timed: list[str] = []  # and tried, in this order
 
     def extract(self) -> Found:
-        (one, outputs), (rival, _) = super().extract().tasks
-        tasks = [(one, outputs), (replace(rival, weight=0), outputs)]
-        return Found(tasks=tasks, opaque=[], contests=[self.contest])
+        one, rival = super().extract().tasks
+        return Found(tasks=(one, replace(rival, weight=0)), contests=(self.contest,))
 
     def default(self, task: TuningTask, *given: Any, **more: Any) -> DefaultSchedule:
         self.timed.append(f"default of {task.key}")

@@ -29,7 +29,7 @@ from honed.tuner.cut import Cut, cut
 from honed.tuner.cut.rows import by_rows
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.sized import timing
-from honed.tuner.tune.extract import extract_all
+from honed.tuner.tune.extract import extract
 from tests.daemon.split_models import detector, images, reference, two_stage
 
 Values = dict[str, Any]
@@ -338,8 +338,8 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
 @pytest.mark.tvm
 def test_tuning_has_the_tasks_of_forms(compiling: Compiling) -> None:
     profile = compiling.device.profile
-    without = extract_all(compiling.source, {}, "fp32", profile)
-    found = extract_all(compiling.source, {}, "fp32", profile, like=compiling.output)
+    without = extract(compiling.source, {}, "fp32", profile)
+    found = extract(compiling.source, {}, "fp32", profile, like=compiling.output)
     keys = {one.task.key for one in found.tasks}
     assert keys > {one.task.key for one in without.tasks}
     kernels = [kernel for form in model_of(compiling).forms for kernel in form.model.kernels]

@@ -15,7 +15,7 @@ import pytest
 from honed.machine import devices
 from honed.machine.surveying import survey
 from honed.runtime.execution.executor import load
-from honed.tuner.tune.search_child import Deadlines, SearchChild
+from honed.tuner.tune.children import Deadlines, SearchChild
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import TaskState
 

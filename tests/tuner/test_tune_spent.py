@@ -6,8 +6,8 @@ import pytest
 
 from honed.jobs.events import Spent
 from honed.machine.families import FAMILIES
-from honed.tuner.tune.sharing import sharing
-from honed.tuner.tune.spent import on_candidate
+from honed.tuner.tune.opening import sharing
+from honed.tuner.tune.trials import on_candidate
 
 
 def test_a_candidates_seconds_are_told_apart_and_none_is_lost() -> None:

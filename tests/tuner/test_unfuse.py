@@ -23,13 +23,14 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.extract import Extraction, extract_all
-from honed.tuner.tune.search_child import SearchChild
+from honed.tuner.tune.children import SearchChild
+from honed.tuner.tune.extract import Extraction, extract
 from honed.tuner.tune.session import SearchBudget
 
 from . import running
 from .search_functions import profile_of
 from .test_attend import attention
+from .test_records import weights
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
@@ -94,7 +95,7 @@ def bench(device: Device, tmp_path: Path) -> Callable[[tuple[int, int, int]], Be
             records=tmp_path / "records.sqlite",
             profile=profile,
             device=device,
-            found=extract_all(path, {}, "fp32", profile),
+            found=extract(path, {}, "fp32", profile),
         )
 
     return made
@@ -169,7 +170,7 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
         (form,) = session.table().forms
         runs = {p.task.key: p.weight for p in session.tasks}
         seconds = {p.task.key: p.best for p in session.tasks if p.best is not None}
-        named = {task.task.workload for task in session.records.tasks("m")}
+        named = weights(session.records, "m").keys()
     contest = one.contest
     assert form.joined_us is not None
     assert form.apart_us is not None

@@ -53,7 +53,7 @@ def model(channels: int, outputs: int, shape: tuple[int, int, int], *, steps: in
 
 def kernels(made: onnx.ModelProto, profile: DeviceProfile, folder: Path) -> list[str]:
     onnx.save(made, folder / "m.onnx")
-    return sorted(one.task.name for one in extract(folder / "m.onnx", {}, "fp32", profile)[0])
+    return sorted(one.task.name for one in extract(folder / "m.onnx", {}, "fp32", profile).tasks)
 
 
 def expected(made: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def test_tiles_are_transformed_by_one_sketch_only(tmp_path: Path) -> None:
     """It loads no pixel of the sums' tiles twice."""
     onnx.save(model(256, 256, (1, 14, 14)), tmp_path / "m.onnx")
     one = imagined("mali")
-    found = {task.task.name: task.func for task in extract(tmp_path / "m.onnx", {}, "fp32", one)[0]}
+    found = {task.task.name: task.func for task in extract(tmp_path / "m.onnx", {}, "fp32", one).tasks}
     spaces = {name: rules.space(func, target_for(one), one) for name, func in found.items()}
     assert {name: len(space) for name, space in spaces.items() if "matmul" not in name} == {
         "winograd_image": 1,

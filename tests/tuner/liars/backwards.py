@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from honed.tuner.measure import child, probes
-from honed.tuner.measure.checks.finished import Launched
+from honed.tuner.measure.checks.clocks import Launched
 
 
 def backwards(event: Any) -> Launched:

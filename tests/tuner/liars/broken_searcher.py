@@ -14,7 +14,7 @@ from tvm import tirx
 
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.measure import codec
-from honed.tuner.tune import making, searcher
+from honed.tuner.tune import searcher
 
 _extract = searcher.Searcher.extract
 _propose = searcher.Searcher.propose
@@ -34,7 +34,7 @@ def main(how: str, name: str) -> None:
         (self.making.folder / "broken").write_text(broken)
         return found
 
-    lower = making.lower_function
+    lower = searcher.lower_function
 
     def lowered(func: tirx.PrimFunc, *given: Any) -> Lowered:
         if name in func.script():
@@ -53,7 +53,7 @@ def main(how: str, name: str) -> None:
         raise RuntimeError("InternalError: Check failed: (it != end) is false: a step cannot be replayed")
 
     if how == "lowering-dies":
-        making.lower_function = lowered
+        searcher.lower_function = lowered
     searcher.Searcher.extract = extract  # type: ignore[method-assign]
     searcher.Searcher.propose = propose  # type: ignore[method-assign]
     searcher.main(sys.argv[3:])

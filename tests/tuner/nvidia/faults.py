@@ -21,17 +21,16 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
-from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import (
+from honed.tuner.tune.children import (
     DefaultSchedule,
-    Found,
     LoadedTask,
     Proposed,
     ProposedCandidate,
     SearchChild,
 )
+from honed.tuner.tune.proposals import Proposals
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.task import TuningTask
+from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
 
 from .tuning import dense_function, dense_workload
@@ -63,22 +62,22 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return Found(tasks=[(task, 1)], opaque=[])
+        return Found(tasks=(task,))
 
-    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+    def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
 
-    def default(self, task: TuningTask, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
-        return DefaultSchedule(loaded=self.load(task, outputs), candidate=self._right)
+    def default(self, task: TuningTask, *_: object, **__: bool) -> DefaultSchedule:
+        return DefaultSchedule(loaded=self.load(task), candidate=self._right)
 
-    def begin(self, task: TuningTask, outputs: int, _known: object, _kin: object, round_: int) -> None:
-        self._asked = task, outputs, round_
+    def begin(self, task: TuningTask, _known: object, _kin: object, round_: int) -> None:
+        self._asked = task, round_
 
     def collect(self) -> Proposed:
         assert self._asked is not None
-        task, outputs, round_ = self._asked
+        task, round_ = self._asked
         entries = [] if round_ else self._entries()
-        return Proposed(loaded=self.load(task, outputs), entries=entries, way="evolution", last=False)
+        return Proposed(loaded=self.load(task), entries=entries, way="evolution", last=False)
 
     def _entries(self) -> list[ProposedCandidate]:
         made = {

@@ -24,9 +24,8 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.search import rules
-from honed.tuner.search.batches import Batches
+from honed.tuner.search.batches import Batches, Evolution
 from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.search.evolve import Evolution
 from honed.tuner.verdict import Verdict
 from tests.tuner.liars import honest
 

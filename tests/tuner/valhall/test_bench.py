@@ -20,17 +20,16 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import (
+from honed.tuner.tune.children import (
     DefaultSchedule,
-    Found,
     LoadedTask,
     Proposed,
     ProposedCandidate,
     SearchChild,
 )
+from honed.tuner.tune.proposals import Proposals
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.task import TuningTask
+from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.tuner.valhall.benches import BENCHES, DRIVER, predicted
 from honed.tuner.valhall.compiler import Dump, NotBuilt, OfflineCompiler
@@ -200,16 +199,16 @@ class Planted:
             dtype="float16",
             opaque="",
         )
-        return Found(tasks=[(task, 1)], opaque=[])
+        return Found(tasks=(task,))
 
-    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+    def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=self.workload, fresh=True)
 
-    def default(self, task: TuningTask, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
-        return DefaultSchedule(loaded=self.load(task, outputs), candidate=candidate(self.default_source))
+    def default(self, task: TuningTask, *_: object, **__: bool) -> DefaultSchedule:
+        return DefaultSchedule(loaded=self.load(task), candidate=candidate(self.default_source))
 
-    def begin(self, task: TuningTask, outputs: int, *_: object) -> None:
-        self.asked = task, outputs
+    def begin(self, task: TuningTask, *_: object) -> None:
+        self.asked = task
 
     def collect(self) -> Proposed:
         batch, self.batch = self.batch, []
@@ -219,7 +218,7 @@ class Planted:
             )
             for source in batch
         ]
-        return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=not entries)
+        return Proposed(loaded=self.load(self.asked), entries=entries, way="evolution", last=not entries)
 
     def learn(self, _task: str, results: dict[str, float | None]) -> None:
         self.told |= results

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from honed.tuner.valhall.compiler import Dump
-from honed.tuner.valhall.count import counted
+from honed.tuner.valhall.count import counted, pipe_of
 from honed.tuner.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels
-from honed.tuner.valhall.pipes import pipe_of
 from honed.tuner.valhall.trips import trip_counts
 
 KERNEL = KernelDump(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)

@@ -89,19 +89,14 @@ class Joining:
         return task_key(mark_constants(one.func, one.constants, self._profile))
 
 
-def joins(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
-    """Whether parts of an attention, or two convolutions, are better one function; see `join_functions`."""
-    return Joining(profile, (_seconds_joined, _seconds_separable), times)
+def joins(
+    profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
+) -> Joining:
+    """Whether parts of an attention, or two convolutions, are better one function; see `join_functions`.
 
-
-def attentions(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
-    """Whether parts of an attention are better one function on a device."""
-    return Joining(profile, (_seconds_joined,), times)
-
-
-def separables(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
-    """Whether two convolutions, the first of each channel by itself, are better one function on a device."""
-    return Joining(profile, (_seconds_separable,), times)
+    With `sorts` functions of these alone are joined.
+    """
+    return Joining(profile, sorts or (attention_seconds, separable_seconds), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
@@ -109,7 +104,7 @@ def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) 
     return _roofline(function_flops(func), function_bytes(func), profile.limits.compute_units, figures)
 
 
-def _seconds_joined(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
+def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Of an attention as it is first served; None where it is none, or its rows do not fit."""
     func = narrow_indices(func)
     one = attention_of(func)
@@ -124,7 +119,7 @@ def _seconds_joined(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFi
     return _roofline(function_flops(func), function_bytes(func) + groups * _again(one), busy, figures)
 
 
-def _seconds_separable(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
+def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Of two convolutions as they are first served together; None where these are none."""
     func = narrow_indices(func)
     tiled = rules.separable_space(func, profile)

@@ -78,7 +78,7 @@ def _picked(
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    rows.sort(key=lambda one: loads_of(one.row.drawn))
+    rows.sort(key=lambda one: loads_of(one.drawn))
     yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
     if small and not several:
         return
@@ -106,8 +106,8 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
     rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
     if sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES:
-        rows = [one for one in rows if groups_of(one.row.drawn) >= least]
-    rows.sort(key=lambda one: max(0.0, least - groups_of(one.row.drawn)))
+        rows = [one for one in rows if groups_of(one.drawn) >= least]
+    rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
     return (played for one in rows if (played := drawing.played(one)) is not None)
 
 

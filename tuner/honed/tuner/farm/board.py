@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from honed.machine import profilefile
 from honed.machine.kernellog import Reader
@@ -23,52 +22,22 @@ from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unav
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import HONED_VERSION
-from honed.tuner.gate import Gate
-from honed.tuner.leasegate import LeaseGate
+from honed.tuner.gate import Gate, LeaseGate
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED, MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.judge import Compiler
+from honed.tuner.valhall.compiler import OfflineCompiler
 from honed.tuner.valhall.measurer import BenchMeasurer
 from honed.tuner.verdict import Verdict
 
 from . import rows
 
-CANDIDATE_SECONDS = 10.0  # within which the device is left when the lease is revoked
 PATIENCE_SECONDS = 5.0  # that a board waits for its lease before it gives a candidate back
 _AWAY_SECONDS = 10.0  # that it is left alone then
 _TURN_SECONDS = 15.0  # without being asked by one search, after which a board is another's
 _BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
 DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
-# Under a lease a request may be waiting, so that a candidate is bounded more tightly.
-LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
-
-
-class FarmBoard(Protocol):
-    """What judges candidates in a worker; `threads` of them at a time."""
-
-    @property
-    def threads(self) -> int:
-        """How many candidates are judged at a time."""
-
-    def greet(self) -> rows.Greeting:
-        """What it is."""
-
-    def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """Have a task's memory ready."""
-
-    def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """A verdict on a candidate of a task that is ready."""
-
-    def settle(self) -> rows.Answer:
-        """A ruling on nothing, with the faults that have come to light."""
-
-    def rest(self) -> None:
-        """Nothing was asked of it for a while: leave the device to others."""
-
-    def close(self) -> None:
-        """End its processes."""
 
 
 class LeasedGate(Gate):
@@ -130,31 +99,31 @@ class MeasuringBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """As in `FarmBoard`."""
+        """What it is."""
         return _greeting(self._profile, depth=DEPTH)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """As in `FarmBoard`."""
+        """Have a task's memory ready."""
         return self._on_device(lambda: self._load(memory))
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """As in `FarmBoard`."""
+        """A verdict on a candidate of a task that is ready."""
         return self._on_device(lambda: self._judge(trial))
 
     def settle(self) -> rows.Answer:
-        """As in `FarmBoard`."""
+        """A ruling on nothing, with the faults that have come to light."""
         if self._measurer is None:
             return rows.Ruling(verdict={}, phases={}, faults=())
         self._measurer.settle()
         return rows.Ruling(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
 
     def rest(self) -> None:
-        """As in `FarmBoard`."""
+        """Nothing was asked of it for a while: leave the device to others."""
         if self._gate is not None:
             self._gate.rest()
 
     def close(self) -> None:
-        """As in `FarmBoard`."""
+        """End its processes."""
         self.rest()
         if self._measurer is not None:
             self._measurer.close()
@@ -200,7 +169,7 @@ class MeasuringBoard:
 class BenchBoard:
     """The bench of a device that is not here, on all cores of this machine."""
 
-    def __init__(self, bench: str, compiler: Compiler, threads: int) -> None:
+    def __init__(self, bench: str, compiler: OfflineCompiler, threads: int) -> None:
         """Takes over the compiler, which makes `threads` programs at a time."""
         self.threads = threads
         self._bench = bench
@@ -210,18 +179,18 @@ class BenchBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """As in `FarmBoard`."""
+        """As in `MeasuringBoard`."""
         return _greeting(self._profile, depth=DEPTH * self.threads, bench=self._bench)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """As in `FarmBoard`; there are no files, as nothing runs."""
+        """As in `MeasuringBoard`; there are no files, as nothing runs."""
         workload = rows.workload_in(Path(os.devnull), memory)
         with self._lock:
             self._workload = workload
         return rows.BoardReady(rate=0.0)
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """As in `FarmBoard`."""
+        """As in `MeasuringBoard`."""
         with self._lock:
             workload = self._workload
         if workload is None or workload.task != trial.task:
@@ -234,15 +203,18 @@ class BenchBoard:
             return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
 
     def settle(self) -> rows.Answer:
-        """As in `FarmBoard`: nothing runs, so nothing can fault."""
+        """As in `MeasuringBoard`: nothing runs, so nothing can fault."""
         return rows.Ruling(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
-        """As in `FarmBoard`: there is nothing to leave."""
+        """As in `MeasuringBoard`: there is nothing to leave."""
 
     def close(self) -> None:
-        """As in `FarmBoard`."""
+        """As in `MeasuringBoard`."""
         self._compiler.close()
+
+
+FarmBoard = MeasuringBoard | BenchBoard  # judges candidates in a worker, `threads` of them at a time
 
 
 def _ruling(

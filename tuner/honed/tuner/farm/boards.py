@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import dask
 from distributed import Client, Future
@@ -33,36 +33,11 @@ class Came:
     why: str = ""
 
 
-class Boards(Protocol):
-    """Calls to boards by their addresses. Not for several threads."""
-
-    def present(self) -> frozenset[str]:
-        """The addresses of all there are; raises Unavailable where that cannot be found out."""
-
-    def greet(self, address: str) -> int:
-        """Call `board.greet`; the number that its answer comes with."""
-
-    def load(self, address: str, memory: bytes) -> int:
-        """Call `board.load`."""
-
-    def judge(self, address: str, trial: bytes) -> int:
-        """Call `board.judge`."""
-
-    def settle(self, address: str) -> int:
-        """Call `board.settle`."""
-
-    def came(self, seconds: float) -> Came | None:
-        """The next answer, of any board; None where none comes within the time."""
-
-    def give_up(self, number: int) -> None:
-        """The answer of that number is not waited for any more."""
-
-    def close(self) -> None:
-        """Leave the farm; the boards stay."""
-
-
 class DaskBoards:
-    """The workers of a Dask scheduler. Each call goes to one of them, and to no other if that one is gone."""
+    """The workers of a Dask scheduler, by their addresses. Not for several threads.
+
+    Each call goes to one of them, and to no other if that one is gone. It gives the number of its answer.
+    """
 
     def __init__(self, url: str, certificates: Path | None) -> None:
         """Raises InvalidArgument, NotFound (see `security`), and Unavailable where no scheduler answers."""
@@ -84,7 +59,7 @@ class DaskBoards:
         self._count = 0
 
     def present(self) -> frozenset[str]:
-        """As in `Boards`."""
+        """The addresses of all there are; raises Unavailable where that cannot be found out."""
         try:
             return frozenset(self._client.nthreads())
         except (OSError, TimeoutError, RuntimeError, ValueError, CancelledError) as error:
@@ -93,11 +68,11 @@ class DaskBoards:
             ) from error
 
     def greet(self, address: str) -> int:
-        """As in `Boards`."""
+        """Call `board.greet`; the number that its answer comes with."""
         return self._call(address, board.greet)
 
     def load(self, address: str, memory: bytes) -> int:
-        """As in `Boards`. The data goes to the board alone, and not with the call."""
+        """Call `board.load`. The data goes to the board alone, and not with the call."""
         sending = self._client.scatter([memory], workers=[address], hash=False, asynchronous=True)
         sent = asyncio.run_coroutine_threadsafe(sending, self._client.loop.asyncio_loop)
         try:
@@ -110,15 +85,15 @@ class DaskBoards:
         return number
 
     def judge(self, address: str, trial: bytes) -> int:
-        """As in `Boards`."""
+        """Call `board.judge`."""
         return self._call(address, board.judge, trial)
 
     def settle(self, address: str) -> int:
-        """As in `Boards`."""
+        """Call `board.settle`."""
         return self._call(address, board.settle)
 
     def came(self, seconds: float) -> Came | None:
-        """As in `Boards`."""
+        """The next answer, of any board; None where none comes within the time."""
         while True:
             try:
                 number = self._arrived.get(timeout=seconds)
@@ -129,12 +104,12 @@ class DaskBoards:
                 return self._answer(number, kept[0])
 
     def give_up(self, number: int) -> None:
-        """As in `Boards`."""
+        """The answer of that number is not waited for any more."""
         for future in self._calls.pop(number, ()):
             future.cancel()
 
     def close(self) -> None:
-        """As in `Boards`."""
+        """Leave the farm; the boards stay."""
         self._calls.clear()
         self._client.close()
 

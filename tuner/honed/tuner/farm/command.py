@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from honed.jobs import commands, events
-from honed.machine.kernellog import Reader, open_reader
-from honed.protocol.errors import HonedError, NotFound
+from honed.protocol.errors import NotFound
+from honed.tuner.measure.faultwatch import kernel_log
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]
@@ -32,12 +32,8 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
 
     security(checked(job.url), job.certificates)  # before the device is looked at
 
-    def kernel_log() -> Reader | None:
-        try:
-            return open_reader()
-        except HonedError as error:
-            emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
-            return None
+    def tell(text: str) -> None:
+        emit(events.Note(text=text))
 
     board: FarmBoard
     if job.bench is not None:
@@ -45,8 +41,8 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
         board = BenchBoard(job.bench, OfflineCompiler(job.bench_root or ROOT, threads), threads)
     else:
         gate = None if job.alone else LeasedGate(job.socket)
-        board = MeasuringBoard(job.device, job.cache_dir, gate, kernel_log)
-    serve(job.url, job.certificates, board, lambda text: emit(events.Note(text=text)))
+        board = MeasuringBoard(job.device, job.cache_dir, gate, lambda: kernel_log(tell))
+    serve(job.url, job.certificates, board, tell)
     return events.Done()
 
 

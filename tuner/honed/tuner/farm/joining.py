@@ -11,7 +11,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError
 
 from . import rows
-from .boards import Boards, DaskBoards
+from .boards import DaskBoards
 
 _WAIT_SECONDS = 30.0  # for the first board
 _LATER_SECONDS = 2.0  # for others, once one has answered
@@ -35,7 +35,7 @@ class FarmChoice:
 class JoinedFarm:
     """Its boards, the profile of the device chosen, and how many candidates its boards take at once."""
 
-    boards: Boards
+    boards: DaskBoards
     profile: DeviceProfile
     depth: int
 
@@ -88,7 +88,7 @@ def _named(greeting: rows.Greeting) -> str:
     return f"{what} on {greeting.host} (honed {greeting.honed})"
 
 
-def _greetings(boards: Boards) -> list[rows.Greeting]:
+def _greetings(boards: DaskBoards) -> list[rows.Greeting]:
     """Of all who are there, and of those who come within a moment."""
     until = time.monotonic() + _WAIT_SECONDS
     asked: set[str] = set()

@@ -19,7 +19,7 @@ from honed.tuner.records.rows import check_verdict
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import rows
-from .boards import Boards, Came
+from .boards import Came, DaskBoards
 from .worklist import (
     Action,
     BoardBlame,
@@ -76,7 +76,7 @@ class FarmMeasurer:
 
     def __init__(
         self,
-        boards: Boards,
+        boards: DaskBoards,
         profile: DeviceProfile,
         bench: str,
         begin: Begin,

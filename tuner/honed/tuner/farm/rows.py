@@ -5,7 +5,7 @@ The functions that boards run are named in `board`; what they take and give is b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -145,22 +145,17 @@ def _checked(kind: type[R], plain: object) -> R:
 
 def memory_of(workload: Workload, search: str) -> BoardMemory:
     """A task with all that is in its folder."""
-    names = [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
     return BoardMemory(
         search=search,
         workload=codec.workload_to_plain(workload),
-        files={name: (workload.folder / name).read_bytes() for name in names},
+        files={name: (workload.folder / name).read_bytes() for name in _files(workload)},
     )
 
 
 def workload_in(folder: Path, memory: BoardMemory) -> Workload:
     """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
-    try:
-        workload = codec.workload_from_plain(memory.workload)
-        wanted = {f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"a task cannot be read ({error}); compare versions") from error
-    if set(memory.files) != wanted:
+    workload = _read("a task", codec.workload_from_plain, memory.workload)
+    if set(memory.files) != set(_files(workload)):
         raise InvalidArgument("a task came without its files, or with others; compare versions")
     for name, data in memory.files.items():
         (folder / name).write_bytes(data)
@@ -169,18 +164,24 @@ def workload_in(folder: Path, memory: BoardMemory) -> Workload:
 
 def candidate_of(trial: FarmTrial) -> Candidate:
     """The candidate; raises InvalidArgument where it cannot be read."""
-    try:
-        return codec.candidate_from_plain(trial.candidate)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"a candidate cannot be read ({error}); compare versions") from error
+    return _read("a candidate", codec.candidate_from_plain, trial.candidate)
 
 
 def verdict_of(ruling: Ruling) -> Verdict:
     """The verdict; raises InvalidArgument where it cannot be read."""
+    return _read("a verdict", codec.verdict_from_plain, ruling.verdict)
+
+
+def _files(workload: Workload) -> list[str]:
+    """The names of a task's inputs and answers."""
+    return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
+
+
+def _read(what: str, read: Callable[[Map], R], plain: Map) -> R:
     try:
-        return codec.verdict_from_plain(ruling.verdict)
+        return read(plain)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"a verdict cannot be read ({error}); compare versions") from error
+        raise InvalidArgument(f"{what} cannot be read ({error}); compare versions") from error
 
 
 def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:

@@ -12,7 +12,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, NotFound
 from honed.tuner.frontend import Precision
 from honed.tuner.lower.schedule import narrow_indices
-from honed.tuner.tune.extract import extract_all
+from honed.tuner.tune.extract import extract
 
 Emit = Callable[[Stage | Note], None]
 
@@ -41,5 +41,5 @@ def _precisions(profile: DeviceProfile) -> Iterable[Precision]:
 
 
 def _of(file: Path, precision: Precision, profile: DeviceProfile) -> dict[str, tirx.PrimFunc]:
-    tasks = extract_all(file, {}, precision, profile)
+    tasks = extract(file, {}, precision, profile)
     return {one.task.key: narrow_indices(one.func) for one in (*tasks.tasks, *tasks.rivals)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +50,7 @@ class Samples:
 
     def where(self, chosen: NDArray[np.bool_]) -> Samples:
         """Those that are chosen."""
-        return Samples(
-            features=self.features[chosen],
-            seconds=self.seconds[chosen],
-            tasks=self.tasks[chosen],
-            workloads=self.workloads[chosen],
-            ruled=self.ruled[chosen],
-        )
+        return Samples(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
     @property
     def knows_rules(self) -> bool:

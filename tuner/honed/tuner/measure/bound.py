@@ -13,7 +13,7 @@ from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate
 from .checks import Refusal
-from .checks.finished import Finished, Launched
+from .checks.clocks import Finished, Launched
 from .checks.submitted import private_memory
 
 Reader = Callable[[Any], Launched]

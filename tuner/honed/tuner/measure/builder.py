@@ -7,9 +7,7 @@ for the size of the work-groups, however many there are. Nothing that it does sa
 
 from __future__ import annotations
 
-import argparse
 import os
-import socket
 import sys
 from contextlib import suppress
 from typing import Any
@@ -25,10 +23,7 @@ from .candidate import Candidate
 
 def main(argv: list[str] | None = None) -> int:
     """Serve the channel until it closes: a device to open, then candidates to build."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.measure.builder")
-    parser.add_argument("--channel", type=int, required=True)
-    options = parser.parse_args(argv)
-    channel = socket.socket(fileno=options.channel)
+    channel = codec.channel(argv, "honed.tuner.measure.builder")
     with suppress(codec.ChannelClosed):
         opened = codec.receive(channel)
         device = devices.select(opened["device"])

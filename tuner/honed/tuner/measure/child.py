@@ -6,7 +6,6 @@ maps, `codec`) come and go on the socket FD; what the driver prints goes to stan
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import sys
@@ -33,10 +32,7 @@ _WORN = 0.25
 
 def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
     """Serve the channel until it closes. `read` is how events are read, another one in tests only."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.measure.child")
-    parser.add_argument("--channel", type=int, required=True)
-    options = parser.parse_args(argv)
-    channel = socket.socket(fileno=options.channel)
+    channel = codec.channel(argv, "honed.tuner.measure.child")
     with suppress(codec.ChannelClosed):
         _serve(channel, read)
     # Not sys.exit: threads of the driver may hang, and a faulted context must not be released.

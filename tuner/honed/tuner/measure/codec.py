@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ Message = dict[str, Any]
 
 class ChannelClosed(Exception):
     """The other side is gone, or what it sent is no message."""
+
+
+def channel(argv: list[str] | None, program: str) -> socket.socket:
+    """A child's channel, whose descriptor it is told by `--channel`."""
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--channel", type=int, required=True)
+    return socket.socket(fileno=parser.parse_args(argv).channel)
 
 
 def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
@@ -65,34 +73,21 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 def workload_to_plain(workload: Workload) -> Message:
     """A map of `workload`; its parameters carry no constants."""
-    return {
-        "task": workload.task,
-        "parameters": [_value_to_plain(value) for value in workload.parameters],
-        "outputs": list(workload.outputs),
-        "sets": workload.sets,
-        "folder": str(workload.folder),
-        "flops": workload.flops,
-        "bytes": workload.bytes,
-        "tolerance": list(workload.tolerance),
-        "constants": list(workload.constants),
-    }
+    plain: Message = to_plain(workload)
+    return plain | {"parameters": _values_to_plain(workload.parameters), "folder": str(workload.folder)}
 
 
 def candidate_to_plain(candidate: Candidate) -> Message:
     """A map of `candidate`."""
-    return {
-        "id": candidate.id,
-        "source": candidate.source,
-        "inner": [_value_to_plain(value) for value in candidate.inner],
-        "launches": [to_plain(launch) for launch in candidate.launches],
-    }
+    plain: Message = to_plain(candidate)
+    return plain | {"inner": _values_to_plain(candidate.inner)}
 
 
 def workload_from_plain(plain: Message) -> Workload:
     """What `workload_to_plain` described."""
     return Workload(
         task=plain["task"],
-        parameters=tuple(_value_from_plain(value) for value in plain["parameters"]),
+        parameters=_values_from_plain(plain["parameters"]),
         outputs=tuple(plain["outputs"]),
         sets=plain["sets"],
         folder=Path(plain["folder"]),
@@ -108,7 +103,7 @@ def candidate_from_plain(plain: Message) -> Candidate:
     return Candidate(
         id=plain["id"],
         source=plain["source"],
-        inner=tuple(_value_from_plain(value) for value in plain["inner"]),
+        inner=_values_from_plain(plain["inner"]),
         launches=tuple(from_plain(KernelLaunch, launch, where="a launch") for launch in plain["launches"]),
     )
 
@@ -125,9 +120,9 @@ def verdict_from_plain(plain: Message) -> Verdict:
     )
 
 
-def _value_to_plain(value: MemoryValue) -> list[Any]:
-    return [value.dtype, list(value.shape)]
+def _values_to_plain(values: Sequence[MemoryValue]) -> list[list[Any]]:
+    return [[value.dtype, list(value.shape)] for value in values]
 
 
-def _value_from_plain(plain: list[Any]) -> MemoryValue:
-    return MemoryValue(dtype=plain[0], shape=tuple(plain[1]))
+def _values_from_plain(plain: list[list[Any]]) -> tuple[MemoryValue, ...]:
+    return tuple(MemoryValue(dtype=dtype, shape=tuple(shape)) for dtype, shape in plain)

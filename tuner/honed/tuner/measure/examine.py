@@ -16,14 +16,12 @@ from honed.tuner.verdict import Outcome, Verdict
 
 from . import bound, checks
 from .bound import BoundCandidate
-from .candidate import Candidate
+from .candidate import Candidate, prepared_launches
 from .checks import Refusal, VerdictCheck
 from .checks.answers import Array, MemoryLeft, RunOutput
 from .checks.ceiling import beyond
-from .checks.clocks import Claimed, TimedRuns, Waited, evident, possible
-from .checks.finished import Finished
+from .checks.clocks import Claimed, Finished, TimedRuns, Waited, evident, possible
 from .guarded import Guarded
-from .prepared import prepared_launches
 from .session import DeviceSession, LoadedWorkload
 from .timed import Schedule, Turns, time_candidate, warm_up
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import select
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from honed.machine.kernellog import (
     SETTLE_S,
@@ -18,6 +19,7 @@ from honed.machine.kernellog import (
     attribute,
     group,
     ids_of,
+    open_reader,
     seen,
 )
 from honed.protocol.errors import HonedError
@@ -25,6 +27,15 @@ from honed.protocol.errors import HonedError
 _KEPT_RUNS = 16
 _KEPT_S = 60.0  # of faults, so that late records join their story
 _log = logging.getLogger(__name__)
+
+
+def kernel_log(tell: Callable[[str], None]) -> Reader | None:
+    """The kernel log; None where it cannot be read, of which `tell` gets a sentence."""
+    try:
+        return open_reader()
+    except HonedError as error:
+        tell(f"candidates are not watched for GPU faults: {error}")
+        return None
 
 
 @dataclass(slots=True)
@@ -60,18 +71,14 @@ class FaultWatch:
 
     def started(self, name: str) -> None:
         """The child begins to run candidate `name`."""
-        owner = self._owners[-1]
-        owner.runs = [
-            *owner.runs[1 - _KEPT_RUNS :],
-            GpuRun(name=name, started_s=time.monotonic(), ended_s=None),
-        ]
+        owner, run = self._owners[-1], GpuRun(name=name, started_s=time.monotonic(), ended_s=None)
+        owner.runs = [*owner.runs[1 - _KEPT_RUNS :], run]
 
     def ended(self) -> None:
         """It does not run any more."""
         owner = self._owners[-1]
         if owner.runs and owner.runs[-1].ended_s is None:
-            last = owner.runs[-1]
-            owner.runs[-1] = GpuRun(name=last.name, started_s=last.started_s, ended_s=time.monotonic())
+            owner.runs[-1] = replace(owner.runs[-1], ended_s=time.monotonic())
 
     def settle(self, since: float) -> None:
         """Look for faults until SETTLE_S after `since` (time.monotonic), or one is found."""

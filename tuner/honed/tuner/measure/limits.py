@@ -27,3 +27,9 @@ class MeasureLimits:
     give_up_beyond: float = 2.5  # times the best known time: slower than that is timed few times only
     few_repeats: int = 2  # for a candidate that is clearly slow
     max_queued: int = 256  # launches per finish, where the device's profile has no cap
+
+
+# Under a lease a request may be waiting: a candidate is bounded more tightly than one of `hone tune`, so that
+# the device is left within CANDIDATE_SECONDS (building, running on three inputs, timing) when it is revoked.
+LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
+CANDIDATE_SECONDS = 10.0

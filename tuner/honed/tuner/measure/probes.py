@@ -8,7 +8,7 @@ import numpy as np
 
 from honed.machine.opencl import cl
 
-from .checks.finished import Finished, Launched
+from .checks.clocks import Finished, Launched
 
 GROUP = 64  # work-items
 _GROUPS_PER_UNIT = 4

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,12 @@ from honed.tuner.verdict import Timing
 
 from .bound import BoundCandidate, Reader
 from .checks import WAITED, Refusal, first_refusal
-from .checks.clocks import Waited
-from .checks.finished import Finished
+from .checks.clocks import Finished, Waited
 from .limits import MeasureLimits
-from .median import LEAST, interval
 from .probes import Yardstick
 
+CONFIDENCE = 0.95
+LEAST = 6  # samples: the range of five holds the median with 93.8 %, that of six with 96.9 %
 _LEAST_SAMPLE = 50e-6  # seconds; shorter runs are repeated within a sample
 _CLOCK_STEPS = 100  # a sample is at least this many steps of the device's clock
 _MOST_RUNS = 64  # in a sample
@@ -137,3 +138,39 @@ def _enough(runs: list[float], limits: MeasureLimits, elapsed: float, slow: bool
     if elapsed >= limits.timing_seconds and len(runs) >= limits.few_repeats:
         return True
     return len(runs) >= LEAST and interval(runs).spread <= limits.precision
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median with its confidence interval, in the unit of the samples."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """The larger distance from the median to an end, as a share of the median."""
+        return max(self.high - self.median, self.median - self.low) / self.median if self.median else math.inf
+
+
+def interval(samples: Sequence[float]) -> Interval:
+    """The median of one or more samples between the order statistics that hold it with 95 %.
+
+    The number of samples below the true median is binomial with p = 1/2, whatever their distribution
+    (Conover, Practical Nonparametric Statistics, 3.2). Fewer than six samples do not reach 95 %: the
+    interval is then their range.
+    """
+    ordered = sorted(samples)
+    skip = _skipped(len(ordered))
+    return Interval(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
+
+
+@functools.cache
+def _skipped(n: int) -> int:
+    """How many samples may be left out at each end."""
+    tail, skip = 2.0**-n, 0
+    while 2 * (tail + math.comb(n, skip + 1) * 2.0**-n) <= 1 - CONFIDENCE:
+        skip += 1
+        tail += math.comb(n, skip) * 2.0**-n
+    return skip

@@ -22,7 +22,6 @@ from .rows import (
     TaskRecord,
     TuningRecord,
     VersionRecord,
-    WeightedTask,
 )
 from .store import InQuarantine, Records
 
@@ -40,7 +39,6 @@ __all__ = [
     "TaskRecord",
     "TuningRecord",
     "VersionRecord",
-    "WeightedTask",
     "export_jsonl",
     "import_jsonl",
     "own",

@@ -110,7 +110,7 @@ def _open_sound(path: Path, busy_s: float, *, thorough: bool) -> sqlite3.Connect
             _check_kind(path, connection)  # before anything is changed
             _configure(connection)
             _check(connection, thorough=thorough)
-            _migrate(path, connection)
+            _migrate(connection)
         except BaseException:
             connection.close()
             raise
@@ -136,7 +136,7 @@ def _check(connection: sqlite3.Connection, *, thorough: bool) -> None:
         raise _Damaged(found)
 
 
-def _migrate(path: Path, connection: sqlite3.Connection) -> None:
+def _migrate(connection: sqlite3.Connection) -> None:
     if _version(connection) == len(sql.MIGRATIONS):
         return
     with transaction(connection):  # another process may have done it meanwhile: the version is read again

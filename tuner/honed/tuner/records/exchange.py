@@ -29,6 +29,11 @@ from .store import Records
 Choose = Callable[[Records, Setup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20
+# What a line and a row of the records have under the same name.
+_SAME = (
+    "workload", "trace", "state", "outcome", "reason", "story", "source_sha256", "created_s", "finished_s",
+    "measured_by",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +120,17 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
     assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is Stored.RIGHT
-    return Line(
+    return strict.like(
+        Line,
+        candidate,
         honed_records=FORMAT,
         device=setup.device,
-        compiler=candidate.compiler,
-        workload=candidate.workload,
         name=task.name if task else None,
         flops=task.flops if task else None,
         bytes=task.bytes if task else None,
-        trace=candidate.trace,
         state="quarantined" if candidate.state is RecordState.QUARANTINED else "done",
         outcome=candidate.outcome.value,
-        reason=candidate.reason,
-        story=candidate.story,
-        timing=candidate.timing,
-        source_sha256=candidate.source_sha256,
-        created_s=candidate.created_s,
         finished_s=candidate.finished_s if candidate.finished_s is not None else candidate.created_s,
-        measured_by=candidate.measured_by,
     )
 
 
@@ -204,17 +202,5 @@ def _task(line: Line) -> TaskRecord | None:
 
 
 def _values(line: Line) -> dict[str, Any]:
-    return {
-        "workload": line.workload,
-        "trace": line.trace,
-        "trace_sha256": sha256(line.trace),
-        "state": line.state,
-        "outcome": line.outcome,
-        "reason": line.reason,
-        "story": line.story,
-        "source_sha256": line.source_sha256,
-        "created_s": line.created_s,
-        "finished_s": line.finished_s,
-        "measured_by": line.measured_by,
-        **timing_values(line.timing),
-    }
+    same = {name: getattr(line, name) for name in _SAME}
+    return {**same, "trace_sha256": sha256(line.trace), **timing_values(line.timing)}

@@ -88,14 +88,6 @@ class TaskRecord:
     bytes: float  # least traffic per run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedTask:
-    """A task in a model."""
-
-    task: TaskRecord
-    weight: int  # how often the model runs it per inference
-
-
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
     """One version of a model and why it came to be."""

@@ -167,9 +167,6 @@ DISTIL: Final = f"""WITH ranked AS (
         WHERE {_HERE} AND c.outcome = 'right')
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
 OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
-TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.id = c.device
-    WHERE c.workload = :workload AND d.key = :device AND
-        ((c.driver = :driver AND c.compiler = :compiler) OR c.state <> 'done')"""
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
 # Of a hub: such rows never change, and what came of trying one is a row of its own (hints.py).
 _HINT: Final = f"measured_by GLOB '{PREFIX}*'"
@@ -233,9 +230,6 @@ ADD_TASK: Final = f"{_INSERT_TASK} ON CONFLICT DO NOTHING"
 TASK: Final = "SELECT workload, name, flops, bytes FROM tasks WHERE workload = :workload"
 CLEAR_WEIGHTS: Final = "DELETE FROM weights WHERE model = :model"
 ADD_WEIGHT: Final = "INSERT INTO weights (model, workload, weight) VALUES (:model, :workload, :weight)"
-TASKS: Final = """SELECT t.workload, t.name, t.flops, t.bytes, w.weight
-    FROM weights w JOIN tasks t USING (workload) WHERE w.model = :model
-    ORDER BY t.flops * w.weight DESC, t.workload"""
 ADD_VERSION: Final = """INSERT INTO versions (model, version, why, latency_s, created_s)
     SELECT :model, COALESCE(MAX(version), 0) + 1, :why, :latency_s, :now FROM versions WHERE model = :model
     RETURNING version"""

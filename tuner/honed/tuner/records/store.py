@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from honed.machine.profile import DeviceIdentity
@@ -33,7 +32,6 @@ from .rows import (
     TaskRecord,
     TuningRecord,
     VersionRecord,
-    WeightedTask,
     candidate,
     check_figures,
     check_trace,
@@ -95,9 +93,7 @@ class Records:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- running candidates
@@ -109,7 +105,8 @@ class Records:
 
         So it is for every driver and compiler version, and for any whose kernels have the same source.
         """
-        key = self._key(setup, workload, trace_sha256, source_sha256)
+        hashes = {"trace_sha256": trace_sha256, "source_sha256": source_sha256}
+        key = self._here(setup, workload=workload, owner=self._owner, **hashes)
         return not (self._rows(sql.BANNED, key) or self._rows(sql.RUNNING, key))
 
     def begin(self, new: NewCandidate) -> int:
@@ -120,7 +117,8 @@ class Records:
         flight, InvalidArgument where the trace is not JSON.
         """
         check_trace(new.trace)
-        key = self._key(new.setup, new.workload, sha256(new.trace), new.source_sha256)
+        hashes = {"trace_sha256": sha256(new.trace), "source_sha256": new.source_sha256}
+        key = self._here(new.setup, workload=new.workload, owner=self._owner, **hashes)
         with self._writing():
             banned = self._rows(sql.BANNED, key)
             if banned:
@@ -193,8 +191,7 @@ class Records:
 
     def best(self, workload: str, setup: Setup) -> TuningRecord | None:
         """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
-        found = self._candidates(sql.BEST, self._here(setup, workload=workload))
-        return found[0] if found else None
+        return next(iter(self._candidates(sql.BEST, self._here(setup, workload=workload))), None)
 
     def distil(self, setup: Setup) -> list[TuningRecord]:
         """The fastest right candidate of every workload, by workload."""
@@ -203,10 +200,6 @@ class Records:
     def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
         """All candidates of a workload, oldest first, those in flight and in quarantine too."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
-
-    def traces(self, workload: str, setup: Setup) -> frozenset[str]:
-        """SHA-256 of traces that need no trial: measured with this setup, in flight or in quarantine."""
-        return frozenset(row[0] for row in self._rows(sql.TRACES, self._here(setup, workload=workload)))
 
     def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
         """Right candidates of this device with another driver or compiler, not measured with this one yet.
@@ -280,11 +273,6 @@ class Records:
             for task, weight in tasks.items():
                 values = {"model": model, "workload": task.workload, "weight": weight}
                 self._connection.execute(sql.ADD_WEIGHT, values)
-
-    def tasks(self, model: str) -> list[WeightedTask]:
-        """A model's tasks, those with the most work per inference first."""
-        rows = self._rows(sql.TASKS, {"model": model})
-        return [WeightedTask(task=TaskRecord(*task), weight=weight) for *task, weight in rows]
 
     def task(self, workload: str) -> TaskRecord | None:
         """The task of a workload, where any model has it."""
@@ -416,14 +404,3 @@ class Records:
 
     def _here(self, setup: Setup, **more: Any) -> dict[str, Any]:
         return {"device": setup.device_key, "driver": setup.driver, "compiler": setup.compiler, **more}
-
-    def _key(
-        self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None
-    ) -> dict[str, Any]:
-        return self._here(
-            setup,
-            workload=workload,
-            trace_sha256=trace_sha256,
-            source_sha256=source_sha256,
-            owner=self._owner,
-        )

@@ -1,22 +1,57 @@
-"""Which schedules a task's next batch holds: those of kin, tables, then evolution and descent by turns."""
+"""What is tried next for a task: its batches, of kin, of tables, then evolution and descent by turns.
+
+Kin are functions of the same kind at other sizes, in this model or in others: what was best for one is tried
+first for the other. Evolution is MetaSchedule's, driven from our own loop: it keeps a population of traces,
+mutates the numbers in them and ranks them by the cost model. Descent is by coordinates, in schedules that
+differ from the best in a single decision: TVM has the like as Droplet search; here neighbours go through the
+same checks and measurements as all else. What is proposed is compiled and measured elsewhere, and comes back
+through `know`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
 
 from honed.runtime.origin import Way
+from honed.tuner.lower.opencl import LoweringFailed
 
-from . import decisions
-from .descent import neighbours
-from .evolve import Evolution, Proposal
-from .kin import adapted
+from . import traces
+from .context import tune_context
+from .costmodel import Array, CostModel
+from .decisions import Choice, Decision, Drawn, Tile, adapt, divisors, read
+from .features import features
 from .starts import starts
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
 _CENTRES = 4  # of the best, each descended from when all beside the better ones was tried
+POPULATION = 48
+_GENERATIONS = 1
+_SETTLES = 3  # plays at most until extents that depend on other decisions are known
+_PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A schedule worth measuring. `traces.apply` turns the trace into the same schedule."""
+
+    id: str  # `traces.identity` of the trace
+    trace: str
+    scheduled: tirx.PrimFunc
+    features: Array  # [WIDTH]
+    score: float | None  # predicted; None while the cost model is untrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +115,223 @@ class Batches:
         theirs = []
         for trace in kin:
             with suppress(ValueError):
-                theirs.append(decisions.read(trace))
-        sketches = [decisions.read(text) for text in self._evolution.sketches]
-        return self._evolution.make(adapted(theirs, sketches, self._size))
+                theirs.append(read(trace))
+        return self._evolution.make(adapted(theirs, self._sketches(), self._size))
 
     def _of_tables(self) -> list[Proposal]:
-        sketches = [decisions.read(text) for text in self._evolution.sketches]
-        return self._evolution.make(starts(sketches))
+        return self._evolution.make(starts(self._sketches()))
+
+    def _sketches(self) -> list[Drawn]:
+        return [read(text) for text in self._evolution.sketches]
 
     def _beside(self) -> list[Proposal]:
         found: list[Proposal] = []
         for _, trace in self._best:
-            found += self._evolution.make(neighbours(decisions.read(trace)))
+            found += self._evolution.make(neighbours(read(trace)))
             if len(found) >= self._size:
                 break
         return found
+
+
+def distance(kin: Drawn, to: Drawn) -> float:
+    """How far the extents of two schedules of one form are apart: the sum of their ratios' logarithms."""
+    pairs = zip(kin.tiles, to.tiles, strict=True)
+    return sum(abs(math.log(theirs.extent / ours.extent)) for (_, theirs), (_, ours) in pairs)
+
+
+def adapted(kin: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[Drawn]:
+    """Up to `most` schedules made of those of kin, on each sketch of its form, the nearest kin first."""
+    found = [
+        (distance(one, sketch), made)
+        for one in kin
+        for sketch in sketches
+        if (made := adapt(one, sketch)) is not None
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return list({made.text(): made for _, made in found}.values())[:most]
+
+
+def neighbours(drawn: Drawn) -> list[Drawn]:
+    """All schedules one step away in one decision: tiles at adjacent divisors, choices beside theirs."""
+    return [
+        drawn.with_decisions({place: other})
+        for place, decision in sorted(drawn.decisions.items())
+        for other in _beside(decision)
+    ]
+
+
+def _beside(decision: Decision) -> Iterator[Decision]:
+    if isinstance(decision, Choice):
+        for index in (decision.index - 1, decision.index + 1):
+            if 0 <= index < decision.options:
+                yield Choice(index, decision.options)
+        return
+    for smaller, larger in permutations(range(len(decision.factors)), 2):
+        moved = _moved(decision, smaller, larger)
+        if moved is not None:
+            yield moved
+
+
+def _moved(tile: Tile, smaller: int, larger: int) -> Tile | None:
+    """One factor at its next larger divisor of what both make together, the other at what is left."""
+    together = tile.factors[smaller] * tile.factors[larger]
+    following = next((d for d in divisors(together) if d > tile.factors[larger]), None)
+    if following is None or (larger == len(tile.factors) - 1 and following > tile.most):
+        return None
+    factors = list(tile.factors)
+    factors[larger], factors[smaller] = following, together // following
+    return Tile(tuple(factors), tile.most)
+
+
+class Evolution:
+    """The search for one task. Not for several threads."""
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        target: Target,
+        space: Sequence[Schedule],
+        model: CostModel,
+        *,
+        batch: int,
+        seed: int,
+        threads: int = 1,
+        postprocs: Sequence[ms.Postproc] = (),
+    ) -> None:
+        """`space` and `postprocs` are those of `rules`; `batch` is how many `propose` gives at most."""
+        self._module = traces.as_module(func)
+        self._model = model
+        self._target = target
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(self._module)
+        self._proposed: set[str] = set()
+        self._random = np.random.default_rng(seed)
+        self.sketches = [traces.to_text(one.trace.simplified(remove_postproc=True)) for one in space]
+        self._postprocs = list(postprocs)  # the context initialises them
+        generator = ms.space_generator.ScheduleFn(
+            lambda _schedule: None, sch_rules=[], postprocs=self._postprocs, mutator_probs=_mutators()
+        )
+        strategy = ms.search_strategy.EvolutionarySearch(
+            population_size=_population(space),
+            init_measured_ratio=0.25,
+            init_min_unmeasured=8,
+            genetic_num_iters=_GENERATIONS,
+            genetic_mutate_prob=0.85,
+            eps_greedy=0.15,
+        )
+        self._context = tune_context(
+            self._module, target, generator, strategy, seed=seed % (2**31 - 2) + 1, threads=threads
+        )
+        self._context.pre_tuning(1 << 20, batch, list(space), self._database, _Adapter(self))
+
+    def know(self, trace: str, seconds: float) -> None:
+        """Tell of a schedule measured before: it is not proposed again, and its kin are bred from it."""
+        self._proposed.add(traces.identity(trace))
+        if not np.isfinite(seconds):
+            return
+        schedule = traces.apply(trace, self._module["main"])
+        self._commit(schedule, seconds)
+
+    def propose(self) -> list[Proposal]:
+        """Up to a batch of schedules not proposed before; none where nothing new was found."""
+        return self._proposals(
+            [candidate.sch for candidate in self._context.generate_measure_candidates() or []]
+        )
+
+    def make(self, wanted: Iterable[Drawn]) -> list[Proposal]:
+        """What is wanted, as far as it fits the function and the device and was not proposed before."""
+        played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
+        return self._proposals(played)
+
+    def forget(self, proposal: Proposal) -> None:
+        """A proposal was not measured after all, and may be made again."""
+        self._proposed.discard(proposal.id)
+
+    def _played(self, wanted: Drawn) -> Schedule | None:
+        """The schedule with the wanted decisions, ready to be lowered; None where it cannot be had."""
+        with suppress(LoweringFailed, ValueError, RuntimeError):
+            schedule = self._settled(wanted)
+            schedule.enter_postproc()
+            if all(postproc.apply(schedule) for postproc in self._postprocs):
+                return schedule
+        return None
+
+    def _settled(self, wanted: Drawn) -> Schedule:
+        """Play the wanted decisions, fitted to the extents that they themselves lead to further down."""
+        settled = wanted
+        for _ in range(_SETTLES):
+            schedule = traces.apply(settled.text(), self._module["main"])
+            played = read(traces.to_text(schedule.trace))
+            again = adapt(wanted, played)
+            if again is None or again.decisions == played.decisions:
+                break
+            settled = again
+        return schedule
+
+    def _proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
+        new: dict[str, tuple[str, Schedule]] = {}
+        for schedule in schedules:
+            trace = traces.to_text(schedule.trace)
+            key = traces.identity(trace)
+            if key not in self._proposed:
+                new[key] = trace, schedule
+        self._proposed.update(new)
+        features = self.features([ms.MeasureCandidate(schedule, []) for _, schedule in new.values()])
+        scores = self._model.predict(features) if new else None
+        return [
+            Proposal(
+                key, trace, schedule.mod["main"], features[n], None if scores is None else float(scores[n])
+            )
+            for n, (key, (trace, schedule)) in enumerate(new.items())
+        ]
+
+    def features(self, candidates: Sequence[Any]) -> Array:
+        """Features [n, WIDTH] of schedules."""
+        return features(self._context, candidates)
+
+    def predict(self, candidates: Sequence[Any]) -> NDArray[np.float64]:
+        """Scores [n]; random while the cost model is untrained."""
+        scores = self._model.predict(self.features(candidates)) if self._model.trained else None
+        if scores is None:
+            return self._random.random(len(candidates))
+        return scores.astype(np.float64)
+
+    def _commit(self, schedule: Schedule, seconds: float) -> None:
+        record = ms.database.TuningRecord(schedule.trace, self._workload, [seconds], self._target, None)
+        self._database.commit_tuning_record(record)
+
+
+def _population(space: Sequence[Schedule]) -> int:
+    """Fewer where each schedule takes longer to play and to look at: those of convolutions do."""
+    steps = max(len(schedule.trace.insts) for schedule in space)
+    return max(POPULATION // 3, min(POPULATION, POPULATION * _PLAIN_STEPS // steps))
+
+
+def _mutators() -> dict[ms.Mutator, float]:
+    return {
+        ms.mutator.MutateTileSize(): 0.8,
+        ms.mutator.MutateUnroll(): 0.1,
+        ms.mutator.MutateThreadBinding(): 0.1,
+    }
+
+
+@derived_object
+class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
+    """The cost model as the strategy asks for it."""
+
+    def __init__(self, evolution: Evolution) -> None:
+        super().__init__()
+        self.evolution = evolution
+
+    def load(self, path: str) -> None:
+        """Not used: the model is kept by its owner."""
+
+    def save(self, path: str) -> None:
+        """Not used: the model is kept by its owner."""
+
+    def update(self, context: Any, candidates: Any, results: Any) -> None:
+        """Not used: the model learns from verdicts, not from runner results."""
+
+    def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
+        """Scores for the strategy's ranking."""
+        return self.evolution.predict(list(candidates))

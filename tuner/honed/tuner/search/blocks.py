@@ -43,9 +43,19 @@ class BlockInfo:
         return REDUCE in self.kinds
 
     @property
+    def spatial(self) -> list[int]:
+        """The numbers of the axes that stay."""
+        return [n for n, kind in enumerate(self.kinds) if kind == SPATIAL]
+
+    @property
+    def reducing(self) -> list[int]:
+        """The numbers of the axes that it reduces along."""
+        return [n for n, kind in enumerate(self.kinds) if kind == REDUCE]
+
+    @property
     def reduced(self) -> int:
         """Elements reduced into one."""
-        return math.prod(e for k, e in zip(self.kinds, self.extents, strict=True) if k == REDUCE)
+        return math.prod(self.extents[n] for n in self.reducing)
 
 
 def info(schedule: Schedule, block: SBlockRV) -> BlockInfo | None:
@@ -97,7 +107,7 @@ def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tup
         found = found or []
         for span in read.region:
             at = next((n for n, var in enumerate(axes) if span.min.same_as(var)), None)
-            if not _is(span.extent, 1) or (at is None and not _is(span.min, 0)):
+            if not is_number(span.extent, 1) or (at is None and not is_number(span.min, 0)):
                 raise ValueError("a reduction is read at computed indices")
             if at is not None and at not in found:
                 found.append(at)
@@ -123,7 +133,7 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
     found: s_tir.SBlock = schedule.get(block)
     region = found.reads[read]
     for extent, span in zip(reversed(region.source.shape), reversed(region.region), strict=True):
-        if not _is(extent, 1):
+        if not is_number(extent, 1):
             return next((n for n, axis in enumerate(found.iter_vars) if span.min.same_as(axis.var)), None)
     return None
 
@@ -139,7 +149,8 @@ def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int
     return int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else None
 
 
-def _is(value: ir.Expr, number: int) -> bool:
+def is_number(value: ir.Expr, number: int) -> bool:
+    """Whether an expression is that number."""
     return isinstance(value, tirx.IntImm) and int(value) == number
 
 

@@ -75,7 +75,7 @@ def registers(elements: int, bits: int, least_bits: int) -> int:
 
 def nests(func: tirx.PrimFunc) -> list[Nest]:
     """Those of all blocks."""
-    found = list(_blocks(func.body, ()))
+    found = list(_blocks(func.body, (), nested=True))
     return [_nest(realize, around, found) for realize, around in found]
 
 
@@ -86,48 +86,40 @@ def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
 
 def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
     """What a scheduled function will launch."""
-    return _launches(func.body, LaunchLoops((), ()))
+    outermost = [around for _, around in _blocks(func.body, (), nested=False)]
+    return [LaunchLoops(_tagged(around, "threadIdx"), _tagged(around, "blockIdx")) for around in outermost]
+
+
+def _tagged(loops: Iterable[tirx.For], tag: str) -> tuple[tirx.For, ...]:
+    return tuple(loop for loop in loops if _tag(loop).startswith(tag))
 
 
 def _steps(loops: Iterable[tirx.For]) -> int:
     return math.prod(int(loop.extent) for loop in loops)
 
 
-def _launches(stmt: tirx.Stmt, around: LaunchLoops) -> list[LaunchLoops]:
-    if isinstance(stmt, tirx.SeqStmt):
-        return [found for part in stmt.seq for found in _launches(part, around)]
-    if isinstance(stmt, tirx.For):
-        tag = _tag(stmt)
-        if tag.startswith("threadIdx"):
-            around = LaunchLoops((*around.threads, stmt), around.groups)
-        elif tag.startswith("blockIdx"):
-            around = LaunchLoops(around.threads, (*around.groups, stmt))
-        return _launches(stmt.body, around)
-    if isinstance(stmt, tirx.AttrStmt):
-        return _launches(stmt.body, around)
-    if isinstance(stmt, tirx.IfThenElse):
-        return _launches(stmt.then_case, around)
-    if isinstance(stmt, s_tir.SBlockRealize) and str(stmt.block.name_hint) == "root":
-        return _launches(stmt.block.body, around)
-    return [around]
-
-
 def _blocks(
-    stmt: tirx.Stmt, around: tuple[tirx.For, ...]
+    stmt: tirx.Stmt, around: tuple[tirx.For, ...], *, nested: bool
 ) -> Iterator[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]]:
-    """Every block, with the loops around it, the outermost first."""
+    """Every block, with the loops around it, the outermost first; without `nested` none that is in another.
+
+    The root block is one that others are in.
+    """
     if isinstance(stmt, tirx.SeqStmt):
         for part in stmt.seq:
-            yield from _blocks(part, around)
+            yield from _blocks(part, around, nested=nested)
     elif isinstance(stmt, tirx.For):
-        yield from _blocks(stmt.body, (*around, stmt))
+        yield from _blocks(stmt.body, (*around, stmt), nested=nested)
     elif isinstance(stmt, tirx.AttrStmt):
-        yield from _blocks(stmt.body, around)
+        yield from _blocks(stmt.body, around, nested=nested)
     elif isinstance(stmt, tirx.IfThenElse):
-        yield from _blocks(stmt.then_case, around)
+        yield from _blocks(stmt.then_case, around, nested=nested)
     elif isinstance(stmt, s_tir.SBlockRealize):
-        yield stmt, around
-        yield from _blocks(stmt.block.body, around)
+        root = str(stmt.block.name_hint) == "root"
+        if nested or not root:
+            yield stmt, around
+        if nested or root:
+            yield from _blocks(stmt.block.body, around, nested=nested)
 
 
 def _nest(

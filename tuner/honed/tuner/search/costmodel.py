@@ -7,8 +7,6 @@ second for some ten thousand samples) and kept, samples and all, in one `.npz` f
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.jobs.events import Ranking
+from honed.machine.files import replacing
 
 if TYPE_CHECKING:
     import xgboost  # where it is used, since it brings SciPy: most compilers need neither
@@ -102,17 +101,10 @@ class CostModel:
         return scores(self._tasks, self._seconds)
 
     def save(self, path: Path) -> None:
-        """Write all samples to `path`, whole or not at all."""
+        """Write all samples to `path`, whole or not at all; raises as `replacing`."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                np.savez_compressed(file, features=self._features, seconds=self._seconds, tasks=self._tasks)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
-                raise
+        with replacing(path) as file:
+            np.savez_compressed(file, features=self._features, seconds=self._seconds, tasks=self._tasks)
 
     @classmethod
     def load(cls, path: Path, width: int, threads: int = 1, prior: Scores | None = None) -> CostModel:

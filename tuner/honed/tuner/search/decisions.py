@@ -1,10 +1,13 @@
-"""The numbers drawn in a schedule, apart from its steps: traces as values that can be changed. Pure."""
+"""The numbers drawn in a schedule, apart from its steps: traces as values that can be changed. Pure.
+
+What was best for one function is moved to another of its kind, to the nearest that the extents there allow.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +32,10 @@ class Tile:
         """Of the loop."""
         return math.prod(self.factors)
 
+    def cut(self, inner: int, extent: int | None = None) -> Tile:
+        """Two factors of the extent, or of another, `inner` of them the innermost."""
+        return Tile(((extent or self.extent) // inner, inner), self.most)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -36,6 +43,11 @@ class Choice:
 
     index: int
     options: int
+
+    @property
+    def last(self) -> Choice:
+        """The last option, which of lengths and numbers of steps is the largest."""
+        return Choice(self.options - 1, self.options)
 
 
 Decision = Tile | Choice
@@ -59,6 +71,36 @@ class Drawn:
             for n, step in enumerate(self.steps)
             if (name := str(step[0])) not in _AROUND
         )
+
+    @property
+    def names(self) -> list[str]:
+        """Of the steps."""
+        return [str(step[0]) for step in self.steps]
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether work-groups have several work-items."""
+        return "threadIdx" in str(self.steps)
+
+    @property
+    def lanes(self) -> int:
+        """Of a vector: the first factor of a split that is given."""
+        splits = (step[1][1:] for step in self.steps if step[0] == "Split")
+        return next(factor for factors in splits for factor in factors if isinstance(factor, int))
+
+    @property
+    def tiles(self) -> list[tuple[int, Tile]]:
+        """In order, with the places of their steps."""
+        return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Tile)]
+
+    @property
+    def choices(self) -> list[tuple[int, Choice]]:
+        """Likewise."""
+        return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Choice)]
+
+    def with_most(self, changed: Mapping[int, Decision]) -> Drawn:
+        """`with_decisions`, and the last option of each other choice: the longest vectors, the most steps."""
+        return self.with_decisions({place: choice.last for place, choice in self.choices} | dict(changed))
 
     def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
         """The same steps with some decisions changed."""
@@ -89,6 +131,44 @@ def read(text: str) -> Drawn:
         raise ValueError(f"this is no trace of a schedule: {text[:60]}") from error
     decisions = {n: decision for n, decision in found.items() if decision is not None}
     return Drawn(tuple(steps[:end]), MappingProxyType(decisions))
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
+    """Factors of `extent` as near to the given ones as its divisors allow, the innermost at most `most`.
+
+    Nearness is that of logarithms. The outermost takes what is left: a larger function gets more tiles, not
+    larger ones.
+    """
+    left, found = extent, list[int]()
+    for place, wanted in reversed(list(enumerate(factors))[1:]):
+        innermost = place == len(factors) - 1
+        allowed = [d for d in divisors(left) if not innermost or d <= most]
+        factor = min(allowed, key=lambda d: (abs(math.log(d / wanted)), d))
+        found.append(factor)
+        left //= factor
+    return (left, *reversed(found))
+
+
+def adapt(kin: Drawn, to: Drawn) -> Drawn | None:
+    """The decisions of `kin` on the steps of `to`; None where they are not of one form."""
+    if kin.form != to.form or len(kin.decisions) != len(to.decisions):
+        return None
+    pairs = zip(sorted(kin.decisions.items()), sorted(to.decisions.items()), strict=True)
+    changed: dict[int, Decision] = {}
+    for (_, theirs), (place, ours) in pairs:
+        if isinstance(theirs, Tile) and isinstance(ours, Tile):
+            changed[place] = Tile(nearest(theirs.factors, ours.extent, ours.most), ours.most)
+        elif isinstance(theirs, Choice) and isinstance(ours, Choice):
+            changed[place] = Choice(min(theirs.index, ours.options - 1), ours.options)
+        else:
+            return None
+    return to.with_decisions(changed)
 
 
 def _decision(step: Any, made: Any) -> Decision | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from random import Random
 
 from tvm import tirx
@@ -42,20 +42,6 @@ class Draw:
     def trace(self) -> str:
         """The text that `traces.apply` makes the same schedule of."""
         return traces.to_text(self.schedule.trace)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tabled:
-    """A sketch with a table's numbers, not played yet."""
-
-    beginning: tuple[Instruction, ...]
-    row: Row
-
-
-def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
-    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
-    drawing = Drawing(func, profile, seed)
-    return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
@@ -100,15 +86,14 @@ class Drawing:
             if sum(str(inst.kind.name) == step for inst in sketch.trace.insts) >= times
         ]
 
-    def tabled(self, sketch: int) -> list[Tabled]:
+    def tabled(self, sketch: int) -> list[Row]:
         """What tables have for a sketch."""
-        outline = self._outline(sketch)
-        return [Tabled(outline.beginning, row) for row in outline.tabled]
+        return self._outline(sketch).tabled
 
-    def played(self, tabled: Tabled) -> tirx.PrimFunc | None:
+    def played(self, row: Row) -> tirx.PrimFunc | None:
         """The function with a table's numbers; None where they do not fit."""
-        schedule = self._begun(tabled.beginning).copy()
-        return schedule.mod["main"] if self._played(tabled.row.rest, schedule) else None
+        schedule = self._begun(row.beginning).copy()
+        return schedule.mod["main"] if self._played(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch that were not taken yet, each different; ends where there are no more."""
@@ -121,14 +106,8 @@ class Drawing:
 
     def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
         outline = self._outline(sketch)
-        yield from self._made(
-            sketch, outline, chain((row.rest for row in outline.tabled), outline.draws(Random(seed)))
-        )
-
-    def _made(self, sketch: int, outline: Outline, wanted: Iterable[Trace]) -> Iterator[Draw]:
-        failures = 0
-        begun = self._begun(outline.beginning)
-        for rest in wanted:
+        begun, failures = self._begun(outline.beginning), 0
+        for rest in chain((row.rest for row in outline.tabled), outline.draws(Random(seed))):
             schedule = begun.copy()
             if self._played(rest, schedule):
                 (row,) = features(self._context, [ms.MeasureCandidate(schedule, [])])

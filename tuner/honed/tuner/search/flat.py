@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
 
-from .blocks import REDUCE, SPATIAL, info, reads_along, step_along
-from .parts import BlockPart, is_elementwise
+from .blocks import REDUCE, SPATIAL, reads_along, step_along
+from .parts import BlockPart, is_elementwise, part_of
 
 _AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # of a convolution: batch, channels, rows, columns; the sum's
 PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input channels
@@ -44,7 +44,7 @@ def flatten(
     schedule.transform_block_layout(main.block, lambda n, k, h, w, c, y, x: [n, k, h * columns + w, c])
     for tail in rest[1:]:
         schedule.transform_block_layout(tail.block, lambda n, k, h, w: [n, k, h * columns + w])
-    return [_as_it_is(schedule, part) for part in rest]
+    return [part_of(schedule, part.block) for part in rest]
 
 
 def _rows_and_columns(image: tirx.Buffer) -> tuple[int, ...]:
@@ -62,9 +62,3 @@ def _flatten_images(schedule: Schedule, part: BlockPart, kind: str, shape: tuple
     for number, region in enumerate(found.reads if kind == "read" else found.writes):
         if _rows_and_columns(region.source) == shape:
             schedule.transform_layout(part.block, (kind, number), flat)
-
-
-def _as_it_is(schedule: Schedule, part: BlockPart) -> BlockPart:
-    known = info(schedule, part.block)
-    assert known is not None  # its axes are those that were known before
-    return BlockPart(block=part.block, info=known)

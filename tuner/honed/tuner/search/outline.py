@@ -75,7 +75,8 @@ class _Choice:
 class Row:
     """A table's numbers for a sketch."""
 
-    rest: Trace  # that follows the sketch's beginning
+    beginning: tuple[Instruction, ...]  # of the sketch
+    rest: Trace  # that follows it
     drawn: Drawn  # the whole
 
 
@@ -95,7 +96,8 @@ class Outline:
         made = [{insts[n]: decision for n, decision in json.loads(one.text())[1]} for one in tables]
         self._tabled = {str(list(decisions.values())) for decisions in made}
         self.tabled = [
-            Row(Trace(self._rest, decisions), one) for decisions, one in zip(made, tables, strict=True)
+            Row(self.beginning, Trace(self._rest, decisions), one)
+            for decisions, one in zip(made, tables, strict=True)
         ]
         whole = _read(sketch.trace)
         self._samples = whole.samples

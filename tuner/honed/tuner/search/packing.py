@@ -9,7 +9,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
 
-from .blocks import SPATIAL, BlockInfo
+from .blocks import BlockInfo, is_number
 from .parts import SketchLimits, bind_alone, fuse
 
 
@@ -41,15 +41,12 @@ def pack(
 def _is_axis(index: ir.Expr, axes: Sequence[tirx.IterVar], number: int) -> bool:
     """Whether an index is an axis, and perhaps others that have one step only."""
     linear = sym.detect_linear_equation(index, [axes[number].var])
-    if not linear or not _is(linear[0], 1):
+    if not linear or not is_number(linear[0], 1):
         return False
-    single = [axis.var for axis in axes if _is(axis.dom.extent, 1)]
+    single = [axis.var for axis in axes if is_number(axis.dom.extent, 1)]
     rest = undefined_vars(linear[1], [])
-    return all(any(var.same_as(one) for one in single) for var in rest) and (bool(rest) or _is(linear[1], 0))
-
-
-def _is(value: ir.Expr, number: int) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == number
+    alone = bool(rest) or is_number(linear[1], 0)
+    return alone and all(any(var.same_as(one) for one in single) for var in rest)
 
 
 def channels_last(schedule: Schedule, block: SBlockRV, what: BlockInfo, channel: int, lanes: int) -> None:
@@ -57,8 +54,7 @@ def channels_last(schedule: Schedule, block: SBlockRV, what: BlockInfo, channel:
 
     Raises ValueError where it is not written along the block's spatial axes.
     """
-    axes = sum(kind == SPATIAL for kind in what.kinds)
-    if len(schedule.get(block).writes[0].source.shape) != axes:
+    if len(schedule.get(block).writes[0].source.shape) != len(what.spatial):
         raise ValueError("the result has other axes than the block")
 
     def order(*at: ir.Var) -> list[ir.Expr]:
@@ -66,6 +62,14 @@ def channels_last(schedule: Schedule, block: SBlockRV, what: BlockInfo, channel:
         return [*before, at[channel] // lanes, *after, at[channel] % lanes]
 
     schedule.transform_layout(block, ("write", 0), order)
+
+
+def launch_rows(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
+    """Launch what `pack` made by itself, a work-item of a processor for a row of vectors, or a panel."""
+    outputs, *others = schedule.get_loops(block)
+    outputs, last = schedule.split(outputs, [None, lanes])
+    schedule.reorder(outputs, *others, last)
+    schedule.bind(fuse(schedule, [outputs, *others[:-1]]), "blockIdx.x")
 
 
 def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: SketchLimits) -> None:

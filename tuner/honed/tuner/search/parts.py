@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -65,6 +65,36 @@ class BlockPart:
     info: BlockInfo
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileLoops:
+    """The loops of a convolution by level, the outermost first."""
+
+    groups: list[LoopRV]
+    threads: list[LoopRV] = field(default_factory=list)
+    outside: list[LoopRV]  # of the reduction; an image is held under the last of them
+    inside: list[LoopRV]  # of the reduction, written out
+    tile: list[LoopRV]
+    lanes: LoopRV
+
+    @property
+    def written(self) -> list[LoopRV]:
+        """What is written out, the lanes last."""
+        return [*self.inside, *self.tile, self.lanes]
+
+    @property
+    def in_order(self) -> list[LoopRV]:
+        """All of them."""
+        return [*self.groups, *self.threads, *self.outside, *self.written]
+
+
+def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
+    """A block with what it is; raises ValueError where it is not understood."""
+    what = info(schedule, block)
+    if what is None:
+        raise ValueError("an axis is neither spatial nor a reduction")
+    return BlockPart(block=block, info=what)
+
+
 def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
     """Lanes worth trying: the widest load of the function's narrowest float, and half of it.
 
@@ -83,13 +113,7 @@ def lanes_of(extent: int, most: int) -> int:
 def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
     """The blocks left after inlining; raises ValueError where one is not understood."""
     inline_elementwise(schedule, keep)
-    found = []
-    for block in blocks(schedule):
-        what = info(schedule, block)
-        if what is None:
-            raise ValueError("an axis is neither spatial nor a reduction")
-        found.append(BlockPart(block=block, info=what))
-    return found
+    return [part_of(schedule, block) for block in blocks(schedule)]
 
 
 def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
@@ -109,6 +133,12 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[B
     if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
         return None
     return (before, rest) if SPATIAL in rest[0].info.kinds and is_contraction(schedule, found) else None
+
+
+def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockPart]) -> BlockPart | None:
+    """Which of the blocks before makes what a block reads; None where it is given."""
+    source = schedule.get(main).reads[read].source
+    return next((p for p in before if schedule.get(p.block).writes[0].source.same_as(source)), None)
 
 
 def by_single_items(limits: SketchLimits) -> bool:
@@ -132,6 +162,23 @@ def sample_tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, Lo
     return outer, inner, factors[1]
 
 
+def sample_any(schedule: Schedule, options: Sequence[int]) -> ExprRV:
+    """One of the options, all as likely; which is left open."""
+    return schedule.sample_categorical(list(options), [1.0 / len(options)] * len(options))
+
+
+def unroll_some(schedule: Schedule, loop: LoopRV, options: Sequence[int]) -> None:
+    """Have what is under a loop written out if it has so many steps at most, of which one is sampled."""
+    schedule.annotate(loop, "pragma_auto_unroll_max_step", sample_any(schedule, options))
+
+
+def write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
+    """Vectorise the last of the loops and unroll the others."""
+    schedule.vectorize(loops[-1])
+    for loop in loops[:-1]:
+        schedule.unroll(loop)
+
+
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     """One loop of several."""
     return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
@@ -147,8 +194,7 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
     if limits.groups_of_one:
         schedule.bind(fused, "blockIdx.x")
         return fused
-    factors = schedule.sample_perfect_tile(fused, n=2, max_innermost_factor=max(limits.threads))
-    outer, inner = schedule.split(fused, factors)
+    outer, inner, _ = sample_tile(schedule, fused, max(limits.threads))
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
     return inner
@@ -159,9 +205,7 @@ def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
     if limits.groups_of_one:
         schedule.bind(loop, "blockIdx.x")
         return
-    chances = [1.0 / len(limits.threads)] * len(limits.threads)
-    threads = schedule.sample_categorical(list(limits.threads), chances)
-    outer, inner = schedule.split(loop, [None, threads])
+    outer, inner = schedule.split(loop, [None, sample_any(schedule, limits.threads)])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
 
@@ -241,8 +285,7 @@ def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
 
     One that pads or repeats has more, and what it adds belongs to no tile of the reduction.
     """
-    kinds = zip(main.info.extents, main.info.kinds, strict=True)
-    return math.prod(tail.info.extents) == math.prod(e for e, kind in kinds if kind == SPATIAL)
+    return math.prod(tail.info.extents) == math.prod(main.info.extents[n] for n in main.info.spatial)
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
@@ -260,14 +303,31 @@ def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, li
         return
     rest, vector = schedule.split(inner[-1], [None, lanes])
     schedule.vectorize(vector)
-    steps = schedule.sample_categorical([0, limits.tail_unroll], [0.5, 0.5])
-    schedule.annotate(inner[0] if len(inner) > 1 else rest, "pragma_auto_unroll_max_step", steps)
+    unroll_some(schedule, inner[0] if len(inner) > 1 else rest, (0, limits.tail_unroll))
 
 
 def set_private(schedule: Schedule, block: SBlockRV) -> None:
     """Keep all that a block writes (the value and the place of a largest element) in private memory."""
     for number in range(len(schedule.get(block).writes)):
         schedule.set_scope(block, number, "local")
+
+
+def partial_results(schedule: Schedule, part: BlockPart, most: int) -> SBlockRV | None:
+    """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
+    lanes = lanes_of(part.info.extents[-1], most)
+    if lanes == 1:
+        return None
+    _, vector = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
+    return schedule.rfactor(vector, factor_axis=len(part.info.spatial))
+
+
+def keep_partial(schedule: Schedule, partial: SBlockRV, under: LoopRV) -> None:
+    """Compute partial results under a loop in private memory, a vector of them at once."""
+    schedule.compute_at(partial, under, preserve_unit_loops=True)
+    set_private(schedule, partial)
+    lanes, *rest = below(schedule, partial, under)  # rfactor makes their axis a block's first
+    schedule.reorder(*rest, lanes)
+    schedule.vectorize(lanes)
 
 
 def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: SketchLimits) -> None:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from .decisions import Choice, Decision, Drawn, Tile
-from .kin import divisors
+from .decisions import Drawn, divisors
 
 _MOST = 16  # vectors of pixels: with more, compilers keep some in memory
 _LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors
@@ -26,10 +25,10 @@ _MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 def rectangle(sketch: Drawn) -> Drawn | None:
     """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
-    if "threadIdx" in str(sketch.steps):
+    if sketch.by_groups:
         return None
-    laid_out = sum(str(step[0]) == "TransformLayout" for step in sketch.steps)
-    extents = [tile.extent for _, tile in _tiles(sketch)]
+    laid_out = sketch.names.count("TransformLayout")
+    extents = [tile.extent for _, tile in sketch.tiles]
     if laid_out >= 2:
         return _of_channels(sketch, extents)
     if laid_out == 1:
@@ -37,10 +36,6 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
         return _of_pieces(sketch, extents)
     return None
-
-
-def _tiles(sketch: Drawn) -> list[tuple[int, Tile]]:
-    return [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
 
 
 def _of_channels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
@@ -60,7 +55,7 @@ def _worth(steps: Sequence[int]) -> float:
 def _of_pieces(sketch: Drawn, extents: Sequence[int]) -> Drawn:
     """About as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
     allowed = [
-        [d for d in divisors(e) if d <= t.most] for e, (_, t) in zip(extents, _tiles(sketch), strict=True)
+        [d for d in divisors(e) if d <= t.most] for e, (_, t) in zip(extents, sketch.tiles, strict=True)
     ]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
@@ -70,8 +65,8 @@ def _of_pieces(sketch: Drawn, extents: Sequence[int]) -> Drawn:
 def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
     """About as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
     panels, *rows, terms = extents
-    most = _MOST_PANELS[_lanes(sketch) == _LANES]
-    allowed = [[d for d in divisors(panels) if d <= _tiles(sketch)[0][1].most]]
+    most = _MOST_PANELS[sketch.lanes == _LANES]
+    allowed = [[d for d in divisors(panels) if d <= sketch.tiles[0][1].most]]
     allowed += [[d for d in divisors(extent) if d <= _MOST_ROWS] for extent in rows]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
     steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
@@ -79,19 +74,8 @@ def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
     return _with_steps(sketch, [*steps, written])
 
 
-def _lanes(sketch: Drawn) -> int:
-    """The lanes of a vector: the only factor of a split that is given."""
-    factors = (step[1][-1] for step in sketch.steps if step[0] == "Split")
-    return next(factor for factor in factors if isinstance(factor, int))
-
-
 def _with_steps(sketch: Drawn, steps: Sequence[int]) -> Drawn:
     """The sketch with so many steps of each extent in a rectangle."""
-    changed: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)  # the most steps written out
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
-    }
-    for (place, tile), inner in zip(_tiles(sketch), steps, strict=True):
-        changed[place] = Tile((tile.extent // inner, inner), tile.most)
-    return sketch.with_decisions(changed)
+    return sketch.with_most(
+        {place: tile.cut(inner) for (place, tile), inner in zip(sketch.tiles, steps, strict=True)}
+    )

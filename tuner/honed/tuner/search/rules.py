@@ -135,19 +135,15 @@ def rules_of(rules: ScheduleRules) -> FamilyRules:
     """The family's rules, within what the profile allows."""
     family = _FAMILIES[rules.family]
     limits = family.sketches
-    groups = family.groups
-    return FamilyRules(
+    return replace(
+        family,
         sketches=replace(
             limits,
             vector_bytes=min(limits.vector_bytes, rules.max_vector_bytes),
             unroll=min(limits.unroll, rules.max_unroll),
             threads=tuple(t for t in limits.threads if t <= rules.max_threads),
         ),
-        groups=groups and groups.within(rules),
-        most=family.most,
-        least_threads=family.least_threads,
-        warp=family.warp,
-        element_bits=family.element_bits,
+        groups=family.groups and family.groups.within(rules),
     )
 
 

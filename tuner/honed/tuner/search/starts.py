@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .decisions import Choice, Decision, Drawn, Tile
-from .kin import divisors
+from .decisions import Decision, Drawn, Tile, divisors
 from .rectangles import rectangle
 from .tiles.attention import attention_tile
 from .tiles.blocked import blocked_rectangle, moved_lines
@@ -126,7 +125,7 @@ def _levels(sketch: Drawn) -> int:
 
 def _slices(sketch: Drawn) -> int:
     """Of a sum that a group shares: the middle one of three factors, the only that is fixed; 0 for none."""
-    if not any(step[0] == _SLICED for step in sketch.steps):
+    if _SLICED not in sketch.names:
         return 0
     splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
     return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
@@ -134,21 +133,17 @@ def _slices(sketch: Drawn) -> int:
 
 def _axes(sketch: Drawn, levels: int) -> list[list[tuple[int, Tile]]]:
     """The tiles of each axis of the output, and the one of the sum, with the places of their steps."""
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+    tiles = sketch.tiles
     return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
 
 
 def _made(sketch: Drawn, start: _Start) -> Drawn:
     """The sketch with a row's numbers."""
-    changed: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)  # the longest vectors, the most steps written out
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
-    }
+    changed: dict[int, Decision] = {}
     *axes, reduced = _axes(sketch, _levels(sketch))
     for axis, wanted in zip([*axes, reduced], [*_shares(sketch, start), [start.reduced]], strict=True):
         changed |= _tiled(axis, wanted)
-    return sketch.with_decisions(changed)
+    return sketch.with_most(changed)
 
 
 def _fits(sketch: Drawn, start: _Start) -> bool:
@@ -171,7 +166,7 @@ def _tiled(axis: Sequence[tuple[int, Tile]], wanted: Sequence[int]) -> dict[int,
     extent, found = axis[0][1].extent, dict[int, Decision]()
     for (place, tile), want in zip(axis, wanted, strict=False):
         factor = _below(extent, min(want, tile.most))
-        found[place] = Tile((extent // factor, factor), tile.most)
+        found[place] = tile.cut(factor, extent)
         extent //= factor
     return found
 

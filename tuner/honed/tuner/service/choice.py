@@ -1,4 +1,4 @@
-"""Which model is tuned next, and for how long. No I/O, no clocks.
+"""Which model is tuned next, and for how long; which are profiled before. No I/O, no clocks.
 
 A model that is new gets a short first pass before any other is tuned further. After that the time goes where
 most can be won: seconds really spent in served requests (decayed by the service), kernel by kernel, times the
@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from honed.protocol.service import TimeSpent
+from honed.protocol.versions import LatencyPoint
+
 FIRST_PASS_SECONDS = 120.0
 SLICE_SECONDS = 600.0
 # Assumed of a model whose tasks were never timed.
 _UNKNOWN_HEADROOM = 0.9
 # After a failure, seconds before a model is tried again: doubled each time, up to a day.
 _RETRY_SECONDS, _RETRY_MOST = 300.0, 86_400.0
+# Of one inference of a model that is profiled: a request that comes meanwhile waits for the two that are run.
+LONGEST_SECONDS = 1.0
+PROFILE_SECONDS = 5.0  # for a profile, the wait for requests that came before included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +29,13 @@ class Known:
     """What tuning remembers of one model with one device, driver and compiler (`key`)."""
 
     key: str
-    passes: int  # how often its tuning was begun and led somewhere
-    headroom: float  # share of its time above the rooflines of its tasks, 0 to 1
-    tasks: dict[str, float] | None  # the same of each task by itself; None where they were never timed
-    finished: bool  # nothing that is left is worth it
-    failures: int  # in a row
-    retry: float  # not before, in seconds since 1970
-    reason: str  # of the last failure
+    passes: int = 0  # how often its tuning was begun and led somewhere
+    headroom: float = _UNKNOWN_HEADROOM  # share of its time above the rooflines of its tasks, 0 to 1
+    tasks: dict[str, float] | None = None  # of each task by itself; None where they were never timed
+    finished: bool = False  # nothing that is left is worth it
+    failures: int = 0  # in a row
+    retry: float = 0.0  # not before, in seconds since 1970
+    reason: str = ""  # of the last failure
     hints: int = 0  # Records.latest_hint when its tuning was begun last
 
 
@@ -48,26 +54,20 @@ class Wanted:
     tasks: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Unprofiled:
+    """A version that the service is asked to profile, so that its use is known kernel by kernel."""
+
+    model: str
+    sha256: str  # of the compiled file
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
     """Tune this model for so many seconds with the lease held."""
 
     name: str
     seconds: float
-
-
-def unknown(key: str) -> Known:
-    """Of a model that was never tuned."""
-    return Known(
-        key=key,
-        passes=0,
-        headroom=_UNKNOWN_HEADROOM,
-        tasks=None,
-        finished=False,
-        failures=0,
-        retry=0.0,
-        reason="",
-    )
 
 
 def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
@@ -103,9 +103,6 @@ def passed(
         headroom=_share(headroom),
         tasks=None if tasks is None else {task: _share(share) for task, share in tasks.items()},
         finished=finished,
-        failures=0,
-        retry=0.0,
-        reason="",
         hints=hints,
     )
 
@@ -113,6 +110,14 @@ def passed(
 def hinted(known: Known, hints: int) -> Known:
     """A model of which a hub may have brought something since: it is not finished then."""
     return replace(known, finished=False, hints=hints) if hints > known.hints else known
+
+
+def worth_profiling(version: Unprofiled, spent: TimeSpent, latency: Sequence[LatencyPoint]) -> bool:
+    """Whether a model's present version is used, was not profiled yet, and is fast enough for that."""
+    if not spent.seconds or spent.profiled == version.sha256:
+        return False
+    # The last point may be of the version before, which was slower if anything.
+    return bool(latency) and latency[-1].us <= LONGEST_SECONDS * 1e6
 
 
 def _share(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The loop: wait for the lease, choose a model, tune it, publish what is faster."""
+"""The loop: wait for the lease, choose a model, tune it for a while, publish what is faster."""
 
 from __future__ import annotations
 
@@ -6,32 +6,43 @@ import logging
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 
-from honed.protocol import methods
-from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
-from honed.protocol.params import HistoryParams, ModelParams
-from honed.protocol.results import ModelShown
-from honed.protocol.service import ModelFigures, Status
-from honed.protocol.tuning import TuningFigures
-from honed.protocol.versions import ModelHistory
+from honed.jobs import events
+from honed.jobs.commands import Compile
+from honed.protocol.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    HonedError,
+    ModelRefused,
+    NotFound,
+    Unavailable,
+)
+from honed.protocol.strict import Map
+from honed.runtime.calling.exported import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.tuner.records import Records, Setup
-from honed.tuner.setup import setup_for
+from honed.runtime.origin import Origin
+from honed.tuner.gate import LeaseGate
+from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED
+from honed.tuner.tune.children import compile_apart
+from honed.tuner.tune.opening import OpenedSession
+from honed.tuner.tune.rivals import lost_by_forms
+from honed.tuner.tune.session import SearchBudget
+from honed.tuner.tune.task import headroom, headrooms
 
-from . import profiles
-from .choice import PassPlan, Wanted, choose, failed, hinted, passed
-from .memory import TuningState
-from .onepass import TuningPass, TuningPlaces
+from .choice import PROFILE_SECONDS, Known, PassPlan, Unprofiled, choose, failed, passed
+from .view import TunerView, figures_in, look
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
-# Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
-CANDIDATE_SECONDS = 10.0
 _SLICE_SECONDS = 0.5
 STOP_SECONDS = 15.0  # within which a session ends that was told to
+# A search that had to wait so long for the lease ends, and gives its memory back.
+_PATIENCE_SECONDS = 900.0
+# A version is published when the estimate is so much better than at the last one, and not more often.
+_WORTH, _LAST, _PUBLISH_SECONDS = 1.05, 1.02, 45.0
+_REPORT_SECONDS = 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +55,7 @@ class Tuner:
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
         self._told = False  # to stop; no Event, whose lock a handler may have interrupted
         self._session: Callable[[], None] | None = None  # stops the present session
-        self._unprofiled: set[profiles.Unprofiled] = set()  # those that could not be
+        self._unprofiled: set[Unprofiled] = set()  # those that could not be
 
     def stop(self) -> None:
         """From a signal handler: end at once, by SystemExit, or after the candidate being measured.
@@ -75,7 +86,7 @@ class Tuner:
     def _step(self) -> bool:
         """Tune one model for a while; False where there is nothing to do or the lease is not granted."""
         with Client(self._socket) as client:
-            view = _look(client)
+            view = look(client)
             plan = choose(view.wanted, time.time())
             if plan is None:
                 client.report("nothing is left to tune", figures_in(view.records))
@@ -83,22 +94,22 @@ class Tuner:
             client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
-            view = _look(client)  # that may have taken a while
+            view = look(client)  # that may have taken a while
             if self._profile(client, view):
-                view = _look(client)
+                view = look(client)
             plan = choose(view.wanted, time.time())
             if plan is not None:
                 self._tune(client, view, plan)
             return True
 
-    def _profile(self, client: Client, view: _View) -> bool:
+    def _profile(self, client: Client, view: TunerView) -> bool:
         """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
         learnt = False
         for version in view.unprofiled:
             if version in self._unprofiled or self._told or not self._lease.may_run():
                 continue
             try:
-                client.profile(version.model, runs=1, timeout=profiles.PATIENCE_SECONDS)
+                client.profile(version.model, runs=1, timeout=PROFILE_SECONDS)
             except (Unavailable, NotFound):
                 raise
             except DeadlineExceeded:
@@ -118,7 +129,7 @@ class Tuner:
                 return True
         return False
 
-    def _tune(self, client: Client, view: _View, plan: PassPlan) -> None:
+    def _tune(self, client: Client, view: TunerView, plan: PassPlan) -> None:
         known = next(m.known for m in view.wanted if m.name == plan.name)
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")
@@ -129,7 +140,7 @@ class Tuner:
             ):
                 if not given.sources:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
-                one = TuningPass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
+                one = TuningPass(client, self._lease, view, plan, given, Path(folder))
                 self._session = one.stop
                 if not self._told:
                     known = one.run(known)
@@ -146,122 +157,156 @@ class Tuner:
         view.memory.put(plan.name, known)
 
 
+class TuningPass:
+    """Tunes one model of the service under the lease: every candidate waits for it, gains are published."""
+
+    def __init__(
+        self,
+        client: Client,
+        lease: LeaseHolder,
+        view: TunerView,
+        plan: PassPlan,
+        given: ExportedFiles,
+        folder: Path,
+    ) -> None:
+        """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
+        self._client = client
+        self._view = view
+        self._device = view.devices[plan.name]
+        self._plan = plan
+        self._given = given
+        self._folder = folder
+        self._source = given.save_sources(folder / "source")
+        self._like = given.save_compiled(folder / "given.honed")
+        self._serving = given.sha256  # the compiled file that a successor is made for
+        self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
+        self._stopping = False
+        self._opened: OpenedSession | None = None
+        self._estimate: float | None = None  # of what is served, microseconds
+        self._published_at = float("-inf")
+        self._reported_at = float("-inf")
+
+    def stop(self) -> None:
+        """From a signal handler: end after the candidate being measured."""
+        self._stopping = True
+        self._gate.close()
+        if self._opened is not None:
+            self._opened.session.stop()
+
+    def run(self, known: Known) -> Known:
+        """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
+        with (
+            self._gate,
+            OpenedSession(
+                self._plan.name,
+                device=self._device,
+                records=self._view.records,
+                cache_dir=self._view.cache_dir,
+                seed=known.passes,
+                emit=self._heard,
+                gate=self._gate,
+                limits=LEASED,
+                trust_defaults=True,
+                hints=self._view.hints,
+            ) as opened,
+        ):
+            self._opened = opened
+            hints = opened.records.latest_hint(self._plan.name)
+            session = opened.session
+            if self._stopping:
+                session.stop()
+            session.run(
+                lambda: opened.search.extract(
+                    self._source, self._given.shapes, self._given.precision, like=self._like
+                ),
+                SearchBudget(),
+            )
+            self._publish(least=_LAST)
+            if not session.tasks:
+                return known
+            return passed(
+                known,
+                finished=not session.stopped,
+                headroom=headroom(session.tasks),
+                tasks=headrooms(session.tasks),
+                hints=hints,
+            )
+
+    def _heard(self, event: events.News) -> None:
+        """What the session tells while it works; it goes on when this returns."""
+        match event:
+            case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
+                _log.warning("%s: %s", self._plan.name, text)
+            case events.TasksFound() if self._estimate is None:
+                # What is served already has the schedules recorded, or default ones.
+                kernels = self._client.show(self._plan.name)["kernels"]
+                tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
+                lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
+                self._estimate = event.model.now_us + lost if tuned else event.model.before_us
+            case events.Round():
+                self._report(event)
+                if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
+                    self._publish(least=_WORTH)
+
+    def _report(self, event: events.Round) -> None:
+        if time.monotonic() - self._reported_at < _REPORT_SECONDS:
+            return
+        self._reported_at = time.monotonic()
+        before, now = event.model.before_us / 1e3, event.model.now_us / 1e3
+        text = (
+            f"{self._plan.name}: {event.trials} trials, estimated {now:.3g} ms an inference, "
+            f"{before:.3g} ms with default schedules"
+        )
+        _log.info("%s", text)
+        assert self._opened is not None
+        self._client.report(f"tuning {text}", self._opened.records.figures())
+
+    def _publish(self, *, least: float) -> None:
+        """Have the service take the best found so far, if its estimate is `least` times better."""
+        assert self._opened is not None
+        session = self._opened.session
+        now = session.table().model.now_us
+        better = self._estimate is not None and now and self._estimate >= least * now
+        if self._stopping or not session.trials or not better:
+            return
+        if not session.improved:
+            return
+        self._published_at = time.monotonic()
+        self._gate.leave()
+        why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
+        told = self._offered(why)
+        if told is None:
+            session.stop()
+            return
+        self._estimate = now
+        _log.info("%s: %s", self._plan.name, told["sentence"])
+        if told["published"]:
+            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
+        with self._client.export(self._plan.name) as served:
+            self._serving = served.sha256
+
+    def _offered(self, why: str) -> Map | None:
+        """Compile with what was found and publish that; None where the model is another meanwhile."""
+        tuned = self._folder / "tuned.honed"
+        compile_apart(
+            Compile(
+                file=self._source,
+                output=tuned,
+                device=self._device,
+                precision=self._given.precision,
+                shapes=self._given.shapes,
+                records=self._view.records,
+                like=self._like,
+            )
+        )
+        try:
+            return self._client.publish(self._plan.name, tuned, expected=self._serving, why=why)
+        except AlreadyExists as error:
+            _log.info("%s: %s", self._plan.name, error)
+            return None
+        finally:
+            tuned.unlink(missing_ok=True)
+
+
 def _leave(_number: int, _frame: object) -> None:
     raise SystemExit(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _View:
-    """The service as it was last seen; a place for each model that may be tuned."""
-
-    wanted: tuple[Wanted, ...]
-    unprofiled: tuple[profiles.Unprofiled, ...]  # of models that are not finished
-    places: dict[str, TuningPlaces]
-    memory: TuningState
-    records: Path
-
-
-class _Devices:
-    """The service's devices, and which models live on them."""
-
-    def __init__(self, status: Status) -> None:
-        self._default = status.device_spec
-        gpus = [each for each in status.devices if each.engine == "gpu"]
-        self._setups = {each.spec: setup_for(each.device) for each in gpus if each.device is not None}
-        self.homes = {name: each.spec for each in gpus if each.device is not None for name in each.models}
-        self.away = {name for each in status.devices for name in each.away}
-
-    def house(self, name: str, shown: ModelShown) -> None:
-        """The device of a model that the CPU engine serves: its compiled form's, which may become faster."""
-        if shown.kernels and shown.placement.device in self._setups:
-            self.homes[name] = shown.placement.device
-
-    def setup(self, name: str) -> Setup:
-        """What the model is tuned on."""
-        return self._setups[self.homes.get(name, self._default)]
-
-
-def _look(client: Client) -> _View:
-    status = client.ask(methods.SERVER_STATUS)
-    if status.device is None:
-        raise Unavailable("its worker has no device yet")
-    state_dir, cache_dir = Path(status.places.state_dir), Path(status.places.cache_dir)
-    records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
-    devices, metrics = _Devices(status), client.ask(methods.METRICS)
-    variants = {each.name for each in metrics.variants}
-    hints = next(each.value for each in client.ask(methods.CONFIG_SHOW).settings if each.name == "hub.trials")
-    latest = _latest_hints(records, [model.name for model in (*metrics.models, *metrics.variants)])
-    wanted, unprofiled = [], []
-    for model in (*metrics.models, *metrics.variants):
-        history = client.ask(methods.MODEL_HISTORY, HistoryParams(name=model.name))
-        one = _wanted(client, model, history, devices, memory, is_variant=model.name in variants)
-        one = replace(one, known=hinted(one.known, latest.get(model.name, 0)))
-        wanted.append(one)
-        if one.obstacle or one.known.finished or model.engine != "gpu" or not model.ready:
-            continue
-        version = profiles.Unprofiled(model.name, model.sha256)
-        if profiles.wanted(version, model.spent, history.latency):
-            unprofiled.append(version)
-    return _View(
-        wanted=tuple(wanted),
-        unprofiled=tuple(unprofiled),
-        places={
-            name: TuningPlaces(device=spec, records=records, cache_dir=cache_dir, hints=hints)
-            for name, spec in devices.homes.items()
-        },
-        memory=memory,
-        records=records,
-    )
-
-
-def _wanted(
-    client: Client,
-    model: ModelFigures,
-    history: ModelHistory,
-    devices: _Devices,
-    memory: TuningState,
-    *,
-    is_variant: bool,
-) -> Wanted:
-    name, spent, shown = model.name, model.spent, None
-    # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
-    if model.ready or is_variant:
-        shown = client.ask(methods.MODEL_SHOW, ModelParams(name=name))
-    if shown and (is_variant or model.engine == "cpu"):
-        devices.house(name, shown)
-    setup = devices.setup(name)
-    source = shown.source.sha256 if shown else ""
-    obstacle = "" if shown and name in devices.homes else "it is not served"
-    if shown and not shown.kernels:
-        obstacle = "it has no compiled form"
-    if name in devices.away or (is_variant and model.away):
-        obstacle = "its device is lost"
-    elif history.pinned:
-        obstacle = f"version {history.version} is pinned"
-    elif history.on_trial:
-        obstacle = "its new version is on trial"
-    known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
-    return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
-
-
-def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
-    """What a hub has brought for models, as `Records.latest_hint` counts it."""
-    if not path.exists():
-        return {}
-    try:
-        with Records.open(path) as records:
-            return {model: records.latest_hint(model) for model in models}
-    except HonedError as error:
-        _log.warning("what a hub brought is not known: %s", error)
-        return {}
-
-
-def figures_in(path: Path) -> TuningFigures | None:
-    """What tuning has done so far; None where there are no records yet."""
-    if not path.exists():
-        return None
-    try:
-        with Records.open(path) as records:
-            return records.figures()
-    except HonedError as error:
-        return TuningFigures(trials={}, faults=0, gains={}, reason=f"the records cannot be read: {error}")

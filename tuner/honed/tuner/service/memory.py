@@ -11,7 +11,7 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 
-from .choice import Known, unknown
+from .choice import Known
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class TuningState:
     def get(self, name: str, key: str) -> Known:
         """What is known of a model as `key` says it is now; anew where that has changed."""
         known = self._models.get(name)
-        return known if known is not None and known.key == key else unknown(key)
+        return known if known is not None and known.key == key else Known(key=key)
 
     def put(self, name: str, known: Known) -> None:
         """Remember; a disk that is full is said."""

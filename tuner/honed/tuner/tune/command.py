@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
 from honed.protocol.errors import NotFound
+from honed.protocol.strict import like
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
-from . import publishing
-from .instruments import BenchChoice
-from .opening import OpenedSession
-from .publishing import Publication
-from .search_child import Found
+from .opening import BenchChoice, OpenedSession
+from .publishing import Publication, publish
 from .session import Emit, SearchBudget, TuningSession
-from .task import TaskState
+from .task import Found, TaskState
 
 if TYPE_CHECKING:
     from honed.tuner.farm.joining import FarmChoice
@@ -43,8 +41,6 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
         run.search.close()
         if not (job.bench or job.farm):  # of no device that serves
             emit(events.Totals(tuning=run.records.figures()))
-        elsewhere = publishing.predicted if job.bench else publishing.by_farm
-        publish = elsewhere if job.bench or job.farm else publishing.measured
         return _told(run.session, publish(job, emit, run))
 
 
@@ -113,8 +109,9 @@ def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
     for p in session.tasks:
         failures.update(p.failures)
     table = session.table()
-    return events.Tuned(
-        output=outcome.output,
+    return like(
+        events.Tuned,
+        outcome,
         trials=session.trials,
         seconds=round(session.seconds, 1),
         tuned=stages[TaskState.TUNED],
@@ -125,7 +122,4 @@ def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
         tasks=table.tasks,
         model=table.model,
         forms=table.forms,
-        before_us=outcome.before_us,
-        after_us=outcome.after_us,
-        sentence=outcome.sentence,
     )

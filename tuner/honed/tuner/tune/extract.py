@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,11 +44,10 @@ SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extracted:
-    """A task with its function; `outputs` is how many of its last parameters are outputs."""
+    """A task with its function."""
 
     task: TuningTask
     func: tirx.PrimFunc
-    outputs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,19 +63,6 @@ class Extraction:
 
 
 def extract(
-    path: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    precision: frontend.Precision,
-    profile: DeviceProfile,
-    *,
-    like: Path | None = None,
-) -> tuple[list[Extracted], list[TuningTask]]:
-    """The tasks of an ONNX file as it is first served, and what cannot be tuned; see `extract_all`."""
-    found = extract_all(path, shapes, precision, profile, like=like)
-    return found.tasks, found.opaque
-
-
-def extract_all(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
     precision: frontend.Precision,
@@ -100,16 +86,14 @@ def extract_all(
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
     weights = Counter(call.function for call in calls)
     outputs = {call.function: len(call.outputs) for call in calls}
-    found: dict[str, Extracted] = {}
-    for name, func in legal.functions.items():
-        key, weight = task_key(func), weights[name]
-        if key in found:
-            weight += found[key].task.weight
-        found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
+    tasks = [
+        Extracted(_task(func, name, task_key(func), weights[name], outputs[name]), func)
+        for name, func in legal.functions.items()
+    ]
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
-    rivals, contests = _rivals(joining, found, profile)
+    rivals, contests = _rivals(joining, {one.task.key for one in tasks}, profile)
     whole = Extraction(
-        tasks=list(found.values()),
+        tasks=tasks,
         rivals=rivals,
         opaque=[_opaque(name, weight) for name, weight in hosts.items()],
         contests=contests,
@@ -128,7 +112,7 @@ def _of_parts(
             path = Path(folder) / "part.onnx"
             onnx.save(cut.parts[met.part].model, path)
             with contextlib.suppress(ModelRefused, InvalidArgument):  # which the compiled form tells of
-                yield extract_all(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
+                yield extract(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:
@@ -153,20 +137,20 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 
 
 def _rivals(
-    joining: Joining, found: Mapping[str, Extracted], profile: DeviceProfile
+    joining: Joining, found: Set[str], profile: DeviceProfile
 ) -> tuple[list[Extracted], tuple[Contest, ...]]:
     """Tasks of the forms that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []
     for contest, forms in joining.contests:
-        if not found.keys() >= set(contest.keys(contest.expected)):
+        if not found >= set(contest.keys(contest.expected)):
             continue  # what it takes is no call, or has other constants elsewhere
         contests.append(contest)
         for one in (forms.joined, *forms.apart):
             func = mark_constants(one.func, one.constants, profile)
             key = task_key(func)
             if key not in found:
-                rivals[key] = Extracted(_task(func, one.name, key, 0), func, one.outputs)
+                rivals[key] = Extracted(_task(func, one.name, key, 0, one.outputs), func)
     return list(rivals.values()), tuple(contests)
 
 
@@ -188,10 +172,10 @@ def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
         )
     if any(not isinstance(n, tirx.IntImm) for p in func.params for n in getattr(p, "shape", (None,))):
         raise InvalidArgument(f"{name} has parameters that are no buffers of known shape; give it some")
-    return Extracted(_task(func, name, task_key(func), 1), func, outputs)
+    return Extracted(_task(func, name, task_key(func), 1, outputs), func)
 
 
-def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> TuningTask:
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -> TuningTask:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
     return TuningTask(
@@ -202,6 +186,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> TuningTask:
         bytes=function_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
+        outputs=outputs,
         constants=marked(func),
     )
 
@@ -270,7 +255,7 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    module = tvm.compile(in_stages(_public(func)), target="llvm")
+    module = tvm.compile(in_stages(fresh(func).with_attr("global_symbol", "main")), target="llvm")
     run = module["main"]
     scale = product_scale(func)
     for n in range(SETS):
@@ -282,10 +267,6 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
         for p, tensor in enumerate(tensors):
             np.save(draft / f"{n}.{p}.npy", tensor.numpy())
     draft.rename(folder)
-
-
-def _public(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return fresh(func).with_attr("global_symbol", "main")
 
 
 def product_scale(func: tirx.PrimFunc) -> float:

@@ -1,27 +1,47 @@
-"""A session with all it needs: device or bench, records, kernel log, searching and measuring children."""
+"""A session with all it needs: device or bench, records, kernel log, searching and measuring children.
+
+What judges candidates is an OpenCL device, the bench of one that is not there, or the boards of a farm;
+searching and building share the processor's cores with what is timed.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.jobs import events
-from honed.machine.kernellog import Reader, open_reader
-from honed.protocol.errors import HonedError
+from honed.machine import peaks
+from honed.machine.families import DeviceFamily
+from honed.machine.kernellog import Reader
+from honed.machine.profile import DeviceProfile
+from honed.machine.surveying import survey
 from honed.tuner.gate import Gate
-from honed.tuner.measure.limits import MeasureLimits
-from honed.tuner.measure.measurer import DEFAULT_LIMITS
+from honed.tuner.measure.faultwatch import kernel_log
+from honed.tuner.measure.limits import SPARE_CORES, MeasureLimits
+from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
+from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
+from honed.tuner.valhall.benches import predicted
+from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
+from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 
-from .instruments import BenchChoice, Instrument, on_bench, on_device, on_farm
+from .children import BATCH, SearchChild
 from .proposals import Proposals
-from .search_child import SearchChild
 from .session import Emit, TuningSession
 from .trials import Trials
 
 if TYPE_CHECKING:
     from honed.tuner.farm.joining import FarmChoice
+
+# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
+# are proposed without knowing what came of the others.
+_PER_PLACE = 4
+_MOST_THREADS = 8  # beyond which a batch is too small to gain
+MOST_BUILDERS = 6  # each holds a context of the device
 
 
 class OpenedSession:
@@ -50,12 +70,16 @@ class OpenedSession:
         Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
+
+        def tell(text: str) -> None:
+            emit(events.Note(text=text))
+
         if farm is not None:
-            instrument = on_farm(farm, lambda text: emit(events.Note(text=text)))
+            instrument = on_farm(farm, tell)
         elif bench is not None:
             instrument = on_bench(bench)
         else:
-            instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
+            instrument = on_device(device, cache_dir, limits, kernel_log(tell))
         self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
@@ -103,9 +127,111 @@ def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: i
     )
 
 
-def _kernel_log(emit: Emit) -> Reader | None:
-    try:
-        return open_reader()
-    except HonedError as error:
-        emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
-        return None
+@dataclass(frozen=True, slots=True)
+class BenchChoice:
+    """A bench by its name (`valhall.benches.BENCHES`), and the root its compiler is in."""
+
+    name: str
+    root: Path = ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What may run beside what."""
+
+    ahead: bool  # the next batch is made, and the next candidates are built, while others are timed
+    threads: int  # of the search
+    builders: int  # children that build ahead
+
+
+def sharing(family: DeviceFamily, cores: int) -> Sharing:
+    """For a family of devices and as many cores as we may run on.
+
+    Beside a GPU the processor is idle but for one core that feeds it. Where the device is the processor,
+    what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
+    batches are built before they are timed there, on all cores. Where a driver is not known to keep what
+    another process built, nothing builds for it but the measuring child.
+    """
+    if family.processor:
+        ahead = cores >= SPARE_CORES
+        return Sharing(ahead=ahead, threads=1 if ahead else cores, builders=min(MOST_BUILDERS, cores))
+    threads = max(1, min(_MOST_THREADS, cores - 1))
+    builders = max(1, min(MOST_BUILDERS, cores - 2)) if family.keeps_builds else 0
+    return Sharing(ahead=True, threads=threads, builders=builders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instrument:
+    """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
+
+    `spec` is the device's, None where it is not on this machine. Without `answers` nothing runs, times are
+    predicted, and answers are not looked at. `yardstick` is that of the reference speed in seconds; None: it
+    is to be measured. `batch` is how many candidates are proposed at once.
+    """
+
+    spec: str | None
+    answers: bool = True
+    profile: DeviceProfile
+    measurer: Callable[[Begin], Measures]
+    peaks_again: Callable[[], DeviceProfile]
+    keep_peaks: Callable[[DeviceProfile], None]
+    sharing: Sharing
+    yardstick: float | None = None
+    batch: int = BATCH
+
+
+def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None) -> Instrument:
+    """The device of a spec, None: the best there is. Raises DeviceError without one."""
+    found = survey(device, cache_dir)
+    profile = found.measured()
+    beside = sharing(profile.family, len(os.sched_getaffinity(0)))
+    return Instrument(
+        spec=found.spec,
+        profile=profile,
+        measurer=lambda begin: Measurer(
+            found.spec, profile, limits, kernel_log=log, begin=begin, builders=beside.builders
+        ),
+        peaks_again=lambda: survey(found.spec, cache_dir, again=True).measured(),
+        keep_peaks=lambda raised: peaks.keep_higher(raised, cache_dir),
+        sharing=beside,
+    )
+
+
+def on_bench(bench: BenchChoice) -> Instrument:
+    """A bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
+    compiler, profile = OfflineCompiler(bench.root), predicted(bench.name)
+    return Instrument(
+        spec=None,
+        answers=False,
+        profile=profile,
+        measurer=lambda begin: BenchMeasurer(compiler, profile, begin),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK,
+        batch=AHEAD,
+    )
+
+
+def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
+    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
+
+    `tell` gets sentences on boards that come, go or are slow. Raises what `joining.join` raises, and NotFound
+    without Dask.
+    """
+    from honed.tuner.farm.joining import join
+    from honed.tuner.farm.measurer import FarmMeasurer
+
+    joined = join(farm)
+    profile = joined.profile
+    return Instrument(
+        spec=None,
+        answers=not farm.bench,
+        profile=profile,
+        measurer=lambda begin: FarmMeasurer(joined.boards, profile, farm.bench, begin, tell, ahead=AHEAD),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK if farm.bench else None,
+        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
+    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from honed.jobs.events import Ranking
 from honed.protocol.errors import AlreadyExists
@@ -13,10 +12,8 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.verdict import Stored
 
-from .search_child import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
+from .children import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate, SearchBroke, SearchChild
 from .task import TaskProgress, TuningTask
-
-T = TypeVar("T")
 
 
 class Proposals:
@@ -30,7 +27,6 @@ class Proposals:
         *,
         ahead: bool,
         hints: int = kept.HINTS_PER_TASK,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `ahead`, batches are made while others are measured.
 
@@ -42,27 +38,25 @@ class Proposals:
         self._setup = setup
         self._ahead = ahead
         self._hints = hints
-        self._clock = clock
-        self._outputs: dict[str, int] = {}
         self._told: set[str] = set()  # tasks whose records the present child knows
         self._child: int | None = None
         self._begun: TaskProgress | None = None  # that a batch is being made for
         self._made: dict[str, Proposed] = {}  # by task
 
-    def add(self, task: TuningTask, outputs: int) -> None:
-        """A task whose last `outputs` parameters are outputs may be proposed for from now on."""
-        self._outputs[task.key] = outputs
-
     def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task; raises SearchBroke, as all below do."""
-        return self._waited(lambda: self._loaded(task, self.search.load(task, self._outputs[task.key])))
+        with self._waiting():
+            return self._loaded(task, self.search.load(task))
 
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
         """Take up a task, with its default schedule.
 
         Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
         """
-        return self._waited(lambda: self._default(task, following))
+        with self._waiting():
+            made = self.search.default(task, following, settle=not self._ahead)
+            self._loaded(task, made.loaded)
+            return made
 
     def hinted(self, task: TuningTask) -> bool:
         """Whether a hub's records have something to try for a task."""
@@ -70,9 +64,11 @@ class Proposals:
 
     def next(self, progress: TaskProgress) -> Proposed:
         """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
-        key = progress.task.key
-        made = self._made.pop(key, None)
-        return made or self._waited(lambda: self._stale(progress) or self._proposed(progress))
+        made = self._made.pop(progress.task.key, None)
+        if made is not None:
+            return made
+        with self._waiting():
+            return self._stale(progress) or self._proposed(progress)
 
     def begin(self, progress: TaskProgress | None) -> None:
         """Have the next batch of a task made beside what follows, until `settle`."""
@@ -89,20 +85,15 @@ class Proposals:
         """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            with suppress(SearchBroke):
-                self._made[begun.task.key] = self._waited(lambda: self._collected(begun))
+            with suppress(SearchBroke), self._waiting():
+                self._made[begun.task.key] = self._collected(begun)
 
     def learn(self, task: TuningTask, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
         if self._child is None or self.search.pid != self._child:
             return None  # its successor reads the records
-        return self._waited(lambda: self.search.learn(task.key, results))
-
-    def _default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
-        beside = [(one, self._outputs[one.key]) for one in following]
-        made = self.search.default(task, self._outputs[task.key], beside, settle=not self._ahead)
-        self._loaded(task, made.loaded)
-        return made
+        with self._waiting():
+            return self.search.learn(task.key, results)
 
     def _stale(self, progress: TaskProgress) -> Proposed | None:
         if progress.rounds:
@@ -140,7 +131,7 @@ class Proposals:
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
         known, kin = self._known(task.key), self._kin(task.key) if progress.rounds == 0 else []
-        self.search.begin(task, self._outputs[task.key], known, kin, progress.rounds)
+        self.search.begin(task, known, kin, progress.rounds)
 
     def _collected(self, progress: TaskProgress) -> Proposed:
         proposed = self.search.collect()
@@ -169,9 +160,10 @@ class Proposals:
         """The best of all other tasks; which of them are kin, the child finds out."""
         return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
 
-    def _waited(self, ask: Callable[[], T]) -> T:
-        began = self._clock()
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
         try:
-            return ask()
+            yield
         finally:
-            self.seconds += self._clock() - began
+            self.seconds += time.monotonic() - began

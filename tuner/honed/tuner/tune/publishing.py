@@ -11,13 +11,18 @@ from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
 from honed.machine import profilefile
 
+from .children import compile_apart
 from .compare import MedianTimes, compare
-from .compiling import compile_apart
 from .opening import OpenedSession
 from .session import Emit, TuningSession
 
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
+_PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
+_BY_FARM = (
+    "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
+    "compared where it is added"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,27 @@ class Publication:
     after_us: float | None = None
 
 
-def measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+    """Compile with the best schedules; compared where the device is here, as a whole.
+
+    On a bench no answer was checked, and by a farm a model is compared where it is added.
+    """
+    if not (job.bench or job.farm):
+        return _measured(job, emit, run)
+    outcome = Publication(
+        sentence=(_PREDICTED if job.bench else _BY_FARM).format(
+            device=run.profile.identity.name, gained=_gained(run.session)
+        )
+    )
+    if job.output is None or not run.session.tasks:
+        return outcome
+    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
+    with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
+        compile_apart(_compilation(job, job.output, run, folder))
+    return replace(outcome, output=str(job.output))
+
+
+def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """Compile the best and compare it with what is served now: only what is faster is kept."""
     session, spec = run.session, run.spec
     if job.output is None or not session.improved:
@@ -51,26 +76,6 @@ def measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
         return outcome
     why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
     run.records.add_version(session.name, why, found.new)
-    return replace(outcome, output=str(job.output))
-
-
-def predicted(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
-    """Compile with the best predicted schedules; nothing is compared, for the device is not here."""
-    return _uncompared(job, emit, run, _foretold(run.session, run.profile.identity.name))
-
-
-def by_farm(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
-    """Compile with the best schedules that boards measured; as a whole it is compared where it is added."""
-    return _uncompared(job, emit, run, _found(run.session, run.profile.identity.name))
-
-
-def _uncompared(job: Tune, emit: Emit, run: OpenedSession, sentence: str) -> Publication:
-    outcome = Publication(sentence=sentence)
-    if job.output is None or not run.session.tasks:
-        return outcome
-    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
-    with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        compile_apart(_compilation(job, job.output, run, folder))
     return replace(outcome, output=str(job.output))
 
 
@@ -101,18 +106,6 @@ def _sentence(found: MedianTimes) -> str:
     if found.new * _GAIN > found.old:
         return f"the tuned model is not used: side by side it is not faster ({times})"
     return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
-
-
-def _foretold(session: TuningSession, device: str) -> str:
-    gained = _gained(session)
-    return f"predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
-
-
-def _found(session: TuningSession, device: str) -> str:
-    return (
-        f"measured on {device} by the farm, kernel by kernel: {_gained(session)}; the whole model is "
-        "compared where it is added"
-    )
 
 
 def _gained(session: TuningSession) -> str:

@@ -1,53 +1,58 @@
 """The searching child: `python -m honed.tuner.tune.searcher --channel FD`, the tuner's only TVM.
 
 TVM may raise, crash or hang on a task; then this process ends and its parent, which knows everything that
-matters, starts another. Messages are those of `honed.tuner.measure.codec`.
+matters, starts another. Messages are those of `honed.tuner.measure.codec`; each names what a `Searcher` does.
+Lowering candidates, default schedules and answers are left to forked processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 import tvm
+from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
+from honed.tuner.first import first_kernels
 from honed.tuner.forked import Forked
-from honed.tuner.lower.opencl import Lowered, LoweringFailed
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate
-from honed.tuner.search.costmodel import CostModel
+from honed.tuner.search import traces
+from honed.tuner.search.batches import Batches, Evolution, Proposal
+from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
+from honed.tuner.search.rules import postprocs, space
 
-from . import making
-from .extract import Extracted, Extraction, adopt, extract_all, workload
-from .hunt import Hunt, Tools
+from .extract import Extraction, adopt, extract, workload, write_sets
+from .task import Found
 
 MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
+_Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # id, trace, score and the function scheduled by it
 _log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve the channel until it closes."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.tune.searcher")
-    parser.add_argument("--channel", type=int, required=True)
-    options = parser.parse_args(argv)
-    channel = socket.socket(fileno=options.channel)
+    channel = codec.channel(argv, "honed.tuner.tune.searcher")
     with suppress(codec.ChannelClosed):
         _serve(channel)
     return 0
@@ -63,7 +68,7 @@ def _serve(channel: socket.socket) -> None:
                 codec.send(channel, {"started": os.getpid()})
                 continue
             assert searcher is not None
-            codec.send(channel, getattr(searcher, _OPERATIONS[message["do"]])(message))
+            codec.send(channel, getattr(searcher, message["do"])(message))
         except ModelRefused as refused:
             codec.send(channel, {"refused": str(refused), "reasons": list(refused.reasons)})
         except BrokenProcessPool as error:
@@ -73,35 +78,23 @@ def _serve(channel: socket.socket) -> None:
             codec.send(channel, {"failed": text})
 
 
-_OPERATIONS = {
-    "extract": "extract",
-    "adopt": "adopt",
-    "load": "load",
-    "default": "default",
-    "propose": "propose",
-    "replay": "replay",
-    "learn": "learn",
-}
-
-
 class Searcher:
     """Serves one model's tasks, one at a time. Functions lie in `folder`, for a successor to take up."""
 
     def __init__(self, message: Mapping[str, Any]) -> None:
-        self.profile: DeviceProfile = from_plain(DeviceProfile, message["profile"], where="profile")
+        profile = from_plain(DeviceProfile, message["profile"], where="profile")
         seed, threads = int(message["seed"]), int(message["threads"])
-        self.making = making.Making(
-            target=target_for(self.profile),
-            profile=self.profile,
+        self.making = Making(
+            target=target_for(profile),
+            profile=profile,
             folder=Path(message["folder"]),
             seed=seed if message["answers"] else None,
         )
         forked = Forked(min(threads, MOST_PROCESSES), self.making)
         self.model_file = Path(message["cost_model"])
         self.tools = Tools(
-            target=self.making.target,
-            profile=self.profile,
-            model=_cost_model(self.model_file, prior_of(self.profile.rules.family)),
+            making=self.making,
+            model=_cost_model(self.model_file, prior_of(profile.rules.family)),
             threads=threads,
             batch=int(message["batch"]),
             seed=seed,
@@ -113,11 +106,11 @@ class Searcher:
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
         """All tasks of a model; their functions are written to the folder."""
         shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
-        found = extract_all(
+        found = extract(
             Path(message["path"]),
             shapes,
             message["precision"],
-            self.profile,
+            self.making.profile,
             calibration=_path(message["calibration"]),
             like=_path(message["like"]),
         )
@@ -132,14 +125,14 @@ class Searcher:
         return self._kept(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
     def _kept(self, found: Extraction) -> codec.Message:
-        tasks: list[Extracted] = [*found.tasks, *found.rivals]
+        tasks = (*found.tasks, *found.rivals)
         for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
-        return {
-            "tasks": [to_plain(one.task) | {"outputs": one.outputs} for one in tasks],
-            "opaque": [to_plain(task) for task in found.opaque],
-            "contests": [to_plain(one) for one in found.contests],
-        }
+        told = Found(
+            tasks=tuple(one.task for one in tasks), opaque=tuple(found.opaque), contests=found.contests
+        )
+        plain: codec.Message = to_plain(told)
+        return plain
 
     def load(self, message: Mapping[str, Any]) -> codec.Message:
         """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
@@ -166,7 +159,7 @@ class Searcher:
         for named in (message, *message["following"]):
             key = named["task"]
             if key not in self.begun:
-                self.begun[key] = self.tools.forked.begin(making.default, key, int(named["outputs"]))
+                self.begun[key] = self.tools.forked.begin(lower_default, key, int(named["outputs"]))
         lowered = self.begun.pop(message["task"]).result()
         if message["settle"]:
             wait(self.begun.values())
@@ -191,6 +184,131 @@ class Searcher:
         return answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """What forked processes lower with.
+
+    Functions lie in `folder`; `seed` draws inputs, None: no answers are needed.
+    """
+
+    target: Target
+    profile: DeviceProfile
+    folder: Path
+    seed: int | None
+
+    def func(self, task: str) -> tvm.tirx.PrimFunc:
+        """The function of a task."""
+        return tvm.ir.load_json(self.file(task).read_text())
+
+    def file(self, task: str) -> Path:
+        """Where that function lies."""
+        return self.folder / f"{task}.json"
+
+    def answers(self, task: str) -> Path:
+        """Where the task's inputs and answers lie."""
+        return self.folder / task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What all hunts of a child share."""
+
+    making: Making
+    model: CostModel
+    threads: int  # that a search may use
+    seed: int
+    batch: int  # candidates proposed at once
+    forked: Forked[Making]
+
+
+class Hunt:
+    """Proposes schedules of one function, and learns from what came of them."""
+
+    def __init__(self, key: str, func: tvm.tirx.PrimFunc, tools: Tools) -> None:
+        """`key` is the task's."""
+        self.key = key
+        self.func = func
+        self._tools = tools
+        self._batches: Batches | None = None
+        self._proposed: dict[str, Proposal] = {}  # and not learned from yet
+
+    def propose(
+        self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
+    ) -> codec.Message:
+        """A batch of candidates.
+
+        `known` are traces with their seconds (None: refused) that this hunt was not told of yet, `kin` the
+        best ones of other tasks: they count at the first call only. The answer says whether any rule `fits`.
+        """
+        if self._batches is None:
+            self._batches = self._begun(kin, round_)
+        if self._batches is None:
+            return {"fits": False}
+        for trace, seconds in known:
+            with suppress(LoweringFailed):
+                self._batches.know(trace, _measured(seconds))
+        batch = self._batches.next()
+        self._proposed |= {p.id: p for p in batch.proposals}
+        entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
+        return {"fits": True, "candidates": entries, "way": str(batch.way), "last": batch.last}
+
+    def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
+        func, tools = narrow_indices(self.func), self._tools
+        target, profile = tools.making.target, tools.making.profile
+        sketches = space(func, target, profile)
+        if not sketches:
+            return None
+        evolution = Evolution(
+            func,
+            target,
+            sketches,
+            tools.model,
+            batch=tools.batch,
+            seed=tools.seed + round_,
+            threads=tools.threads,
+            postprocs=postprocs(profile),
+        )
+        return Batches(evolution, tools.batch, kin)
+
+    def replay(self, recorded: Sequence[str]) -> codec.Message:
+        """Recorded schedules as candidates, where they fit; learned from when they are known."""
+        func = narrow_indices(self.func)
+        found: list[_Made] = []
+        for trace in recorded:
+            with suppress(LoweringFailed):
+                scheduled = traces.apply(trace, func).mod["main"]
+                found.append((traces.identity(trace), trace, None, scheduled))
+        return {"candidates": self._entries(found)}
+
+    def learn(self, results: Mapping[str, float | None]) -> codec.Message:
+        """Learn from a batch: `results` maps ids to seconds, None for refused ones."""
+        known = [(self._proposed.pop(i), s) for i, s in results.items() if i in self._proposed]
+        if not known or self._batches is None:
+            return {"ranking": None}
+        seconds = np.array([_measured(s) for _, s in known])
+        scores = [p.score for p, _ in known]
+        ranked = None if None in scores else ranking(np.array(scores, np.float32), seconds)
+        model = self._tools.model
+        model.add(self.key, np.array([p.features for p, _ in known]), seconds)
+        model.train()
+        for (proposal, _), s in zip(known, seconds, strict=True):
+            self._batches.know(proposal.trace, float(s))
+        return {"ranking": ranked and to_plain(ranked)}
+
+    def _entries(self, found: Sequence[_Made]) -> list[dict[str, Any]]:
+        """Candidates, lowered by all processes at once, or why they are none."""
+        begin = self._tools.forked.begin
+        begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
+        entries: list[dict[str, Any]] = []
+        for (key, trace, score, _), one in zip(found, begun, strict=True):
+            made, entry = one.result(), {"id": key, "trace": trace, "score": score}
+            if isinstance(made, str):
+                entries.append(entry | {"refused": made})
+            else:
+                entries.append(entry | {"candidate": codec.candidate_to_plain(Candidate.of(key, made))})
+        return entries
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
@@ -204,6 +322,33 @@ def _cost_model(file: Path, prior: Prior | None) -> CostModel:
         _log.warning("the cost model %s is damaged (%s); it is kept in %s", file, error, aside)
         os.replace(file, aside)
         return CostModel(WIDTH, prior=prior)
+
+
+def _measured(seconds: float | None) -> float:
+    return np.inf if seconds is None else float(seconds)
+
+
+def lower(making: Making, scheduled: str) -> Lowered | str:
+    """A candidate's kernels, or why there are none; `scheduled` is the function as TVM's JSON."""
+    try:
+        return lower_function(tvm.ir.load_json(scheduled), "main", making.target, making.profile)
+    except LoweringFailed as failed:
+        return str(failed)
+
+
+def lower_default(making: Making, task: str, outputs: int) -> Lowered:
+    """A task's default schedule, and its inputs and answers where they are not there.
+
+    Raises LoweringFailed with whatever TVM says, as its own errors do not travel between processes.
+    """
+    func = making.func(task)
+    try:
+        if making.seed is not None and not making.answers(task).exists():
+            write_sets(func, outputs, making.answers(task), making.seed)
+        _, kernels, _ = first_kernels(func, "main", making.target, making.profile)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringFailed(last_line(error)) from None
+    return kernels
 
 
 if __name__ == "__main__":

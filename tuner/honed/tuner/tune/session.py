@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,15 +18,14 @@ from honed.tuner.contest import Contest
 from honed.tuner.gate import Gate
 from honed.tuner.records import Records
 from honed.tuner.setup import for_defaults
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.verdict import Outcome
 
 from . import rivals
+from .children import LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
 from .proposals import Proposals
 from .rooflines import Rooflines
-from .search_child import Found, LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
-from .spent import on_candidate
-from .task import TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
-from .trials import Trials
+from .task import Found, TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
+from .trials import TrialResult, Trials
 
 Emit = Callable[[events.News], None]
 _BREAKS = 2  # times a task's search may break before it is given up
@@ -68,7 +68,6 @@ class TuningSession:
         peaks_again: Callable[[], DeviceProfile],
         gate: Gate | None = None,
         trust_defaults: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
 
@@ -80,21 +79,20 @@ class TuningSession:
         self._for_defaults = for_defaults(self.setup, profile.rules.family)
         self.records: Records = trials.records
         self.emit = emit
-        self.clock = clock
         self.tasks: list[TaskProgress] = []
-        self.contests: list[Contest] = []  # between these
+        self.contests: Sequence[Contest] = ()  # between these
         self.trials = 0
         self.spent = Spent()  # since the search began
         self._trying = trials
         self._proposals = proposals
-        self._rooflines = Rooflines(profile, peaks_again, clock)
-        self._breaks: dict[str, int] = {}
-        self._idle: dict[str, int] = {}
+        self._rooflines = Rooflines(profile, peaks_again)
+        self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
+        self._budget = SearchBudget()
         self._stopping = False
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
-        self._started = clock()
+        self._started = time.monotonic()
 
     def stop(self) -> None:
         """End after the candidate being measured."""
@@ -113,7 +111,7 @@ class TuningSession:
     @property
     def seconds(self) -> float:
         """Since the session began."""
-        return self.clock() - self._started
+        return time.monotonic() - self._started
 
     @property
     def improved(self) -> bool:
@@ -122,6 +120,7 @@ class TuningSession:
 
     def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
+        self._budget = budget
         with self._trying:
             self.records.abandoned()
             if self._may_go_on():
@@ -132,19 +131,19 @@ class TuningSession:
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 self._judge()
             self.emit(like(events.TasksFound, self.table()))
-            if self.tasks and not self._spent(budget):
+            if self.tasks and not self._spent():
                 self._note_start()
-            cut = self._search(budget)
+            cut = self._search()
             self._condemn(settle=True)
             finish(self.tasks, cut=cut)
 
-    def _search(self, budget: SearchBudget) -> bool:
+    def _search(self) -> bool:
         """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
-        while not self._spent(budget):
+        while not self._spent():
             progress = next_task(self.tasks)
             if progress is not None:
-                self._round(progress, budget)
-            if not self._spent(budget) and not self._time_rival() and progress is None:
+                self._round(progress)
+            if not self._spent() and not self._time_rival() and progress is None:
                 return False
         return True
 
@@ -153,18 +152,15 @@ class TuningSession:
         self._gate.leave()
         all_ = found()
         self.contests = all_.contests
-        for task, outputs in all_.tasks:
-            self._proposals.add(task, outputs)
-            self.tasks.append(TaskProgress(task=task, roofline=self._rooflines.of(task)))
+        self.tasks += [TaskProgress(task=task, roofline=self._rooflines.of(task)) for task in all_.tasks]
         for task in all_.opaque:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
-        known = [p.task for p in self.tasks if not p.task.opaque]
         self.records.put_model(
             self.name,
-            {_task_row(task): task.weight for task in known if task.weight},
-            [_task_row(task) for task in known if not task.weight],
+            {_task_row(task): task.weight for task in all_.tasks if task.weight},
+            [_task_row(task) for task in all_.tasks if not task.weight],
         )
 
     def _time_defaults(self) -> None:
@@ -232,8 +228,7 @@ class TuningSession:
         """Take a default schedule's time from the records, where they have all that is to be known of it."""
         if known is None or known.rate is None:
             return False
-        self._rooflines.rates[progress.task.key] = known.rate
-        progress.roofline = self._rooflines.of(progress.task)
+        self._rooflines.note(progress, known.rate)
         self._take_default(progress, known.seconds)
         return True
 
@@ -251,12 +246,9 @@ class TuningSession:
 
     def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
         """Have the measuring child load a task, where it has not."""
-        key = progress.task.key
-        if self._trying.workload is not None and self._trying.workload.task == key:
-            return
-        self._trying.load(loaded.workload)
-        self._rooflines.rates[key] = self._trying.measurer.rate
-        progress.roofline = self._rooflines.of(progress.task)
+        if self._trying.workload is None or self._trying.workload.task != progress.task.key:
+            self._trying.load(loaded.workload)
+            self._rooflines.note(progress, self._trying.measurer.rate)
 
     def _doubt_peaks(self, tasks: Sequence[TaskProgress]) -> None:
         """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low."""
@@ -272,21 +264,22 @@ class TuningSession:
             self.records.add_version(self.name, why, None)
         self._note_progress(0)
 
-    def _round(self, progress: TaskProgress, budget: SearchBudget) -> None:
+    def _round(self, progress: TaskProgress) -> None:
         """Measure one batch of a task's candidates."""
-        began, before, made = self.clock(), progress.best, self.trials
+        began, before, made = time.monotonic(), progress.best, self.trials
         searched, self._spent_now = self._proposals.seconds, Spent()
-        batch = self._batch(progress, budget)
+        batch = self._batch(progress)
         self._condemn()
         self._doubt_peaks([progress])
         if batch.broke:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
-            progress.end_round(before, self.clock() - began, last=batch.last)
+            progress.end_round(before, time.monotonic() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
         self._judge()
         self._note_progress(self.trials - made)
+        allowed = self._budget.seconds
         self.emit(
             like(
                 events.Round,
@@ -298,11 +291,11 @@ class TuningSession:
                 ranking=batch.ranking,
                 trials=self.trials,
                 seconds=self.seconds,
-                seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
+                seconds_left=None if allowed is None else max(0.0, allowed - self.seconds),
             )
         )
 
-    def _batch(self, progress: TaskProgress, budget: SearchBudget) -> _Batch:
+    def _batch(self, progress: TaskProgress) -> _Batch:
         """Have candidates proposed, try them, and have the search learn of it."""
         batch, made = _Batch(), self.trials
         try:
@@ -311,23 +304,21 @@ class TuningSession:
             batch.way, batch.last = str(proposed.way), proposed.last
             self._take_up(progress, proposed.loaded)
             self._proposals.begin(likely_next(self.tasks, progress))
-            results = self._measure(progress, proposed, budget)
+            results = self._measure(progress, proposed)
             self._proposals.settle()
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
-            self._end_idle(progress, proposed.entries, self.trials - made, budget)
+            self._end_idle(progress, proposed.entries, self.trials - made)
         except SearchBroke as error:
             self._trying.unload()
             batch.broke = True
             self._broken(progress, f"its search ended: {error}", error)
         return batch
 
-    def _end_idle(
-        self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int, budget: SearchBudget
-    ) -> None:
+    def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key
-        self._idle[key] = 0 if tried or self._spent(budget) else self._idle.get(key, 0) + 1
+        self._idle[key] = 0 if tried or self._spent() else self._idle[key] + 1
         if not entries or self._idle[key] >= _IDLE:
             progress.exhaust()
 
@@ -337,20 +328,18 @@ class TuningSession:
 
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchBroke) -> None:
         key = progress.task.key
-        self._breaks[key] = self._breaks.get(key, 0) + 1
+        self._breaks[key] += 1
         progress.failures["compiler"] += 1
         self.emit(events.Broke(task=key, reason=reason))
         if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
-    def _measure(
-        self, progress: TaskProgress, proposed: Proposed, budget: SearchBudget
-    ) -> dict[str, float | None]:
+    def _measure(self, progress: TaskProgress, proposed: Proposed) -> dict[str, float | None]:
         """Try what is proposed; gives seconds by id, None for what was refused."""
         entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
         for n, entry in enumerate(entries):
-            if self._spent(budget):
+            if self._spent():
                 break
             if entry.candidate is None:
                 results[entry.id] = None
@@ -358,12 +347,11 @@ class TuningSession:
                 continue
             self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
-            for candidate, trace in islice(following, self._ahead(budget)):
+            for candidate, trace in islice(following, self._ahead()):
                 self._trying.prepare(candidate, trace, way)
-            began = self.clock()
+            began = time.monotonic()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
-            phases = self._trying.measurer.spent
-            self._spent_now += on_candidate(phases, self.clock() - began)
+            self._spent_now += self._trying.spent(time.monotonic() - began)
             self._gate.leave()
             if trial is None:
                 continue
@@ -373,14 +361,14 @@ class TuningSession:
                 continue
             if trial.seconds is not None:
                 progress.found(trial.seconds, entry.trace)
-            self._tell(progress, trial.verdict, trial.seconds)
+            self._tell(progress, trial)
         self._trying.withdraw()
         return results
 
-    def _ahead(self, budget: SearchBudget) -> int:
+    def _ahead(self) -> int:
         """Candidates that may be prepared beside the next, of which no more are measured than is allowed."""
-        ahead = self._trying.measurer.ahead
-        return ahead if budget.trials is None else max(0, min(ahead, budget.trials - self.trials - 1))
+        ahead, allowed = self._trying.measurer.ahead, self._budget.trials
+        return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
     def _filtered(self, progress: TaskProgress, reason: str) -> None:
         """A candidate that was refused before the device saw it: no trial."""
@@ -401,7 +389,8 @@ class TuningSession:
                 progress.forget_best()
                 self._recall(progress)
 
-    def _tell(self, progress: TaskProgress, verdict: Verdict, seconds: float | None) -> None:
+    def _tell(self, progress: TaskProgress, trial: TrialResult) -> None:
+        verdict, seconds = trial.verdict, trial.seconds
         self.trials += 1
         progress.trials += 1
         if verdict.outcome is not Outcome.RIGHT:
@@ -416,7 +405,8 @@ class TuningSession:
             )
         )
 
-    def _spent(self, budget: SearchBudget) -> bool:
+    def _spent(self) -> bool:
+        budget = self._budget
         out_of_time = budget.seconds is not None and self.seconds >= budget.seconds
         out_of_trials = budget.trials is not None and self.trials >= budget.trials
         return out_of_time or out_of_trials or not self._may_go_on()

@@ -9,6 +9,8 @@ from enum import StrEnum
 from honed.jobs.events import Estimate, TaskRow
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, Figure
+from honed.protocol.strict import like
+from honed.tuner.contest import Contest
 
 # A task below this share of the model's time could be free and nobody would notice.
 SMALL = 0.002
@@ -20,8 +22,6 @@ _EXHAUSTED = 0.25
 # What kernels may still win over a peak that one of them has raised, or that was measured on a busy machine;
 # more than AT_ROOFLINE, so that the task of that very kernel is not ended by its own record.
 UNKNOWN_ABOVE = 1.25
-
-
 # That a form which is not taken turns out to be the faster one: what a run of it counts for.
 _CHANCE = 0.1
 
@@ -46,6 +46,7 @@ class TuningTask:
     bytes: int
     dtype: str  # that its arithmetic is done in
     opaque: str  # why it cannot be tuned; empty where it can
+    outputs: int = 1  # how many of its function's last parameters are outputs
     constants: tuple[int, ...] = ()  # parameters that may be packed before an inference
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
@@ -60,6 +61,15 @@ class TuningTask:
         memory = bounds.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
         work = max(self.flops / arithmetic, self.bytes / max(rate, memory))
         return work + bounds.launch_seconds(peaks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model's tasks, what cannot be tuned (`opaque`), and which tasks are two forms of the same."""
+
+    tasks: tuple[TuningTask, ...]
+    opaque: tuple[TuningTask, ...] = ()
+    contests: tuple[Contest, ...] = ()
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
@@ -157,12 +167,11 @@ class TaskProgress:
     def row(self) -> TaskRow:
         """What a table shows of it."""
         best = self.best
-        return TaskRow(
+        return like(
+            TaskRow,
+            self.task,
             task=self.task.key,
-            name=self.task.name,
             weight=self.weight,
-            flops=self.task.flops,
-            bytes=self.task.bytes,
             roofline_us=self.roofline * 1e6,
             default_us=None if self.default is None else self.default * 1e6,
             best_us=None if best is None else best * 1e6,
@@ -214,8 +223,6 @@ def headrooms(tasks: list[TaskProgress]) -> dict[str, float]:
 
 # A round that is expected to win less than this share of the model's time, per round, is not worth it.
 WORTH = 0.002
-
-
 _NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model's time"
 
 

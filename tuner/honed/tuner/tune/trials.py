@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TypeVar
 
+from honed.jobs.events import Spent
 from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.origin import Way
@@ -16,21 +19,28 @@ from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.records.rows import sha256
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
-from .speed import Speed
-
 T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up
 _REMEMBERED = 256  # candidates; faults come to light within seconds
 _LEAST_YARDSTICKS = 5  # that a reference speed rests on
+# That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
+# up to a factor of two now and then, when something else ran beside it.
+_WINDOW = 5
+# Phases of a measurement, as the measuring child announces them. Some drivers compile at the first launch.
+_BUILDING, _TIMING = ("build", "first"), ("time",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a candidate. `seconds` is its time at the device's reference speed, of a right one."""
+    """What came of a candidate; times are at the device's reference speed."""
 
     verdict: Verdict
     ran: bool  # False: it was refused before anything was given to the device
-    seconds: float | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a right one."""
+        return self.verdict.timing.fair_s if self.verdict.timing else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,35 @@ class _Known:
     record: int
     task: str
     trace: str | None
+
+
+class Speed:
+    """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds."""
+
+    def __init__(self, reference: float | None) -> None:
+        """`reference` is the yardstick at the device's reference speed; None: not known yet."""
+        self.reference = reference
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+
+    @property
+    def known(self) -> int:
+        """How many yardsticks `now` rests on."""
+        return len(self._latest)
+
+    @property
+    def now(self) -> float | None:
+        """The yardstick of late; None before the first."""
+        return median(self._latest) if self._latest else None
+
+    @property
+    def ratio(self) -> float:
+        """What times are to be divided by to have them at reference speed; above 1 the device is slowed."""
+        now = self.now
+        return 1.0 if now is None or self.reference is None else now / self.reference
+
+    def note(self, yardstick: float) -> None:
+        """Take in the latest."""
+        self._latest.append(yardstick)
 
 
 class Trials:
@@ -93,11 +132,9 @@ class Trials:
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
         self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
-        if verdict.timing is None:
-            return TrialResult(verdict=verdict, ran=True, seconds=None)
-        self._note_speed(verdict)
-        timing = self._fair(verdict.timing)
-        return TrialResult(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
+        if verdict.timing is not None:
+            self._note_speed(verdict)
+        return TrialResult(verdict=replace(verdict, timing=self._fair(verdict.timing)), ran=True)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -155,11 +192,12 @@ class Trials:
             return None
         number = self._flight.pop(candidate.id, None)
         if number is None:
-            return TrialResult(verdict=verdict, ran=False, seconds=None)
-        verdict = self._recorded(candidate.id, number, trace, verdict)
-        return TrialResult(
-            verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None
-        )
+            return TrialResult(verdict=verdict, ran=False)
+        return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
+
+    def spent(self, seconds: float) -> Spent:
+        """Where the `seconds` of the wall clock went that the latest candidate took."""
+        return on_candidate(self.measurer.spent, seconds)
 
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built.
@@ -264,3 +302,10 @@ def _text(story: FaultStory) -> str:
 
 def _reason(story: str) -> str:
     return f"the kernel log has a fault of it: {' / '.join(story.splitlines())[:300]}"
+
+
+def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
+    """A candidate took `seconds` altogether; `phases` is `Measures.spent` of it."""
+    build = sum(phases.get(phase, 0.0) for phase in _BUILDING)
+    timing = sum(phases.get(phase, 0.0) for phase in _TIMING)
+    return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)

@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from honed.tuner.lower.program import KernelLaunch
 
-from .compiler import Dump, NotBuilt
+from .compiler import Dump, NotBuilt, OfflineCompiler
 from .count import Counted, counted
 from .dump import KernelDump, Unreadable, kernels
 from .machine import LAUNCH_SECONDS, Bound, LaunchGeometry, bound
@@ -29,20 +28,10 @@ class JudgedLaunch:
     packed: Bound
 
 
-class Compiler(Protocol):
-    """What makes machine code: `compiler.OfflineCompiler`."""
-
-    def build(self, source: str) -> Future[Dump]:
-        """The dump of a program, in time; its exception is NotBuilt where there is none."""
-
-    def close(self) -> None:
-        """End it."""
-
-
 class MachineCodeJudge:
     """Judges programs with one compiler."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: OfflineCompiler) -> None:
         self._compiler = compiler
 
     def begin(self, source: str) -> Future[Dump]:

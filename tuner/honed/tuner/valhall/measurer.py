@@ -10,15 +10,14 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
-from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
 from honed.tuner.measure.checks.submitted import Submitted
 from honed.tuner.measure.limits import MeasureLimits
-from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
-from .compiler import Dump, NotBuilt
-from .judge import Compiler, MachineCodeJudge, seconds
+from .compiler import Dump, NotBuilt, OfflineCompiler
+from .judge import MachineCodeJudge, seconds
 
 YARDSTICK = 1.0  # seconds; the device's speed is always the same
 # A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
@@ -34,7 +33,7 @@ class BenchMeasurer:
     ahead = AHEAD
     rate = 0.0  # none was seen
 
-    def __init__(self, compiler: Compiler, profile: DeviceProfile, begin: Begin) -> None:
+    def __init__(self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Begin) -> None:
         """Takes over the compiler. Raises InvalidArgument where `profile` has no peaks.
 
         `begin` is called once a candidate is built: until then nothing can go wrong that should be known.

@@ -11,7 +11,6 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.verdict import Outcome
 
 from .ceiling import Ceiling, beyond
-from .finished import Finished
 from .row import Refusal, VerdictCheck
 
 COMPLETE = 0  # CL_COMPLETE
@@ -28,6 +27,28 @@ WALL_PER_LAUNCH = 50e-6
 # A run on inputs that were just written, at a clock that may not be up yet, against one of many in a row.
 ANEW_RATIO = 8.0
 ANEW_SLACK = 200e-6  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What the driver says of one launch: execution status, START and END in nanoseconds."""
+
+    status: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Everything between two waits for the device; `wall` in seconds by the host's clock."""
+
+    launches: tuple[Launched, ...]
+    wall: float
+
+    @property
+    def seconds(self) -> float:
+        """The device's time in all launches."""
+        return sum(launch.end - launch.start for launch in self.launches) * 1e-9
 
 
 def completed(run: Finished) -> Refusal | None:

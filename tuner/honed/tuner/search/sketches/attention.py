@@ -16,9 +16,20 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, info, is_dear
-from honed.tuner.search.blocks import blocks as blocks_of
-from honed.tuner.search.parts import BlockPart, SketchLimits, below, fuse, lanes_of, sample_tile, set_private
+from honed.tuner.search.blocks import BlockInfo, blocks, is_dear
+from honed.tuner.search.parts import (
+    BlockPart,
+    SketchLimits,
+    below,
+    fuse,
+    keep_partial,
+    lanes_of,
+    part_of,
+    partial_results,
+    sample_tile,
+    set_private,
+    write_out,
+)
 from honed.tuner.search.traces import as_module, unscheduled
 
 
@@ -75,17 +86,17 @@ def read(schedule: Schedule) -> Attention | None:
 
     Raises ValueError likewise, where blocks are of other kinds.
     """
-    found = [(block, _known(schedule, block)) for block in blocks_of(schedule)]
-    products = [n for n, (block, what) in enumerate(found) if _is_product(schedule, block, what)]
+    found = [part_of(schedule, block) for block in blocks(schedule)]
+    products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
     if len(products) != 2:
         return None
     first, second = products
     _inline_between(schedule, found, first, second)
-    left = [BlockPart(block=block, info=_known(schedule, block)) for block in blocks_of(schedule)]
-    names = [part.info.name for part in left]
-    if names[0] != found[first][1].name or found[second][1].name not in names[-2:]:
+    left = [part_of(schedule, block) for block in blocks(schedule)]
+    names, product = [part.info.name for part in left], found[second].info.name
+    if names[0] != found[first].info.name or product not in names[-2:]:
         return None
-    at = names.index(found[second][1].name)
+    at = names.index(product)
     tail = left[at + 1] if at + 1 < len(left) else None
     scores = schedule.get(left[0].block).writes[0].source
     made = Attention(
@@ -98,39 +109,35 @@ def read(schedule: Schedule) -> Attention | None:
     return made if _has_form(made) and _keeps_rows(schedule, made) else None
 
 
-def _known(schedule: Schedule, block: SBlockRV) -> BlockInfo:
-    what = info(schedule, block)
-    if what is None:
-        raise ValueError("an axis is neither spatial nor a reduction")
-    return what
-
-
-def _inline_between(
-    schedule: Schedule, found: Sequence[tuple[SBlockRV, BlockInfo]], first: int, second: int
-) -> None:
+def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, second: int) -> None:
     """Inline what is elementwise, but for what is dear between the products and what the second is made of.
 
     Before the first product it is computed for each of its elements again: raises ValueError where that is
     dear.
     """
-    for n, (block, what) in enumerate(found[:-1]):
-        if what.is_reduction:
+    for n, part in enumerate(found[:-1]):
+        if part.info.is_reduction:
             continue
         if first < n < second:
-            read_by = {str(schedule.get(one).name_hint) for one in schedule.get_consumers(block)}
-            if is_dear(schedule, block) or found[second][1].name in read_by:
+            read_by = {str(schedule.get(one).name_hint) for one in schedule.get_consumers(part.block)}
+            if is_dear(schedule, part.block) or found[second].info.name in read_by:
                 continue
-        elif is_dear(schedule, block):
+        elif is_dear(schedule, part.block):
             raise ValueError("an operand is too dear to be computed again and again")
-        schedule.compute_inline(block)
+        schedule.compute_inline(part.block)
 
 
-def _is_product(schedule: Schedule, block: SBlockRV, what: BlockInfo) -> bool:
+def _reduces_last(what: BlockInfo) -> bool:
+    """Whether a block reduces along its last axis alone."""
+    return what.reducing == [len(what.kinds) - 1]
+
+
+def _is_product(schedule: Schedule, part: BlockPart) -> bool:
     """Whether a block sums, over its last axis alone, products of elements of two values."""
-    if what.kinds.count(REDUCE) != 1 or what.kinds[-1] != REDUCE:
+    if not _reduces_last(part.info):
         return False
     multiplied: list[tirx.Mul] = []
-    structural_walk(schedule.get(block).body, [(tirx.Mul, multiplied.append)], order="pre")
+    structural_walk(schedule.get(part.block).body, [(tirx.Mul, multiplied.append)], order="pre")
     return any(len(_sources(one.a)) == len(_sources(one.b)) == 1 for one in multiplied[:1])
 
 
@@ -146,18 +153,12 @@ def _has_form(one: Attention) -> bool:
     if one.batches < 0 or not one.rows or one.rows[-1].info.is_reduction:
         return False
     between = [part.info.extents for part in one.rows]
-    reductions = [part for part in one.rows if part.info.is_reduction]
-    along = all(part.info.kinds[-1] == REDUCE and part.info.kinds.count(REDUCE) == 1 for part in reductions)
     last = one.product.info
-    spatial = [e for e, kind in zip(last.extents, last.kinds, strict=True) if kind == SPATIAL]
+    summed = (*(last.extents[n] for n in last.spatial[:-1]), last.extents[-1])
     return (
-        along
+        all(_reduces_last(part.info) for part in one.rows if part.info.is_reduction)
         and between == [(*outer, keys)] * len(between)
-        and (*spatial[:-1], last.extents[-1])
-        == (
-            *outer,
-            keys,
-        )
+        and summed == (*outer, keys)
     )
 
 
@@ -203,7 +204,7 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if one is None:
         return False
     lanes = lanes_of(one.keys, most)
-    partial = [_partial_results(schedule, part, lanes) for part in one.rows]
+    partial = [partial_results(schedule, part, most) if part.info.is_reduction else None for part in one.rows]
     under, summed = _write(schedule, one, limits, most)
     schedule.decompose_reduction(one.product.block, summed)
     _keep_rows(schedule, one, partial, under, lanes)
@@ -250,13 +251,6 @@ def _vectors(
     return outer, vectors, vector
 
 
-def write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
-    """Vectorise the last of the loops and unroll the others."""
-    schedule.vectorize(loops[-1])
-    for loop in loops[:-1]:
-        schedule.unroll(loop)
-
-
 def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limits: SketchLimits) -> LoopRV:
     """Compute the tile of a product under a loop, in registers; returns the loop over what is summed."""
     schedule.compute_at(block, at, preserve_unit_loops=True)
@@ -267,14 +261,6 @@ def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limit
     schedule.reorder(outer, steps, rows, vectors, vector)
     write_out(schedule, [steps, rows, vectors, vector])
     return outer
-
-
-def _partial_results(schedule: Schedule, part: BlockPart, lanes: int) -> SBlockRV | None:
-    """Split a reduction into lanes with a partial result each; None where it is none, or has no lanes."""
-    if not part.info.is_reduction or lanes == 1:
-        return None
-    _, vector = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
-    return schedule.rfactor(vector, factor_axis=len(part.info.kinds) - 1)
 
 
 def _keep_rows(
@@ -291,11 +277,7 @@ def _keep_rows(
             _, vector = schedule.split(below(schedule, part.block, at)[-1], [None, lanes])
             schedule.vectorize(vector)
         if split is not None:
-            schedule.compute_at(split, at, preserve_unit_loops=True)
-            set_private(schedule, split)
-            first, *rest = below(schedule, split, at)
-            schedule.reorder(*rest, first)
-            schedule.vectorize(first)
+            keep_partial(schedule, split, at)
     for part, split in zip(one.rows, partial, strict=True):
         for block in (split, part.block) if part.info.is_reduction else ():
             if block is not None:

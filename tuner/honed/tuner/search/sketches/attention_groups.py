@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.parts import SketchLimits, below, fuse, lanes_of, sample_tile, set_private
+from honed.tuner.search.parts import (
+    SketchLimits,
+    below,
+    fuse,
+    lanes_of,
+    sample_any,
+    sample_tile,
+    set_private,
+    unroll_some,
+    write_out,
+)
 
-from .attention import Attention, read, write_out, written_axes
+from .attention import Attention, read, written_axes
 from .grouped import GroupTile
 
 _ACROSS = (32, 16, 8, 4)  # work-items along x, to choose from
@@ -64,7 +74,7 @@ def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
     fitting = [n for n in _ACROSS if keys % n == columns % n == 0]
     if not fitting:
         raise ValueError("keys and columns are not divided by as many work-items")
-    return schedule.sample_categorical(fitting, [1.0 / len(fitting)] * len(fitting))
+    return sample_any(schedule, fitting)
 
 
 def _shared_out(
@@ -95,8 +105,7 @@ def _multiply(
     if copied:
         _copy(schedule, block, outer, by)
     write_out(schedule, [rows, vectors, vector])
-    unrolled = schedule.sample_categorical(list(by.unroll), [1.0 / len(by.unroll)] * len(by.unroll))
-    schedule.annotate(steps, "pragma_auto_unroll_max_step", unrolled)
+    unroll_some(schedule, steps, by.unroll)
     schedule.decompose_reduction(block, outer)
 
 
@@ -108,8 +117,7 @@ def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> Non
         copy = schedule.cache_read(block, number, "shared")
         schedule.compute_at(copy, at, preserve_unit_loops=True)
         fuse(schedule, schedule.get_loops(copy)[-len(one.source.shape) :])
-        lens = schedule.sample_categorical(list(by.copied), [1.0 / len(by.copied)] * len(by.copied))
-        schedule.annotate(copy, "meta_schedule.cooperative_fetch", lens)
+        schedule.annotate(copy, "meta_schedule.cooperative_fetch", sample_any(schedule, by.copied))
 
 
 def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadGroup) -> None:

@@ -8,15 +8,13 @@ private memory, block by block of input channels, and read again for each step o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import SPATIAL, Keep, reads_along
+from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    TileLoops,
     accumulate,
     below,
     contraction,
@@ -33,17 +31,6 @@ MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights a
 MOST_BESIDE = 4  # vectors of channels that share the pixels
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockedLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]
-    outside: list[LoopRV]  # of the reduction
-    inside: LoopRV  # of the reduction, written out
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(50)
 def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
@@ -54,13 +41,13 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     before, rest = found
     main = rest[0]
     loops = _split(schedule, main, limits, depthwise=depthwise)
-    schedule.reorder(*loops.groups, *loops.outside, loops.inside, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     group = fuse(schedule, loops.groups)
     schedule.bind(group, "blockIdx.x")
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, group, preserve_unit_loops=True)
     *written, lanes = below(schedule, tail, group)
-    for loop in (*written, loops.inside, *loops.tile):
+    for loop in (*written, *loops.inside, *loops.tile):
         schedule.unroll(loop)
     schedule.vectorize(lanes)
     schedule.vectorize(loops.lanes)
@@ -76,9 +63,8 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
-    extents, kinds = main.info.extents, main.info.kinds
-    spatial = [n for n, kind in enumerate(kinds) if kind == SPATIAL]
-    if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(kinds) < _AXES + 2:
+    extents, spatial = main.info.extents, main.info.spatial
+    if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
     _, channels, *pixels, lane = reads
@@ -94,7 +80,7 @@ def _is_block(part: BlockPart, lanes: int) -> bool:
     return len(part.info.extents) == _AXES and part.info.extents[-1] == lanes
 
 
-def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> _BlockedLoops:
+def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
@@ -105,10 +91,10 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwi
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
         outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
         summed = [*summed[:-1], outer, inside]
-    return _BlockedLoops(
+    return TileLoops(
         groups=[images, rows, channels, columns],
         outside=summed[:-1],
-        inside=summed[-1],
+        inside=summed[-1:],
         tile=[down, across, beside],
         lanes=lanes,
     )

@@ -8,19 +8,19 @@ all its pixels. Results that were added for a tile to divide them are left out a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    TileLoops,
     below,
     bind,
     contraction,
     launch_others,
+    maker,
     sample_tile,
     set_private,
     sketch,
@@ -35,17 +35,6 @@ _ROWS = 2  # the axis of rows: images, blocks of channels, rows, columns, the ch
 _WINDOW_ROWS = 2  # how many axes of the sum end with the window's rows: blocks of channels, rows
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockedGroupLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]
-    summed: list[LoopRV]  # the image is held under the last of them
-    written: list[LoopRV]  # of the sum, written out
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(55)
 def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
@@ -56,12 +45,12 @@ def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     before, rest = found
     main = rest[0].block
     loops = _split(schedule, rest[0], most_pixels(limits, most), depthwise=depthwise)
-    schedule.reorder(*loops.groups, *loops.summed, *loops.written, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     under = bind(schedule, loops.groups, limits)
     tail, apart = _tail(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     held, before = _held(schedule, main, before)
-    piece = loops.summed[-1] if loops.summed else under
+    piece = loops.outside[-1] if loops.outside else under
     schedule.compute_at(held, piece, preserve_unit_loops=True)
     for block, place in ((tail, under), (held, piece)):
         *others, last = below(schedule, block, place)
@@ -71,10 +60,10 @@ def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             schedule.vectorize(last)
         else:  # an image in the model's own layout
             schedule.unroll(last)
-    for loop in (*loops.written, *loops.tile):
+    for loop in (*loops.inside, *loops.tile):
         schedule.unroll(loop)
     schedule.vectorize(loops.lanes)
-    schedule.decompose_reduction(main, (*loops.summed, *loops.written)[0])
+    schedule.decompose_reduction(main, (*loops.outside, *loops.inside)[0])
     launch_others(schedule, before, apart, limits, most)
     return True
 
@@ -93,12 +82,11 @@ def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[Blo
 def _held(schedule: Schedule, main: SBlockRV, before: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
     """The block that brings an image into registers, padded where it must be, and what is left before."""
     (image, *_) = reads_along(schedule, main, _ROWS)
-    read = schedule.get(main).reads[image].source
-    for part in before:
-        if schedule.get(part.block).writes[0].source.same_as(read):
-            set_private(schedule, part.block)
-            return part.block, [one for one in before if one is not part]
-    return schedule.cache_read(main, image, "local"), before
+    part = maker(schedule, main, image, before)
+    if part is None:
+        return schedule.cache_read(main, image, "local"), before
+    set_private(schedule, part.block)
+    return part.block, [one for one in before if one is not part]
 
 
 def most_pixels(limits: SketchLimits, lanes: int) -> int:
@@ -106,17 +94,17 @@ def most_pixels(limits: SketchLimits, lanes: int) -> int:
     return min(_MOST_PIXELS, limits.accumulators // lanes)
 
 
-def _split(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> _BlockedGroupLoops:
+def _split(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, pixels)
     columns, across, _ = sample_tile(schedule, columns, pixels)
     outside = 0 if depthwise else _WINDOW_ROWS
-    return _BlockedGroupLoops(
+    return TileLoops(
         groups=[images, channels, rows, columns],
-        summed=reduced[:outside],
-        written=reduced[outside:],
+        outside=reduced[:outside],
+        inside=reduced[outside:],
         tile=[down, across, beside],
         lanes=lanes,
     )

@@ -17,20 +17,23 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
-from honed.tuner.search.packing import channels_last, pack
+from honed.tuner.search.blocks import Keep, reads_along
+from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    TileLoops,
     below,
     contraction,
     fuse,
     is_elementwise,
     lanes_of,
     launch_others,
+    maker,
     sample_tile,
     set_private,
     sketch,
+    write_out,
 )
 
 _BYTES = 4  # of an element; processors compute halves in singles
@@ -52,17 +55,6 @@ class _Convolution:
     lanes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _ChannelLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]
-    outside: list[LoopRV]  # of the reduction
-    inside: list[LoopRV]  # of the reduction, written out
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(60)
 def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution with its channels along the lanes. False where the function is none."""
@@ -74,27 +66,25 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     main = what.main.block
     laid_out = [pack(schedule, main, what.weights, what.channel, what.lanes)]
     if what.depthwise:
-        laid_out.append(
-            pack(schedule, main, what.image, what.channel, what.lanes, _made(schedule, what, before))
-        )
+        image = maker(schedule, main, what.image, before)
+        made = image.block if image else None
+        laid_out.append(pack(schedule, main, what.image, what.channel, what.lanes, made))
     loops = _split(schedule, what)
-    schedule.reorder(*loops.groups, *loops.outside, *loops.inside, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     group = fuse(schedule, loops.groups)
     schedule.bind(group, "blockIdx.x")
     _write(schedule, what, rest, group)
-    schedule.vectorize(loops.lanes)
-    for loop in (*loops.inside, *loops.tile):
-        schedule.unroll(loop)
+    write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
     for block in laid_out:
-        _lay_out(schedule, block, what.lanes)
+        launch_rows(schedule, block, what.lanes)
     launch_others(schedule, [p for p in before if p.block not in laid_out], rest, limits, most)
     return True
 
 
 def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
     """The convolution; None where the function is none, its channels fill no vector, or `tile` is better."""
-    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
+    spatial = main.info.spatial
     if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
         return None
     images = reads_along(schedule, main.block, spatial[-1])
@@ -107,7 +97,7 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
         return None
     lanes = lanes_of(main.info.extents[channel], most)
     depthwise = len(read[channel]) == 2
-    reduced = [e for e, kind in zip(main.info.extents, main.info.kinds, strict=True) if kind == REDUCE]
+    reduced = [main.info.extents[n] for n in main.info.reducing]
     if (
         len(reduced) < _LEAST_REDUCED
         or lanes == 1
@@ -129,16 +119,10 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
     )
 
 
-def _made(schedule: Schedule, what: _Convolution, before: list[BlockPart]) -> SBlockRV | None:
-    """The block that makes the image; None where it is given."""
-    read = schedule.get(what.main.block).reads[what.image].source
-    return next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)
-
-
-def _split(schedule: Schedule, what: _Convolution) -> _ChannelLoops:
+def _split(schedule: Schedule, what: _Convolution) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     loops = list(schedule.get_loops(what.main.block))
-    reduced = [loops[n] for n, kind in enumerate(what.main.info.kinds) if kind == REDUCE]
+    reduced = [loops[n] for n in what.main.info.reducing]
     vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
     vectors, beside, _ = sample_tile(schedule, vectors, _MOST_BESIDE)
     outer, tile = list[LoopRV](), list[LoopRV]()
@@ -146,7 +130,7 @@ def _split(schedule: Schedule, what: _Convolution) -> _ChannelLoops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
-    return _ChannelLoops(
+    return TileLoops(
         groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
         outside=reduced[:-1],
         inside=reduced[-1:],
@@ -181,14 +165,4 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
     vectors, lanes = schedule.split(channel, [None, what.lanes])
     others = [loop if loop is not channel else vectors for loop in loops]
     schedule.reorder(*others, lanes)
-    schedule.vectorize(lanes)
-    for loop in others:
-        schedule.unroll(loop)
-
-
-def _lay_out(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """A launch of its own, in which a work-item lays out a row of a vector's channels."""
-    outputs, *others = schedule.get_loops(block)
-    outputs, last = schedule.split(outputs, [None, lanes])
-    schedule.reorder(outputs, *others, last)
-    schedule.bind(fuse(schedule, [outputs, *others[:-1]]), "blockIdx.x")
+    write_out(schedule, [*others, lanes])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, is_dear
+from honed.tuner.search.blocks import CHOICES, BlockInfo, Keep, calls, is_dear
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -20,9 +20,12 @@ from honed.tuner.search.parts import (
     alone,
     contraction,
     fuse,
-    is_elementwise,
     lanes_of,
+    launch_others,
+    sample_any,
     sample_tile,
+    unroll_some,
+    write_out,
 )
 
 
@@ -63,10 +66,8 @@ def grouped(
     before, rest = found
     main = rest[0]
     loops = schedule.get_loops(main.block)
-    spatial = [
-        (a, e) for a, e, k in zip(loops, main.info.extents, main.info.kinds, strict=True) if k == SPATIAL
-    ]
-    reduce = [loop for loop, kind in zip(loops, main.info.kinds, strict=True) if kind == REDUCE]
+    spatial = [(loops[n], main.info.extents[n]) for n in main.info.spatial]
+    reduce = [loops[n] for n in main.info.reducing]
     levels = _split(schedule, spatial, by, most)
     outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main.info, by))
     schedule.reorder(
@@ -81,21 +82,16 @@ def grouped(
     if by.shared:
         copy_operands(schedule, main.block, outer, by, ahead=ahead)
     prepare(schedule, before, limits, most, inlined=by.shared)
-    if len(rest) == 2 and not is_elementwise(rest[1], main):
-        alone(schedule, rest[1], limits, most)
-    schedule.vectorize(levels.registers[-1])
-    for loop in levels.registers[:-1]:
-        schedule.unroll(loop)
-    steps = schedule.sample_categorical(list(by.unroll), [1.0 / len(by.unroll)] * len(by.unroll))
-    schedule.annotate(inner, "pragma_auto_unroll_max_step", steps)
+    launch_others(schedule, [], rest, limits, most)
+    write_out(schedule, levels.registers)
+    unroll_some(schedule, inner, by.unroll)
     schedule.decompose_reduction(main.block, outer)
     return True
 
 
 def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
     """The most steps of the outer reduction: few where each is a window, as windows share their elements."""
-    reduced = [e for e, kind in zip(contracted.extents, contracted.kinds, strict=True) if kind == REDUCE]
-    window = math.prod(reduced[1:])
+    window = math.prod(contracted.extents[n] for n in contracted.reducing[1:])
     return by.reduced if window == 1 or not by.shared else max(1, 2 * by.reduced // window)
 
 
@@ -131,8 +127,7 @@ def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile,
         fuse(schedule, schedule.get_loops(copy)[-axes:])
         chosen = any(calls(schedule, b, CHOICES) for b in schedule.get_producers(copy))
         copied = (1,) if chosen else by.copied  # a vector whose lanes choose differently cannot be generated
-        lens = schedule.sample_categorical(list(copied), [1.0 / len(copied)] * len(copied))
-        schedule.annotate(copy, "meta_schedule.cooperative_fetch", lens)
+        schedule.annotate(copy, "meta_schedule.cooperative_fetch", sample_any(schedule, copied))
         if ahead:
             schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
     if ahead:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
+from honed.tuner.search.blocks import REDUCE, Keep, last_axis
 from honed.tuner.search.flat import flatten
 from honed.tuner.search.parts import (
     BlockPart,
@@ -30,6 +30,7 @@ from honed.tuner.search.parts import (
     sample_tile,
     sketch,
     vectorise,
+    write_out,
 )
 
 _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
@@ -67,40 +68,34 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
     if None in along:
         return False
-    lanes = lanes_of(main.info.extents[_spatial(main.info)[-1]], most)
+    lanes = lanes_of(main.info.extents[main.info.spatial[-1]], most)
     loops = _split(schedule, main, limits, lanes)
     if any(axis not in loops.tiles for axis in along):
         return False
     written_out = [loops.tiles[n].loop for n in loops.inside]
-    spatial = [loops.tiles[n].loop for n in _spatial(main.info) if n in loops.tiles]
+    spatial = [loops.tiles[n].loop for n in main.info.spatial if n in loops.tiles]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *written_out, *spatial, *loops.vector)
     under = _bind(schedule, loops)
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    laned = _spatial(main.info)[-1]
+    laned = main.info.spatial[-1]
     for number, axis in enumerate(along):
         assert axis is not None
         at = loops.outside[-1] if main.info.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
         _hold(schedule, main.block, number, at, width)
-    schedule.vectorize(*loops.vector)
-    for loop in (*written_out, *spatial):
-        schedule.unroll(loop)
+    write_out(schedule, [*written_out, *spatial, *loops.vector])
     schedule.decompose_reduction(main.block, loops.outside[0])
     launch_others(schedule, before, rest, limits, most)
     return True
-
-
-def _spatial(what: BlockInfo) -> list[int]:
-    return [n for n, kind in enumerate(what.kinds) if kind == SPATIAL]
 
 
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _HeldLoops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
     found = _HeldLoops([], [], [], [], [], {})
     loops, what = schedule.get_loops(main.block), main.info
-    *others, last = _spatial(what)
+    *others, last = what.spatial
     rows = max((n for n in others if what.extents[n] > 1), default=None)
     for n in others:
         loop = loops[n]
@@ -116,9 +111,8 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
     outer, threads = _threads(schedule, outer, limits)
     found.groups.append(outer)
     found.threads.append(threads)
-    reduced = [n for n, kind in enumerate(what.kinds) if kind == REDUCE]
-    long = [n for n in reduced if what.extents[n] > 1]
-    found.outside = [loops[n] for n in reduced if n not in long]
+    long = [n for n in what.reducing if what.extents[n] > 1]
+    found.outside = [loops[n] for n in what.reducing if n not in long]
     if len(long) == 1:
         most = min(limits.unroll, limits.vector_bytes // _element_bytes(schedule, main))
         outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], most)

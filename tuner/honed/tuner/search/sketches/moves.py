@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from honed.tuner.search.parts import SketchLimits, alone, bind_alone, fuse, lanes_of, parts, sketch
+from honed.tuner.search.parts import (
+    SketchLimits,
+    alone,
+    bind_alone,
+    fuse,
+    lanes_of,
+    parts,
+    sample_tile,
+    sketch,
+)
 
 _MOST_STEPS = 32  # vectors that one work-item moves
 
@@ -21,8 +30,7 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             loops = [schedule.add_unit_loop(part.block)]
         lanes = lanes_of(part.info.extents[-1] if part.info.extents else 1, most)
         rest, vector = schedule.split(fuse(schedule, loops), [None, lanes])
-        factors = schedule.sample_perfect_tile(rest, n=2, max_innermost_factor=_MOST_STEPS)
-        outer, steps = schedule.split(rest, factors)
+        outer, steps, _ = sample_tile(schedule, rest, _MOST_STEPS)
         bind_alone(schedule, outer, limits)
         schedule.vectorize(vector)
         schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)

@@ -16,12 +16,13 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
+from honed.tuner.search.blocks import Keep, reads_along, step_along
 from honed.tuner.search.packing import channels_last, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
     BlockPart,
     SketchLimits,
+    TileLoops,
     accumulate,
     below,
     bind_copied,
@@ -30,9 +31,11 @@ from honed.tuner.search.parts import (
     fuse,
     lanes_of,
     launch_others,
+    maker,
     sample_tile,
     sketch,
     vectorise,
+    write_out,
 )
 
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
@@ -56,18 +59,6 @@ class _PackedConvolution:
     pixels: int  # along a row that begin and end with a vector, or the whole row
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedLoops:
-    """The loops of a convolution by level."""
-
-    groups: list[LoopRV]  # of channels and images, then of pixels
-    threads: list[LoopRV]  # likewise
-    outside: list[LoopRV]  # of the reduction; the image is held under the last of them
-    window: list[LoopRV]  # written out; weights are held under the last of them
-    tile: list[LoopRV]
-    lanes: LoopRV
-
-
 @sketch(20)
 def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution, its operands laid out before. False where the function is none."""
@@ -82,7 +73,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     main = what.main.block
     weights = pack(schedule, main, what.weights, what.channel, what.lanes)
     loops = _split(schedule, what, limits)
-    schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *loops.window, *loops.tile, loops.lanes)
+    schedule.reorder(*loops.in_order)
     for loop, tag in zip(loops.groups, ("blockIdx.y", "blockIdx.x"), strict=True):
         schedule.bind(loop, tag)
     for loop, tag in zip(loops.threads, ("threadIdx.y", "threadIdx.x"), strict=True):
@@ -93,10 +84,8 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
     _hold(schedule, main, what.image, loops.outside[-1], what.vector)
-    _hold(schedule, main, what.weights, loops.window[-1], what.lanes)
-    schedule.vectorize(loops.lanes)
-    for loop in (*loops.window, *loops.tile):
-        schedule.unroll(loop)
+    _hold(schedule, main, what.weights, loops.inside[-1], what.lanes)
+    write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
@@ -108,8 +97,8 @@ def _understood(
     schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
 ) -> _PackedConvolution | None:
     """The convolution, and how it is cut; None where the function is none, or one without a window."""
-    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
-    reduced = [e for e, kind in zip(main.info.extents, main.info.kinds, strict=True) if kind == REDUCE]
+    spatial = main.info.spatial
+    reduced = [main.info.extents[n] for n in main.info.reducing]
     if len(spatial) < 3 or math.prod(reduced[1:]) == 1 or len(schedule.get(main.block).reads) != 2:
         return None
     last = spatial[-1]
@@ -160,10 +149,8 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
 
 def _image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]) -> SBlockRV:
     """The block that writes the image, padded or as it is, with its rows cut into vectors."""
-    read = schedule.get(what.main.block).reads[what.image].source
-    made = next((p.block for p in before if schedule.get(p.block).writes[0].source.same_as(read)), None)
-    if made is None:
-        made = schedule.cache_read(what.main.block, what.image, "global")
+    part = maker(schedule, what.main.block, what.image, before)
+    made = part.block if part else schedule.cache_read(what.main.block, what.image, "global")
     if what.vector > 1:
 
         def cut(*at: ir.Var) -> list[ir.Expr]:
@@ -173,10 +160,10 @@ def _image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]
     return made
 
 
-def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> _PackedLoops:
+def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
     """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
-    reduced = [n for n, kind in enumerate(what.main.info.kinds) if kind == REDUCE]
+    reduced = what.main.info.reducing
     window = _written_out(what, reduced, limits)
     outside = [loops[n] for n in reduced if n not in window]
     inside = [loops[n] for n in window]
@@ -188,7 +175,9 @@ def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -
     channels, beside, _ = sample_tile(schedule, channels, max(limits.threads))
     schedule.reorder(*images, channels, places, beside, across)
     groups = [fuse(schedule, [*images, channels]), places]
-    return _PackedLoops(groups, [beside, across], outside, inside, tile, lanes)
+    return TileLoops(
+        groups=groups, threads=[beside, across], outside=outside, inside=inside, tile=tile, lanes=lanes
+    )
 
 
 def _rectangle(

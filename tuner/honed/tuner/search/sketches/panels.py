@@ -16,8 +16,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from honed.tuner.lower.operands import marked
-from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
-from honed.tuner.search.packing import pack
+from honed.tuner.search.blocks import Keep, reads_along
+from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -67,7 +67,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     result = _result(schedule, what, tails[0].block if together else None)
     pack(schedule, what.main, what.laned, what.columns, what.lanes, copy)
     _tile(schedule, what, result, limits)
-    _lay_out(schedule, copy, what.lanes)
+    launch_rows(schedule, copy, what.lanes)
     if tails and not together:
         alone(schedule, tails[0], limits, most)
     return True
@@ -75,8 +75,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def _understood(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
     """The product; None where it is none, or nothing of it is to be laid out."""
-    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
-    reduced = [n for n, kind in enumerate(main.info.kinds) if kind == REDUCE]
+    spatial, reduced = main.info.spatial, main.info.reducing
     reads = schedule.get(main.block).reads
     laned = reads_along(schedule, main.block, spatial[-1])
     if len(reduced) != 1 or len(reads) != 2 or len(laned) != 1:
@@ -167,11 +166,3 @@ def _tile(schedule: Schedule, what: _PanelProduct, result: SBlockRV, limits: Ske
         schedule.unroll(loop)
     schedule.vectorize(lanes)
     schedule.decompose_reduction(what.main, terms)
-
-
-def _lay_out(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """A launch of its own, in which a work-item lays out a panel."""
-    columns, *others = schedule.get_loops(block)
-    columns, last = schedule.split(columns, [None, lanes])
-    schedule.reorder(columns, *others, last)
-    schedule.bind(fuse(schedule, [columns, *others[:-1]]), "blockIdx.x")

@@ -20,11 +20,14 @@ from honed.tuner.search.parts import (
     below,
     bind,
     is_contraction,
+    keep_partial,
     keep_private,
     lanes_of,
+    partial_results,
     parts,
     set_private,
     sketch,
+    unroll_some,
     vectorise,
 )
 
@@ -68,40 +71,26 @@ def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bo
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
     last = _last(schedule, work)
-    partial = [_partial_results(schedule, part, most) for part in work.reductions]
+    partial = [partial_results(schedule, part, most) for part in work.reductions]
     under = bind(schedule, schedule.get_loops(last)[: len(work.kept)], limits)
     for part in reversed(work.parts):
         if part is work.final and not part.info.is_reduction:
             continue
-        split = partial[work.reductions.index(part)] if part.info.is_reduction else None
-        _row(schedule, part, split, under, _RowLimits(most=most, kept=len(work.kept), limits=limits))
+        schedule.compute_at(part.block, under, preserve_unit_loops=True)
+        if not part.info.is_reduction:
+            keep_private(schedule, part.block, math.prod(part.info.extents[len(work.kept) :]), limits)
+            vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], most), limits)
+            continue
+        set_private(schedule, part.block)
+        split = partial[work.reductions.index(part)]
+        if split is not None:
+            keep_partial(schedule, split, under)
     vectorise(schedule, last, under, lanes_of(work.final.info.extents[-1], most), limits)
     for split, part in zip(partial, work.reductions, strict=True):
         for block in (split, part.block):
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, under)[0])
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowLimits:
-    most: int
-    kept: int
-    limits: SketchLimits
-
-
-def _row(schedule: Schedule, part: BlockPart, split: SBlockRV | None, under: LoopRV, by: _RowLimits) -> None:
-    """Compute a block, and the partial results it is made from, row by row in private memory."""
-    schedule.compute_at(part.block, under, preserve_unit_loops=True)
-    if not part.info.is_reduction:
-        keep_private(schedule, part.block, math.prod(part.info.extents[by.kept :]), by.limits)
-        vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], by.most), by.limits)
-        return
-    set_private(schedule, part.block)
-    if split is not None:
-        schedule.compute_at(split, under, preserve_unit_loops=True)
-        set_private(schedule, split)
-        _lanes_innermost(schedule, split, under)
 
 
 def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
@@ -119,7 +108,7 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
     schedule.reorder(*grid, *(loops[n] for n in walked), vector)
     under = bind(schedule, grid, limits)
     schedule.vectorize(vector)
-    _unroll_some(schedule, loops[walked[0]], limits)
+    unroll_some(schedule, loops[walked[0]], (0, limits.tail_unroll))
     for part in reversed(work.parts[:-1]):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
         if part.info.is_reduction:
@@ -134,17 +123,14 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
 def _column_loops(schedule: Schedule, part: BlockPart, under: LoopRV, limits: SketchLimits) -> None:
     """Put the loop over a block's lanes innermost; raises ValueError where the block has another form."""
     inner = below(schedule, part.block, under)
-    spatial = [
-        a for a, k in zip(inner[-len(part.info.kinds) :], part.info.kinds, strict=False) if k == SPATIAL
-    ]
-    if len(inner) != len(part.info.kinds) or not spatial:
+    if len(inner) != len(part.info.kinds) or not part.info.spatial:
         raise ValueError("a block has other loops than axes")
-    walked = [loop for loop in inner if loop is not spatial[-1]]
-    schedule.reorder(*walked, spatial[-1])
-    schedule.vectorize(spatial[-1])
+    laned = inner[part.info.spatial[-1]]
+    schedule.reorder(*(loop for loop in inner if loop is not laned), laned)
+    schedule.vectorize(laned)
     if part.info.is_reduction:
-        reduce = [a for a, k in zip(inner, part.info.kinds, strict=True) if k == REDUCE]
-        _unroll_some(schedule, reduce[-1], limits)
+        reduce = [inner[n] for n in part.info.reducing]
+        unroll_some(schedule, reduce[-1], (0, limits.tail_unroll))
         schedule.decompose_reduction(part.block, reduce[0])
 
 
@@ -175,24 +161,3 @@ def _last(schedule: Schedule, work: _Work) -> SBlockRV:
     if work.final.info.is_reduction:
         return schedule.cache_write(work.final.block, 0, "local")
     return work.final.block
-
-
-def _partial_results(schedule: Schedule, part: BlockPart, most: int) -> SBlockRV | None:
-    """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
-    lanes = lanes_of(part.info.extents[-1], most)
-    if lanes == 1:
-        return None
-    _, vector = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
-    return schedule.rfactor(vector, factor_axis=part.info.kinds.count(SPATIAL))
-
-
-def _lanes_innermost(schedule: Schedule, block: SBlockRV, under: LoopRV) -> None:
-    """Vectorise the partial results: rfactor makes their axis a block's first."""
-    lanes, *rest = below(schedule, block, under)
-    schedule.reorder(*rest, lanes)
-    schedule.vectorize(lanes)
-
-
-def _unroll_some(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
-    steps = schedule.sample_categorical([0, limits.tail_unroll], [0.5, 0.5])
-    schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)

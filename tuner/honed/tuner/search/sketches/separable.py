@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import CHOICES, BlockInfo, blocks, calls, info
+from honed.tuner.search.blocks import CHOICES, blocks, calls
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
     accumulate,
     below,
     fuse,
+    part_of,
     sample_tile,
     set_private,
 )
@@ -96,7 +97,7 @@ def _write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
 
 def _understood(schedule: Schedule, lanes: int) -> _Separable | None:
     """The two convolutions that a function is; None where it is none. Raises ValueError likewise."""
-    found = [BlockPart(block=block, info=_known(schedule, block)) for block in blocks(schedule)]
+    found = [part_of(schedule, block) for block in blocks(schedule)]
     sums = [n for n, part in enumerate(found) if part.info.is_reduction]
     if len(sums) != 2:
         return None
@@ -118,10 +119,3 @@ def _understood(schedule: Schedule, lanes: int) -> _Separable | None:
         return None
     kinds = [depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
     return made if kinds == [True, False] else None
-
-
-def _known(schedule: Schedule, block: SBlockRV) -> BlockInfo:
-    what = info(schedule, block)
-    if what is None:
-        raise ValueError("an axis is neither spatial nor a reduction")
-    return what

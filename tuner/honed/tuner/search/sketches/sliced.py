@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep
+from honed.tuner.search.blocks import REDUCE, Keep
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -23,7 +23,9 @@ from honed.tuner.search.parts import (
     is_elementwise,
     lanes_of,
     sample_tile,
+    unroll_some,
     vectorise,
+    write_out,
 )
 
 from .grouped import GroupTile, copy_operands, prepare
@@ -79,7 +81,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     axes = [_split(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
     partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
     axes = _renamed(axes, schedule.get_loops(partial))
-    tiled = [axes[n] for n in _spatial(main)]
+    tiled = [axes[n] for n in main.info.spatial]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
     prepare(schedule, before, limits, most, inlined=by.shared)
     items = [axis.items for axis in tiled if axis.items is not None]
@@ -87,18 +89,14 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     return True
 
 
-def _spatial(main: BlockPart) -> list[int]:
-    return [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
-
-
 def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
-    extents, spatial = main.info.extents, _spatial(main)
+    extents, spatial = main.info.extents, main.info.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
     rows = max(1, slices // lanes)
     written = max((n for n in spatial[:-1] if extents[n] > 1), default=spatial[-1])
     available = extents[written] // lanes if written == spatial[-1] else extents[written]
-    reduced = max((n for n, kind in enumerate(main.info.kinds) if kind == REDUCE), key=extents.__getitem__)
+    reduced = max(main.info.reducing, key=extents.__getitem__)
     steps = extents[reduced]
     if steps % slices or available % rows or steps < slices * _LEAST_STEPS:
         return None
@@ -115,7 +113,7 @@ def _split(
         return _SlicedAxis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
     inner: list[LoopRV] = []
     most = by.registers
-    if number == _spatial(main)[-1]:
+    if number == main.info.spatial[-1]:
         most = max(1, most // shared.lanes)
         loop, vector = schedule.split(loop, [None, shared.lanes])
         inner = [vector]
@@ -170,11 +168,8 @@ def _add_up(
     vectorise(schedule, kept, thread, shared.lanes, limits)
     if by.shared:
         copy_operands(schedule, partial, outer, by, ahead=True)
-    schedule.vectorize(registers[-1])
-    for loop in registers[:-1]:
-        schedule.unroll(loop)
-    steps = schedule.sample_categorical(list(by.unroll), [1.0 / len(by.unroll)] * len(by.unroll))
-    schedule.annotate(inner, "pragma_auto_unroll_max_step", steps)
+    write_out(schedule, registers)
+    unroll_some(schedule, inner, by.unroll)
     schedule.decompose_reduction(partial, outer)
     return group
 

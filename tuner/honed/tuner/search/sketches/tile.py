@@ -8,34 +8,28 @@ would make the lanes of one vector differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
+from honed.tuner.search.blocks import CHOICES, BlockInfo, Keep, calls, reads_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    accumulate,
     alone,
     below,
     bind,
     fuse,
     is_contraction,
-    is_elementwise,
     lanes_of,
+    launch_others,
     parts,
-    set_private,
+    sample_tile,
     sketch,
     vectorise,
+    write_out,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
-    loop: LoopRV
-    extent: int
 
 
 @sketch(80)
@@ -44,7 +38,7 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     found = parts(schedule)
     if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
         return False  # a vector whose lanes choose differently falls apart into its elements
-    _tile(schedule, found, limits, most, laned=len(_spatial(found[0].info)) - 1)
+    _tile(schedule, found, limits, most, laned=len(found[0].info.spatial) - 1)
     return True
 
 
@@ -59,7 +53,7 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     for part in found[:before]:
         alone(schedule, part, limits, most)
-    _tile(schedule, found[before:], limits, most, laned=len(_spatial(found[before].info)) - 1)
+    _tile(schedule, found[before:], limits, most, laned=len(found[before].info.spatial) - 1)
     return True
 
 
@@ -74,7 +68,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if not _fits(schedule, found, limits):
         return False
     block, what = found[0].block, found[0].info
-    spatial = _spatial(what)
+    spatial = what.spatial
     widths = [lanes_of(what.extents[axis], most) for axis in spatial]
     laned = max(range(len(spatial) - 1), key=lambda n: widths[n], default=None)
     if laned is None or widths[laned] == 1:
@@ -84,64 +78,47 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered = reads_along(schedule, block, spatial[laned])
     if len(gathered) != 1:
         return False
-    made = _tile(schedule, found, limits, most, laned=laned)
-    operand = schedule.cache_read(made.block, gathered[0], "local")
-    schedule.compute_at(operand, made.unrolled, preserve_unit_loops=True)
-    _, vector = schedule.split(fuse(schedule, below(schedule, operand, made.unrolled)), [None, widths[laned]])
+    unrolled = _tile(schedule, found, limits, most, laned=laned)
+    operand = schedule.cache_read(block, gathered[0], "local")
+    schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
+    _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
     schedule.vectorize(vector)
     return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiled:
-    block: SBlockRV
-    unrolled: LoopRV  # the innermost reduction loop, above the tile
 
 
 def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
     """Whether it is one reduction that leaves something, with at most an elementwise tail."""
     kinds = [p.info.is_reduction for p in found]
-    if kinds not in ([True], [True, False]) or not _spatial(found[0].info):
+    if kinds not in ([True], [True, False]) or not found[0].info.spatial:
         return False
     return limits.contractions or not is_contraction(schedule, found)
 
 
 def _tile(
     schedule: Schedule, found: list[BlockPart], limits: SketchLimits, most: int, *, laned: int
-) -> _Tiled:
-    """Tile the reduction with its lanes along the spatial axis number `laned`."""
+) -> LoopRV:
+    """Tile the reduction with its lanes along the spatial axis number `laned`.
+
+    Gives the innermost loop of the reduction, above the tile.
+    """
     block, what = found[0].block, found[0].info
     loops = schedule.get_loops(block)
-    spatial = [_Axis(loop=loops[n], extent=what.extents[n]) for n in _spatial(what)]
-    reduce = [loop for loop, kind in zip(loops, what.kinds, strict=True) if kind == REDUCE]
-    lanes = lanes_of(spatial[laned].extent, most)
-    outer, inner = _split(schedule, spatial, laned, lanes, limits)
-    steps = schedule.sample_perfect_tile(reduce[-1], n=2, max_innermost_factor=limits.unroll)
-    reduce[-1], unrolled = schedule.split(reduce[-1], steps)
+    reduce = [loops[n] for n in what.reducing]
+    lanes = lanes_of(what.extents[what.spatial[laned]], most)
+    outer, inner = _split(schedule, loops, what, laned, lanes, limits)
+    reduce[-1], unrolled, _ = sample_tile(schedule, reduce[-1], limits.unroll)
     schedule.reorder(*outer, *reduce, unrolled, *inner)
     under = bind(schedule, outer, limits)
-    together = len(found) == 2 and is_elementwise(found[1], found[0])
-    if together:
-        tail = found[1].block
-        set_private(schedule, block)
-    else:
-        tail = schedule.cache_write(block, 0, "local")
-    last = laned == len(spatial) - 1
+    tail = accumulate(schedule, found)
+    last = laned == len(what.spatial) - 1
     if not last:
-        _lanes_last(schedule, block, laned, len(spatial))
+        _lanes_last(schedule, block, laned, len(what.spatial))
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes if last else 1, limits)
-    schedule.vectorize(inner[-1])
-    for loop in (unrolled, *inner[:-1]):
-        schedule.unroll(loop)
+    write_out(schedule, [unrolled, *inner])
     schedule.decompose_reduction(block, reduce[0])
-    if len(found) == 2 and not together:
-        alone(schedule, found[1], limits, most)
-    return _Tiled(block=block, unrolled=unrolled)
-
-
-def _spatial(what: BlockInfo) -> list[int]:
-    return [n for n, kind in enumerate(what.kinds) if kind == SPATIAL]
+    launch_others(schedule, [], found, limits, most)
+    return unrolled
 
 
 def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> None:
@@ -156,23 +133,21 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 
 
 def _split(
-    schedule: Schedule, spatial: list[_Axis], laned: int, lanes: int, limits: SketchLimits
+    schedule: Schedule, loops: list[LoopRV], what: BlockInfo, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
     outer: list[LoopRV] = []
     inner: list[LoopRV] = []
-    for n, axis in enumerate(spatial):
+    for n, axis in enumerate(what.spatial):
         if n == laned:
             continue
-        if axis.extent == 1:
-            outer.append(axis.loop)
+        if what.extents[axis] == 1:
+            outer.append(loops[axis])
             continue
-        factors = schedule.sample_perfect_tile(axis.loop, n=2, max_innermost_factor=limits.tile)
-        a, b = schedule.split(axis.loop, factors)
+        a, b, _ = sample_tile(schedule, loops[axis], limits.tile)
         outer.append(a)
         inner.append(b)
-    last, vector = schedule.split(spatial[laned].loop, [None, lanes])
-    factors = schedule.sample_perfect_tile(last, n=2, max_innermost_factor=limits.vectors)
-    a, b = schedule.split(last, factors)
+    last, vector = schedule.split(loops[what.spatial[laned]], [None, lanes])
+    a, b, _ = sample_tile(schedule, last, limits.vectors)
     outer.insert(laned, a)
     return outer, [*inner, b, vector]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from honed.tuner.search.blocks import SPATIAL
-from honed.tuner.search.parts import SketchLimits, bind_alone, fuse, parts, sketch
+from honed.tuner.search.parts import SketchLimits, bind_alone, fuse, parts, sample_tile, sketch
 
 _MOST_PARTS = 256
 
@@ -18,8 +18,7 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     block = found[0].block
     loop = fuse(schedule, schedule.get_loops(block))
-    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=_MOST_PARTS)
-    _, inner = schedule.split(loop, factors)
+    _, inner, _ = sample_tile(schedule, loop, _MOST_PARTS)
     made = schedule.rfactor(inner, factor_axis=0)
     bind_alone(schedule, schedule.get_loops(made)[0], limits)
     schedule.decompose_reduction(made, schedule.get_loops(made)[-1])

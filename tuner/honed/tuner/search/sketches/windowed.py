@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, last_axis, reads_along, step_along
+from honed.tuner.search.blocks import Keep, last_axis, reads_along, step_along
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -20,6 +20,7 @@ from honed.tuner.search.parts import (
     contraction,
     lanes_of,
     launch_others,
+    maker,
     sample_tile,
     sketch,
     vectorise,
@@ -42,9 +43,9 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     image = _image(schedule, main)
     if image is None:
         return False
-    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
+    spatial = main.info.spatial
     loops = schedule.get_loops(main.block)
-    window = [loops[n] for n, kind in enumerate(main.info.kinds) if kind == REDUCE]
+    window = [loops[n] for n in main.info.reducing]
     step = step_along(schedule, main.block, image, spatial[-1])
     room = min(_PIXELS // step, _MOST_STEPS // main.info.reduced) if step else 0
     if room == 0:
@@ -59,10 +60,9 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    read = schedule.get(main.block).reads[image].source
-    padded = [p for p in before if schedule.get(p.block).writes[0].source.same_as(read)]
-    if padded:
-        held = padded[0].block
+    padded = maker(schedule, main.block, image, before)
+    if padded is not None:
+        held = padded.block
         schedule.set_scope(held, 0, "local")
     else:
         held = schedule.cache_read(main.block, image, "local")
@@ -70,13 +70,13 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for loop in (*below(schedule, held, under), *window, rows, pixels, vector):
         schedule.unroll(loop)
     schedule.decompose_reduction(main.block, window[0])
-    launch_others(schedule, [p for p in before if p not in padded], rest, limits, most)
+    launch_others(schedule, [p for p in before if p is not padded], rest, limits, most)
     return True
 
 
 def _image(schedule: Schedule, main: BlockPart) -> int | None:
     """The number of the operand that a window moves over; None where the function is another."""
-    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
+    spatial = main.info.spatial
     if len(spatial) < 3 or not 1 < main.info.reduced <= _MOST_WINDOW:
         return None
     found = reads_along(schedule, main.block, spatial[-1])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
+from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 
 _MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
 _STEPS = 4  # of a sum on processors that are written out
@@ -18,15 +17,14 @@ _KEEPS = 3  # blocks at least that are computed under another in sketches of att
 
 def attention_tile(sketch: Drawn) -> Drawn | None:
     """The sketch with its best tile; None where it is of another kind."""
-    names = [str(step[0]) for step in sketch.steps]
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+    names, tiles = sketch.names, sketch.tiles
     if (
         names.count("DecomposeReduction") < 2
         or names.count("ComputeAt") < _KEEPS
         or "CacheWrite" not in names
     ):
         return None
-    if "threadIdx" not in str(sketch.steps):
+    if not sketch.by_groups:
         return _of_rows(sketch, tiles) if len(tiles) == 5 else None
     return _of_group(sketch, tiles) if len(tiles) == 6 else None
 
@@ -50,21 +48,21 @@ def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
 
 def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
     """A few rows for each work-item, and as many work-items as the keys and columns are shared out to."""
-    choices = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Choice)]
-    (at_wide, chosen), *_ = choices
+    (at_wide, chosen), *_ = sketch.choices
     options = [int(option) for option in sketch.steps[at_wide][2][0]]
     wide = max((n for n in options if n <= _WIDE), default=options[-1])
     (at_rows, rows), (at_high, high), *products = tiles
     held, tall = _rows(rows, wide)
-    changed: dict[int, Decision] = {place: Choice(d.options - 1, d.options) for place, d in choices}
-    changed[at_wide] = Choice(options.index(wide), len(options))
-    changed[at_rows] = _tile(rows, rows.extent, held)
-    changed[at_high] = Tile((rows.extent // held // tall, tall), high.most)
+    changed: dict[int, Decision] = {
+        at_wide: Choice(options.index(wide), len(options)),
+        at_rows: _tile(rows, rows.extent, held),
+        at_high: high.cut(tall, rows.extent // held),
+    }
     for (at_vectors, vectors), (at_steps, steps) in zip(products[::2], products[1::2], strict=True):
         extent = vectors.extent * options[chosen.index] // wide
         changed[at_vectors] = _tile(vectors, extent, _MOST_SUMS // (held * _LANES))
         changed[at_steps] = _tile(steps, steps.extent, _GROUP_STEPS)
-    return sketch.with_decisions(changed)
+    return sketch.with_most(changed)
 
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
@@ -78,8 +76,7 @@ def _rows(rows: Tile, wide: int) -> tuple[int, int]:
 
 def _tile(tile: Tile, extent: int, want: int) -> Tile:
     """The largest factor of an extent that is neither above what is wanted nor above the most."""
-    inner = _below(extent, min(want, tile.most))
-    return Tile((extent // inner, inner), tile.most)
+    return tile.cut(_below(extent, min(want, tile.most)), extent)
 
 
 def _below(extent: int, most: int) -> int:

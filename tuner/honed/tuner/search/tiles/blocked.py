@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
+from honed.tuner.search.decisions import Decision, Drawn, divisors
 from honed.tuner.search.sketches.blocked import MOST_VECTORS
 
 _DEEP = 10  # accumulators, below which the processor waits for its own sums
@@ -27,9 +26,8 @@ _COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", 
 
 def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    names = [str(step[0]) for step in sketch.steps]
-    if len(tiles) not in (3, 4) or "TransformLayout" in names or "threadIdx" in str(sketch.steps):
+    names, tiles = sketch.names, sketch.tiles
+    if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
         return None
     (_, beside), (_, rows), (_, columns), *_ = tiles
     if not rows.most == columns.most == MOST_VECTORS:
@@ -43,22 +41,17 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
         most, worth = MOST_VECTORS, _worth
     steps = max(_fitting(extents, beside.most, most), key=lambda one: (worth(one, extents), one[::-1]))
     changed: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
+        place: tile.cut(inner) for (place, tile), inner in zip(tiles, steps, strict=False)
     }
-    for (place, tile), inner in zip(tiles, steps, strict=False):
-        changed[place] = Tile((tile.extent // inner, inner), tile.most)
     for place, tile in tiles[len(steps) :]:
-        summed = max(n for n in divisors(tile.extent) if n <= _SUMS)
-        changed[place] = Tile((tile.extent // summed, summed), tile.most)
-    return sketch.with_decisions(changed)
+        changed[place] = tile.cut(max(n for n in divisors(tile.extent) if n <= _SUMS))
+    return sketch.with_most(changed)
 
 
 def moved_lines(sketch: Drawn) -> Drawn | None:
     """The sketch itself where it moves lines of vectors, of which nothing is left open; else None."""
-    names = {str(step[0]) for step in sketch.steps}
-    lines = "Vectorize" in names and not names & _COMPUTING and "threadIdx" not in str(sketch.steps)
+    names = set(sketch.names)
+    lines = "Vectorize" in names and not names & _COMPUTING and not sketch.by_groups
     return sketch if lines and not sketch.decisions else None
 
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from honed.tuner.search.decisions import Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
+from honed.tuner.search.decisions import Decision, Drawn, divisors
 from honed.tuner.search.sketches.blocked_groups import MOST_BESIDE
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.warps import best_group
 
 _BORDER = 2  # of a window of 3 x 3
 _WEIGHTS = 16  # vectors of them for each row of a window and vector of output channels
-_GROUP = 64  # work-items, where the cores have as much to do
 _TILES = 4
 _PIXELS = (6, 12, 16)  # that registers hold: of 8 channels, of 4, and on GPUs
 
 
 def blocked_group_tile(sketch: Drawn) -> Drawn | None:
     """The sketch with its best rectangle; None where it is of another kind."""
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    names = [str(step[0]) for step in sketch.steps]
-    if len(tiles) != _TILES or "TransformLayout" in names or "threadIdx" not in str(sketch.steps):
+    tiles = sketch.tiles
+    if len(tiles) != _TILES or "TransformLayout" in sketch.names or not sketch.by_groups:
         return None
     (_, beside), (_, rows), (_, columns), (_, threads) = tiles
     if not rows.most == columns.most in _PIXELS or beside.most not in (1, MOST_BESIDE):
@@ -37,13 +34,11 @@ def blocked_group_tile(sketch: Drawn) -> Drawn | None:
     )
     steps = max(fitting, key=lambda one: (_worth(*one), one[2]))
     items = threads.extent * math.prod(d.factors[1] for _, d in tiles[:3]) // math.prod(steps)
-    groups = [n for n in divisors(items) if n <= threads.most and whole_warps(n, items)]
-    group = min(groups, key=lambda n: (busiest(n, items), abs(math.log2(n / _GROUP))))
+    group = best_group(items, threads.most)
     changed: dict[int, Decision] = {
-        place: Tile((tile.extent // inner, inner), tile.most)
-        for (place, tile), inner in zip(tiles[:3], steps, strict=True)
+        place: tile.cut(inner) for (place, tile), inner in zip(tiles[:3], steps, strict=True)
     }
-    changed[tiles[3][0]] = Tile((items // group, group), threads.most)
+    changed[tiles[3][0]] = threads.cut(group, items)
     return sketch.with_decisions(changed)
 
 

@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.decisions import Decision, Drawn, Tile, divisors
+from honed.tuner.search.warps import busiest, off_usual, whole_warps
 
-_WIDE, _GROUP = 8, 64  # work-items along the lanes, and of a group, where the cores have as much to do
+_WIDE = 8  # work-items along the lanes, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 
 
@@ -77,7 +76,7 @@ def held_tile(sketch: Drawn) -> Drawn | None:
     if found is None:
         return None
     cut = min(_cuts(found), key=lambda cut: _rank(found, cut), default=None)
-    return None if cut is None else sketch.with_decisions(_decisions(sketch, found, cut))
+    return None if cut is None else sketch.with_most(_decisions(found, cut))
 
 
 def loads_of(start: Drawn) -> int:
@@ -90,17 +89,14 @@ def loads_of(start: Drawn) -> int:
 
 
 def _product(sketch: Drawn) -> _Product | None:
-    text = str(sketch.steps)
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+    text, tiles = str(sketch.steps), sketch.tiles
     packs = "TransformLayout" in text and "TransformBlockLayout" not in text
     if "threadIdx.y" not in text or packs or len(tiles) < 5:
         return None
     rows, high, vectors, wide, steps = tiles[-5:]
     if high[1].most != wide[1].most:
         return None  # the sum has several axes
-    splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
-    lanes = next(factor for factors in splits for factor in factors if isinstance(factor, int))
-    return _Product(tiles[:-5], rows, high, vectors, wide, steps, lanes)
+    return _Product(tiles[:-5], rows, high, vectors, wide, steps, sketch.lanes)
 
 
 def _cuts(product: _Product) -> Iterator[_Cut]:
@@ -131,7 +127,7 @@ def _beside(product: _Product) -> int:
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
     """By loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
-    beside = abs(math.log2(cut.wide / _WIDE)), abs(math.log2(cut.high * cut.wide / _GROUP))
+    beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 
@@ -142,12 +138,7 @@ def _loads(product: _Product, cut: _Cut) -> int:
     return warps * (cut.rows + cut.vectors * product.lanes)
 
 
-def _decisions(sketch: Drawn, product: _Product, cut: _Cut) -> dict[int, Decision]:
-    found: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)  # the most steps written out
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
-    }
+def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
     rows, columns = product.rows[1].extent, product.vectors[1].extent
     wanted = (
         *((tile, tile[1].extent, 1) for tile in product.others),
@@ -157,6 +148,4 @@ def _decisions(sketch: Drawn, product: _Product, cut: _Cut) -> dict[int, Decisio
         (product.wide, columns // cut.vectors, cut.wide),
         (product.steps, product.steps[1].extent, cut.steps),
     )
-    for (place, tile), extent, inner in wanted:
-        found[place] = Tile((extent // inner, inner), tile.most)
-    return found
+    return {place: tile.cut(inner, extent) for (place, tile), extent, inner in wanted}

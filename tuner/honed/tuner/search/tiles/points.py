@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import math
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
-from honed.tuner.search.warps import busiest, whole_warps
-
-_GROUP = 64  # work-items, where the cores have as much to do
+from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.warps import busiest, off_usual, whole_warps
 
 
 def point_groups(sketch: Drawn) -> Drawn | None:
     """The sketch with its best groups; None where it is of another kind."""
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    if not any(step[0] == "PadEinsum" for step in sketch.steps) or len(tiles) != 3:
+    if "PadEinsum" not in sketch.names or len(sketch.tiles) != 3:
         return None
-    (at_down, down), (at_across, across), (at_steps, steps) = tiles
+    (at_down, down), (at_across, across), (at_steps, steps) = sketch.tiles
     items = down.extent * across.extent
     groups = [
         (high, wide)
@@ -32,17 +28,11 @@ def point_groups(sketch: Drawn) -> Drawn | None:
         return None
     high, wide = min(groups, key=lambda group: _rank(math.prod(group), group[1], items))
     written_out = max(n for n in divisors(steps.extent) if n <= steps.most)
-    changed: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
-    }
-    changed[at_down] = Tile((down.extent // high, high), down.most)
-    changed[at_across] = Tile((across.extent // wide, wide), across.most)
-    changed[at_steps] = Tile((steps.extent // written_out, written_out), steps.most)
-    return sketch.with_decisions(changed)
+    return sketch.with_most(
+        {at_down: down.cut(high), at_across: across.cut(wide), at_steps: steps.cut(written_out)}
+    )
 
 
 def _rank(group: int, wide: int, items: int) -> tuple[float, ...]:
     """By what the busiest core runs, then by how far the group is from the usual one; wide ones first."""
-    return busiest(group, items), abs(math.log2(group / _GROUP)), -wide
+    return busiest(group, items), off_usual(group), -wide

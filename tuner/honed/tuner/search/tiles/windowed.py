@@ -6,29 +6,24 @@ the less border. docs/measurements.md compares them with draws.
 
 from __future__ import annotations
 
-import math
 from itertools import product
 
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile
-from honed.tuner.search.kin import divisors
+from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.sketches.windowed import ROWS
-from honed.tuner.search.warps import busiest, whole_warps
+from honed.tuner.search.warps import best_group
 
 _BORDER = 2  # of a window of 3 x 3
-_GROUP = 64  # work-items, where the cores have as much to do
 
 
 def window_tile(sketch: Drawn) -> Drawn | None:
     """The sketch with its best rectangle; None where it is of another kind."""
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    names = [str(step[0]) for step in sketch.steps]
-    if "threadIdx" not in str(sketch.steps) or "ComputeAt" not in names:
+    tiles = sketch.tiles
+    if not sketch.by_groups or "ComputeAt" not in sketch.names:
         return None
     if len(tiles) != 3 or tiles[1][1].most != ROWS:
         return None
     (at_pixels, pixels), (at_rows, rows), (at_threads, threads) = tiles
-    splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
-    lanes = next(factor for factors in splits for factor in factors if isinstance(factor, int))
+    lanes = sketch.lanes
     fitting = (
         (long, tall)
         for long, tall in product(divisors(pixels.extent), divisors(rows.extent))
@@ -36,17 +31,10 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     )
     long, tall = min(fitting, key=lambda cut: (_loads(cut[0] * lanes, cut[1]), -cut[0]))
     items = threads.extent * pixels.factors[1] * rows.factors[1] // (long * tall)
-    groups = [n for n in divisors(items) if n <= threads.most and whole_warps(n, items)]
-    group = min(groups, key=lambda n: (busiest(n, items), abs(math.log2(n / _GROUP))))
-    changed: dict[int, Decision] = {
-        place: Choice(d.options - 1, d.options)  # the most steps written out
-        for place, d in sketch.decisions.items()
-        if isinstance(d, Choice)
-    }
-    changed[at_pixels] = Tile((pixels.extent // long, long), pixels.most)
-    changed[at_rows] = Tile((rows.extent // tall, tall), rows.most)
-    changed[at_threads] = Tile((items // group, group), threads.most)
-    return sketch.with_decisions(changed)
+    group = best_group(items, threads.most)
+    return sketch.with_most(
+        {at_pixels: pixels.cut(long), at_rows: rows.cut(tall), at_threads: threads.cut(group, items)}
+    )
 
 
 def _loads(long: int, tall: int) -> float:

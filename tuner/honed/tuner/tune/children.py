@@ -1,38 +1,33 @@
-"""The parent's hold on the searching child: operations as methods, its death as an exception."""
+"""The children that have TVM in a session's place: the searching child, and one that compiles what was found.
+
+What the searching child does are methods of its parent's hold on it; its death is an exception.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from honed.jobs.commands import Compile
 from honed.jobs.events import Ranking
+from honed.jobs.listening import Died, do
 from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
-from honed.protocol.errors import Internal, ModelRefused
+from honed.protocol.errors import DeviceError, HonedError, Internal, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.origin import Way
-from honed.tuner.contest import Contest
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import DriverChild, Ended
 
 from .scratch import scratch
-from .task import TuningTask
+from .task import Found, TuningTask
 
 BATCH = 16  # candidates of a proposal
 COMMAND = python("honed.tuner.tune.searcher")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A model's tasks with their outputs, what cannot be tuned, and which tasks are two forms of the same."""
-
-    tasks: list[tuple[TuningTask, int]]
-    opaque: list[TuningTask]
-    contests: list[Contest] = field(default_factory=list)
+_COMPILE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +128,7 @@ class SearchChild:
     def __enter__(self) -> SearchChild:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -181,34 +174,23 @@ class SearchChild:
             answer = self._twice(message, self._deadlines.extract)
         except SearchBroke as broke:
             raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
-        tasks = []
-        for plain in answer["tasks"]:
-            outputs = int(plain.pop("outputs"))
-            tasks.append((from_plain(TuningTask, plain, where="task"), outputs))
-        return Found(
-            tasks=tasks,
-            opaque=[from_plain(TuningTask, plain, where="task") for plain in answer["opaque"]],
-            contests=[from_plain(Contest, plain, where="contest") for plain in answer["contests"]],
-        )
+        return from_plain(Found, answer, where="what was extracted")
 
-    def load(self, task: TuningTask, outputs: int) -> LoadedTask:
+    def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task. Raises SearchBroke, as all below do."""
-        answer = self._ask({"do": "load", **_named(task, outputs)}, self._deadlines.load)
+        answer = self._ask({"do": "load", **_named(task)}, self._deadlines.load)
         self._held.add(task.key)
         return _loaded(answer)
 
-    def default(
-        self, task: TuningTask, outputs: int, following: Sequence[tuple[TuningTask, int]], *, settle: bool
-    ) -> DefaultSchedule:
+    def default(self, task: TuningTask, following: Sequence[TuningTask], *, settle: bool) -> DefaultSchedule:
         """Take up a task and make its default schedule; the first of the tasks that follow are begun.
 
         With `settle` nothing goes on being made after the answer.
         """
-        beside = following[: self._threads - settle]
         message = {
             "do": "default",
-            **_named(task, outputs),
-            "following": [_named(one, its_outputs) for one, its_outputs in beside],
+            **_named(task),
+            "following": [_named(one) for one in following[: self._threads - settle]],
             "settle": settle,
         }
         answer = self._ask(message, self._deadlines.load + self._deadlines.propose)
@@ -216,42 +198,23 @@ class SearchChild:
         candidate = codec.candidate_from_plain(answer["candidate"])
         return DefaultSchedule(loaded=_loaded(answer), candidate=candidate)
 
-    def propose(
-        self,
-        task: TuningTask,
-        outputs: int,
-        known: Sequence[tuple[str, float | None]],
-        kin: Sequence[str],
-        round_: int,
-    ) -> Proposed:
-        """Load a task and propose a batch of it.
-
-        `known` are traces with their seconds (None: refused), `kin` the best of other tasks.
-        """
-        self.begin(task, outputs, known, kin, round_)
-        return self.collect()
-
     def begin(
-        self,
-        task: TuningTask,
-        outputs: int,
-        known: Sequence[tuple[str, float | None]],
-        kin: Sequence[str],
-        round_: int,
+        self, task: TuningTask, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
     ) -> None:
-        """Have a batch made as `propose` does; `collect` gives it, and nothing else may be asked before.
+        """Have a batch of a task made; `collect` gives it, and nothing else may be asked before.
 
-        Waits only where the task must be loaded first.
+        `known` are traces with their seconds (None: refused), `kin` the best of other tasks. Waits only where
+        the task must be loaded first.
         """
         message = {
             "do": "propose",
-            **_named(task, outputs),
+            **_named(task),
             "known": [list(k) for k in known],
             "kin": list(kin),
             "round": round_,
         }
         if self._child is None or task.key not in self._held:
-            self.load(task, outputs)
+            self.load(task)
         self._started().tell(message)
 
     def collect(self) -> Proposed:
@@ -348,9 +311,26 @@ def _entry(plain: Mapping[str, Any]) -> ProposedCandidate:
     )
 
 
-def _named(task: TuningTask, outputs: int) -> dict[str, object]:
-    return {"task": task.key, "outputs": outputs, "constants": list(task.constants)}
+def _named(task: TuningTask) -> dict[str, object]:
+    return {"task": task.key, "outputs": task.outputs, "constants": list(task.constants)}
 
 
 def _loaded(answer: Mapping[str, Any]) -> LoadedTask:
     return LoadedTask(workload=codec.workload_from_plain(answer["workload"]), fresh=answer["fresh"])
+
+
+def compile_apart(job: Compile) -> None:
+    """Compile; raises ModelRefused with the compiler's reasons, DeviceError where it fails.
+
+    A file that fell back to default rules is refused, too: these schedules were what was wanted.
+    """
+    try:
+        compiled = do(job, seconds=_COMPILE_SECONDS)
+    except ModelRefused:
+        raise
+    except HonedError as error:
+        raise DeviceError(str(error)) from error
+    except Died as died:
+        raise DeviceError(f"compiling with the best schedules failed: {died}") from died
+    if compiled.fell_back:
+        raise ModelRefused(compiled.fell_back)

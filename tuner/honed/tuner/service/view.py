@@ -1,0 +1,143 @@
+"""The service as its tuner sees it: which models there are, on which devices, and what is known of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from honed.protocol import methods
+from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.params import HistoryParams, ModelParams
+from honed.protocol.results import ModelShown
+from honed.protocol.service import ModelFigures, Status
+from honed.protocol.tuning import TuningFigures
+from honed.protocol.versions import ModelHistory
+from honed.runtime.client import Client
+from honed.tuner.records import Records, Setup
+from honed.tuner.setup import setup_for
+
+from .choice import Unprofiled, Wanted, hinted, worth_profiling
+from .memory import TuningState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerView:
+    """The service as it was last seen, and where it and its tuner keep things."""
+
+    wanted: tuple[Wanted, ...]
+    unprofiled: tuple[Unprofiled, ...]  # of models that are not finished
+    devices: dict[str, str]  # specs, by the models that may be tuned
+    memory: TuningState
+    records: Path
+    cache_dir: Path
+    hints: int  # of a hub, that may be tried of a task in a day
+
+
+class _Devices:
+    """The service's devices, and which models live on them."""
+
+    def __init__(self, status: Status) -> None:
+        self._default = status.device_spec
+        gpus = [each for each in status.devices if each.engine == "gpu"]
+        self._setups = {each.spec: setup_for(each.device) for each in gpus if each.device is not None}
+        self.homes = {name: each.spec for each in gpus if each.device is not None for name in each.models}
+        self.away = {name for each in status.devices for name in each.away}
+
+    def house(self, name: str, shown: ModelShown) -> None:
+        """The device of a model that the CPU engine serves: its compiled form's, which may become faster."""
+        if shown.kernels and shown.placement.device in self._setups:
+            self.homes[name] = shown.placement.device
+
+    def setup(self, name: str) -> Setup:
+        """What the model is tuned on."""
+        return self._setups[self.homes.get(name, self._default)]
+
+
+def look(client: Client) -> TunerView:
+    """The service as it is now; raises Unavailable while it has no device."""
+    status = client.ask(methods.SERVER_STATUS)
+    if status.device is None:
+        raise Unavailable("its worker has no device yet")
+    state_dir = Path(status.places.state_dir)
+    records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
+    devices, metrics = _Devices(status), client.ask(methods.METRICS)
+    variants = {each.name for each in metrics.variants}
+    hints = next(each.value for each in client.ask(methods.CONFIG_SHOW).settings if each.name == "hub.trials")
+    latest = _latest_hints(records, [model.name for model in (*metrics.models, *metrics.variants)])
+    wanted, unprofiled = [], []
+    for model in (*metrics.models, *metrics.variants):
+        history = client.ask(methods.MODEL_HISTORY, HistoryParams(name=model.name))
+        one = _wanted(client, model, history, devices, memory, is_variant=model.name in variants)
+        one = replace(one, known=hinted(one.known, latest.get(model.name, 0)))
+        wanted.append(one)
+        if one.obstacle or one.known.finished or model.engine != "gpu" or not model.ready:
+            continue
+        version = Unprofiled(model.name, model.sha256)
+        if worth_profiling(version, model.spent, history.latency):
+            unprofiled.append(version)
+    return TunerView(
+        wanted=tuple(wanted),
+        unprofiled=tuple(unprofiled),
+        devices=devices.homes,
+        memory=memory,
+        records=records,
+        cache_dir=Path(status.places.cache_dir),
+        hints=hints,
+    )
+
+
+def _wanted(
+    client: Client,
+    model: ModelFigures,
+    history: ModelHistory,
+    devices: _Devices,
+    memory: TuningState,
+    *,
+    is_variant: bool,
+) -> Wanted:
+    name, spent, shown = model.name, model.spent, None
+    # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
+    if model.ready or is_variant:
+        shown = client.ask(methods.MODEL_SHOW, ModelParams(name=name))
+    if shown and (is_variant or model.engine == "cpu"):
+        devices.house(name, shown)
+    setup = devices.setup(name)
+    source = shown.source.sha256 if shown else ""
+    obstacle = "" if shown and name in devices.homes else "it is not served"
+    if shown and not shown.kernels:
+        obstacle = "it has no compiled form"
+    if name in devices.away or (is_variant and model.away):
+        obstacle = "its device is lost"
+    elif history.pinned:
+        obstacle = f"version {history.version} is pinned"
+    elif history.on_trial:
+        obstacle = "its new version is on trial"
+    known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
+    return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
+
+
+def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
+    """What a hub has brought for models, as `Records.latest_hint` counts it."""
+    if not path.exists():
+        return {}
+    try:
+        with Records.open(path) as records:
+            return {model: records.latest_hint(model) for model in models}
+    except HonedError as error:
+        _log.warning("what a hub brought is not known: %s", error)
+        return {}
+
+
+def figures_in(path: Path) -> TuningFigures | None:
+    """What tuning has done so far; None where there are no records yet."""
+    if not path.exists():
+        return None
+    try:
+        with Records.open(path) as records:
+            return records.figures()
+    except HonedError as error:
+        return TuningFigures(trials={}, faults=0, gains={}, reason=f"the records cannot be read: {error}")
