@@ -21,7 +21,7 @@ from honed.tuner import compile as compiling
 from honed.tuner import proving
 from honed.tuner.frontend import TensorSpec, normalise
 from honed.tuner.mixed import choose, sets
-from honed.tuner.mixed.speed import why_not_half
+from honed.tuner.mixed.choose import why_not_half
 from honed.tuner.tune.extract import extract
 from honed.tuner.valhall.benches import predicted
 

@@ -13,17 +13,19 @@ from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import (
     CompiledModel,
+    CpuPart,
     Operator,
     Part,
+    PartTensor,
     Probe,
     Proof,
     SourceModel,
+    Split,
     Tensor,
     View,
 )
 
 from .cut import Cut
-from .cut.header import files, split
 from .frontend import Normalised, TensorSpec
 from .graph import passes_behind
 from .lower.module import LoweredModel
@@ -45,7 +47,7 @@ def assemble(
 
     Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
     """
-    parts, probed = files(cut), _arrays(expected, normalised)
+    parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
     probes = len(plan.buffers) - len(probed)
     model = CompiledModel(
@@ -65,7 +67,7 @@ def assemble(
         parts=_parts(normalised, plan),
         views=_views(normalised, plan),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
-        split=split(cut, probes - len(parts)),
+        split=_split(cut, probes - len(parts)),
     )
     _check(model)
     return model, plan.constants
@@ -103,6 +105,38 @@ def _parts(normalised: Normalised, plan: Plan) -> tuple[Part, ...]:
 def _views(normalised: Normalised, plan: Plan) -> tuple[View, ...]:
     known = _operators(normalised)
     return tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views)
+
+
+def _files(cut: Cut | None) -> list[np.ndarray]:
+    """The ONNX files of the parts, as constants."""
+    parts = cut.parts if cut is not None else ()
+    return [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in parts]
+
+
+def _split(cut: Cut | None, first: int) -> Split | None:
+    """What the header says of the parts, whose files are the constant buffers from `first` on."""
+    if cut is None:
+        return None
+    parts = tuple(
+        CpuPart(
+            onnx=first + n,
+            inputs=_part_tensors(part.inputs),
+            outputs=_part_tensors(part.outputs),
+            nodes=part.nodes,
+            flops=part.flops,
+            why=part.why,
+            sized=part.sized,
+            by_rows=part.by_rows,
+        )
+        for n, part in enumerate(cut.parts)
+    )
+    return Split(
+        parts=parts, behind=cut.behind, outputs=_part_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops
+    )
+
+
+def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
+    return tuple(PartTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs)
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:

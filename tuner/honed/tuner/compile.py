@@ -20,15 +20,15 @@ from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLe
 
 from . import frontend, sized
 from .attend import joins
-from .bind import bind_shapes
-from .cut import Cut, header
+from .cut import Cut
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, prepare
-from .proving import Prover, expect
+from .prove.graphs import bind_shapes
+from .proving import Prover, expect, with_behind
 from .sized import timing
 from .tuned import NOTHING, recorded
 
@@ -214,8 +214,8 @@ def _prover(
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
     expected = expect(bound, normalised)
-    if prepared.cut is not None:
-        expected = header.with_behind(expected, prepared.cut, bind_shapes(original, shapes))
+    if prepared.cut is not None and prepared.cut.behind:
+        expected = with_behind(expected, prepared.cut, bind_shapes(original, shapes))
     return Prover(
         source=SourceModel(
             sha256=_sha256(request.path),

@@ -10,11 +10,11 @@ import onnx
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.dtypes import DTYPES
-from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
+from honed.tuner.prove.graphs import bind_shapes
 
 from . import valuetypes
 from .dense import sized_stages

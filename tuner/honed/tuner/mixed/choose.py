@@ -12,25 +12,26 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.machine import mali
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import PrecisionChoice
-from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend import Normalised
-from honed.tuner.frontend.normalise import in_half
+from honed.tuner.frontend.normalise import all_single, in_half
 from honed.tuner.frontend.partnodes import PART_OP
-from honed.tuner.frontend.precision import all_single
 from honed.tuner.halves import Exemptions, operators
 from honed.tuner.prove import confined, inputs
+from honed.tuner.prove.graphs import bind_shapes
 
 from . import sets
 from .child import BOUND, PrecisionAnswer
-from .speed import why_not_half
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
 _SETS = 3  # made up, where there are none of the user's
+# Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
+LEAST_GAIN = 1.25
 _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
 _MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 
@@ -97,6 +98,28 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
     if normalised.model.ByteSize() > _MAX_MODEL:
         return "the model is too large to try fp16 on it"
     return why_not_half(profile)
+
+
+def why_not_half(profile: DeviceProfile) -> str:
+    """Why fp16 does not pay on a device, "" where it does.
+
+    By its measured peaks; where there are none, by what is known of its model.
+    """
+    if not profile.limits.fp16:
+        return "the device has no fp16 arithmetic"
+    gain = _gain(profile)
+    if gain is None:
+        return "the device's peaks were not measured, so that it is not known whether it computes fp16 faster"
+    if gain < LEAST_GAIN:
+        return f"the device computes fp16 {gain:.2f} times as fast as fp32; it pays from {LEAST_GAIN:g} on"
+    return ""
+
+
+def _gain(profile: DeviceProfile) -> float | None:
+    peaks, model = profile.peaks, mali.model_of(profile.identity.name)
+    if peaks is not None:
+        return peaks.fp16_gflops / peaks.fp32_gflops if peaks.fp16_gflops else None
+    return model.fma_fp16 / model.fma_fp32 if model is not None else None
 
 
 def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:

@@ -1,8 +1,8 @@
-"""What the proof asks of an ONNX model: its inputs, its nodes in order, its constants."""
+"""What those who evaluate an ONNX model as it was given ask of it: its inputs, nodes in order, constants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,26 @@ class TypedValue:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A copy of `model` whose inputs have these static shapes.
+
+    Shapes that the file states for anything else are dropped: they may name the dimensions bound here.
+    """
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    for value in bound.graph.input:
+        shape = shapes.get(value.name)
+        if shape is None:
+            continue
+        del value.type.tensor_type.shape.dim[:]
+        for extent in shape:
+            value.type.tensor_type.shape.dim.add().dim_value = extent
+    for value in bound.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del bound.graph.value_info[:]
+    return bound
 
 
 def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
