@@ -33,7 +33,6 @@ _SETS = 3  # made up, where there are none of the user's
 # Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
 LEAST_GAIN = 1.25
 _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
-_MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 
 
 def decide(
@@ -95,7 +94,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
         return "the model's own types, which are not all float32"
     if any(node.op_type == PART_OP for node in normalised.model.graph.node):
         return "the model's own types, because the CPU engine runs parts in between"
-    if normalised.model.ByteSize() > _MAX_MODEL:
+    if normalised.model.ByteSize() > confined.MAX_MODEL:
         return "the model is too large to try fp16 on it"
     return why_not_half(profile)
 
@@ -126,10 +125,7 @@ def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) ->
     """What a child of ours finds, or why it found nothing."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
-        onnx.save(model, folder / "model.onnx")
-        for i, values in enumerate(given):
-            for j, info in enumerate(model.graph.input):
-                np.save(folder / f"input.{i}.{j}.npy", values[info.name], allow_pickle=False)
+        confined.write(folder, model, [info.name for info in model.graph.input], given)
         more = ("--sets", str(len(given)))
         deadline = time.monotonic() + LIMITS.seconds
         found: dict[str, Any] = confined.run("honed.tuner.mixed.child", folder, more, LIMITS, deadline)
