@@ -18,7 +18,7 @@ from onnx import helper, inliner
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference, compare
 
-from . import graphs, shapes
+from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .reference import ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
@@ -84,7 +84,7 @@ class _Search:
     ) -> None:
         self.model, self.inputs, self.run = model, dict(inputs), run
         self.precision, self.limits = precision, limits
-        self.known = shapes.infer(model)
+        self.known = graphs.infer(model)
         self.work: Work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
         self.agrees: set[str] = set()

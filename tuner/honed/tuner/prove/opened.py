@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, inliner
 
-from . import graphs, shapes
+from . import graphs
 from .ranges import MOVING
 
 Arrays = Mapping[str, np.ndarray]
@@ -62,7 +62,7 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """A model with static shapes, opened at its steps; None where it has none that can be opened."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    known, varying, nodes = shapes.infer(model), _varying(model), model.graph.node
+    known, varying, nodes = graphs.infer(model), _varying(model), model.graph.node
     ends = _ends(model)
     numbered = {
         i: node
