@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
@@ -200,6 +199,8 @@ def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
     """The value of one node; None where it is no number that decides shapes, or cannot be computed."""
+    from onnx.reference import ReferenceEvaluator  # takes long to import, and children need none of it
+
     values = {name: value for name, value in given.items() if value is not None}
     if not all(map(_decides_shapes, values.values())):
         return None
