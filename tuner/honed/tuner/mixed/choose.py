@@ -16,8 +16,7 @@ from honed.machine import mali
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import PrecisionChoice
+from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import all_single, in_half
 from honed.tuner.frontend.partnodes import PART_OP
@@ -41,7 +40,7 @@ def decide(
     profile: DeviceProfile,
     *,
     calibration: Path | None = None,
-    like: Path | None = None,
+    like: CompiledModel | None = None,
 ) -> PrecisionChoice:
     """The choice for a model as given, normalised in its own types.
 
@@ -50,8 +49,7 @@ def decide(
     anew. Raises InvalidArgument where the inputs are not what the model takes.
     """
     if like is not None:
-        with modelfile.read(like, verify=False) as file:
-            earlier = file.model.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
+        earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
         if _fits(earlier, normalised):
             return earlier
     given = sets.load(calibration, normalised.inputs) if calibration is not None else None
