@@ -21,7 +21,6 @@ from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLe
 from . import frontend, sized
 from .attend import joins
 from .cut import Cut
-from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import LoweredModel, lower_module
 from .lower.schedule import default_kernels
@@ -29,8 +28,8 @@ from .mixed import choose
 from .prepare import Prepared, compiled_before, prepare
 from .prove.graphs import bind_shapes
 from .proving import Prover, expect, with_behind
+from .schedules import NOTHING, first_kernels, recorded
 from .sized import timing
-from .tuned import NOTHING, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.

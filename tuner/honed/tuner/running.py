@@ -20,9 +20,9 @@ from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
 from . import frontend
 from .assemble import assemble
 from .attend import joins
-from .first import first_kernels
 from .frontend import Precision
 from .lower.module import First, lower_module
+from .schedules import first_kernels
 
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:

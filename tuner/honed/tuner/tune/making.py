@@ -9,8 +9,8 @@ import tvm
 from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
+from honed.tuner.schedules import first_kernels
 
 from .extract import write_sets
 
