@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -17,11 +17,10 @@ from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 from honed.tuner.prove.graphs import bind_shapes
 
 from . import valuetypes
-from .dense import sized_stages
 from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
 from .rows import by_rows
-from .work import elements, flops
+from .work import OPEN, elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
 _CARRIED = {d.name: d for d in DTYPES}
@@ -105,18 +104,12 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
     if len(nodes) > MAX_NODES:
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
-    units = [_unit(one, found) for one in nodes]
-    tied = {
-        name
-        for unit in units
-        for name in unit.makes
-        if not carried(found.types.get(name), _CARRIED) and name not in found.constants
-    }
+    units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
     light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
-    behind = sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
+    behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
     try:
         try:
             made = _cut(model, found, nodes, _placed(divided, last, behind), outputs)
@@ -172,13 +165,53 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
     return kept[::-1]
 
 
-def _unit(one: SurveyedNode, found: NodeSurvey) -> Unit:
-    return Unit(
-        reads=one.reads,
-        makes=tuple(name for name in one.node.output if name),
-        able=not one.why,
-        work=flops(one.node, found.types),
-    )
+def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit], set[str]]:
+    """Nodes as they are divided, judged by a survey, and the values that cannot be handed over."""
+    able = {one.index: not one.why for one in found.nodes}
+    units = [
+        Unit(
+            reads=one.reads,
+            makes=tuple(name for name in one.node.output if name),
+            able=able[one.index],
+            work=flops(one.node, found.types),
+        )
+        for one in nodes
+    ]
+    made = {name for unit in units for name in unit.makes}
+    return units, {n for n in made if not carried(found.types.get(n), _CARRIED) and n not in found.constants}
+
+
+def _sized_stages(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    learnt: Mapping[str, TensorSpec],
+    last: Sequence[SurveyedNode],
+    outputs: Collection[str],
+    worth: Worth,
+) -> list[int]:
+    """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
+
+    Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
+    depend on the data. All are 1 where there is none.
+    """
+    known = survey(model, shapes, learnt, assumed=OPEN)
+    if known is None:
+        return [1] * len(last)
+    units, tied = _units(last, known)
+    return _paying(units, divide(units, tied, outputs, worth).stages, worth)
+
+
+def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
+    """The stages, or one for all where what could be compiled has too little work."""
+    total = sum(unit.work for unit in units)
+    work: dict[int, int] = {}
+    for unit, stage in zip(units, stages, strict=True):
+        if stage % 2 == 0:
+            work[stage] = work.get(stage, 0) + unit.work
+    least = max(worth.share * total, worth.work)
+    if not work or min(work.values()) < least:
+        return [1] * len(stages)
+    return list(stages)
 
 
 def _cut(

@@ -7,8 +7,8 @@ It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` fro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     """Decide; the exit status is 0 wherever a result was written."""
     arguments = confined.parser("honed.tuner.mixed.child").parse_args(argv)
 
-    def work() -> dict[str, Any]:
+    def work() -> Mapping[str, object]:
         model = onnx.load(arguments.folder / confined.MODEL)
         names = [info.name for info in model.graph.input]
         sets = list(confined.sets_in(arguments.folder, names, arguments.sets))

@@ -91,7 +91,7 @@ def _by_type(error: Exception) -> str:
 
 
 def answer(
-    folder: Path, work: Callable[[], Mapping[str, Any]], told: Callable[[Exception], str] = _by_type
+    folder: Path, work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type
 ) -> int:
     """Have a child answer with what its work gives, or with why it gives nothing; its exit status."""
     try:
