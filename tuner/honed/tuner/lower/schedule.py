@@ -18,8 +18,8 @@ from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
 
-from .long_sums import reductions
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
+from .sums import reductions
 
 SERIAL = "serial"
 # Shorter reductions leave most work-items of a cooperating group idle.

@@ -25,12 +25,12 @@ from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
 from honed.tuner.cut import Cut
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
-from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import legal_model, task_key
 from honed.tuner.lower.operands import mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
+from honed.tuner.lower.sums import most_additions, reductions
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 from honed.tuner.prepare import compiled_before, prepare
