@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.onnxfile.external import MissingExternalData
+from honed.onnxfile.reading import MissingExternalData
 
 from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load

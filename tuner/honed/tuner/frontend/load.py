@@ -8,8 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import checker
 
-from honed.onnxfile.reading import PROTOBUF_LIMIT, read
-from honed.onnxfile.text import shown
+from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
 from honed.protocol.errors import ModelRefused
 from honed.tuner.standins import RUNTIMES_OWN
 
