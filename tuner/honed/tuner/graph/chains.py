@@ -55,8 +55,7 @@ class _ChainFolder:
                 replaced |= {outer.value: [], node.output[0]: new}
                 changed |= {*inner, node.output[0]}
                 self.folded += len(inner)
-        nodes = [new for node in self.graph.nodes for new in replaced.get(node.output[0], [node])]
-        self.graph = self.graph.tidied(nodes)
+        self.graph = self.graph.replacing(replaced)
         return bool(changed)
 
     def _parts(self, outer: Product, uses: GraphUses, producers: dict[str, onnx.NodeProto]) -> list[_Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,6 +139,10 @@ class Graph:
     def _ints(self, output: str, *numbers: int) -> list[str]:
         """One-dimensional constants of one element each, named after the output they are for."""
         return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
+
+    def replacing(self, replaced: Mapping[str, Sequence[onnx.NodeProto]]) -> Graph:
+        """The graph with others in the place of the nodes that make these values."""
+        return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
 
     def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
         """The graph of other nodes, given in any order, without what no output needs.

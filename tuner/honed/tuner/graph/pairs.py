@@ -52,8 +52,7 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
             joined += 1
     if not joined:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), joined
+    return found.replacing(replaced), joined
 
 
 def _neighbours(graph: Graph, uses: GraphUses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:

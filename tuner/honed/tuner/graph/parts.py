@@ -29,8 +29,7 @@ def split_parts(graph: Graph) -> tuple[Graph, int]:
             replaced |= _split(found, one, list(joined.input), kept[0])
     if not replaced:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), sum(any(n.op_type == "Add" for n in new) for new in replaced.values())
+    return found.replacing(replaced), sum(any(n.op_type == "Add" for n in new) for new in replaced.values())
 
 
 def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
