@@ -14,7 +14,6 @@ from honed.protocol.errors import InvalidArgument
 from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.halves import Exemptions, put_casts, saturated, usually
 
-from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
 from .partnodes import NO_PARTS, Parts
@@ -22,8 +21,6 @@ from .reasons import Reasons
 from .signature import TensorSpec, carried
 from .values import Item, NodeRefused, Unknown, Value
 from .walk import Walker, begin
-
-__all__ = ["Normalised", "Precision", "all_single", "in_half", "normalise", "rules"]
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE

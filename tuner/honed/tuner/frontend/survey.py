@@ -9,7 +9,6 @@ from types import MappingProxyType
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from . import rules  # noqa: F401 - importing them registers them
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .load import FrontendLimits
 from .reasons import Reasons

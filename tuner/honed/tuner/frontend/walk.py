@@ -13,12 +13,14 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from . import reasons
+from . import (
+    reasons,
+    rules,  # noqa: F401 - importing them registers them
+)
 from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
 from .call import RULES, Call
-from .expansion import check_expansion
 from .flow import FLOW, MAX_BODIES, flow, graph_of
-from .load import FrontendLimits
+from .load import FrontendLimits, check_expansion
 from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .signature import TensorSpec, bind_inputs
 from .values import Array, Item, Listing, NodeRefused, Unknown, Value
