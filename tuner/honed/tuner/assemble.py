@@ -9,6 +9,7 @@ from importlib.metadata import version
 import numpy as np
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import (
@@ -50,20 +51,14 @@ def assemble(
     parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
     probes = len(plan.buffers) - len(probed)
-    model = CompiledModel(
+    model = strict.like(
+        CompiledModel,
+        plan,
         source=source,
         compiler={name: version(name) for name in _COMPILER},
         device=replace(profile, peaks=None),
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
-        buffers=plan.buffers,
-        arena_bytes=plan.arena_bytes,
-        constant_bytes=plan.constant_bytes,
-        sources=plan.sources,
-        kernels=plan.kernels,
-        steps=plan.steps,
-        prepare=plan.prepare,
-        prepared_bytes=plan.prepared_bytes,
         parts=_parts(normalised, plan),
         views=_views(normalised, plan),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
@@ -118,32 +113,24 @@ def _split(cut: Cut | None, first: int) -> Split | None:
     if cut is None:
         return None
     parts = tuple(
-        CpuPart(
+        strict.like(
+            CpuPart,
+            part,
             onnx=first + n,
             inputs=_part_tensors(part.inputs),
             outputs=_part_tensors(part.outputs),
-            nodes=part.nodes,
-            flops=part.flops,
-            why=part.why,
-            sized=part.sized,
-            by_rows=part.by_rows,
         )
         for n, part in enumerate(cut.parts)
     )
-    return Split(
-        parts=parts, behind=cut.behind, outputs=_part_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops
-    )
+    return strict.like(Split, cut, parts=parts, outputs=_part_tensors(cut.outputs))
 
 
 def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
-    return tuple(PartTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs)
+    return tuple(strict.like(PartTensor, spec) for spec in specs)
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(name=s.name, dtype=s.dtype, shape=s.shape, buffer=b)
-        for s, b in zip(specs, buffers, strict=True)
-    )
+    return tuple(strict.like(Tensor, s, buffer=b) for s, b in zip(specs, buffers, strict=True))
 
 
 def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:

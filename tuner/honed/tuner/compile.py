@@ -13,6 +13,7 @@ import onnx
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.sizes import MetSizes
 from honed.runtime.compiled import modelfile
@@ -206,24 +207,15 @@ def _prover(
     expected = expect(bound, normalised)
     if prepared.cut is not None and prepared.cut.behind:
         expected = with_behind(expected, prepared.cut, bind_shapes(prepared.whole, shapes))
-    return Prover(
-        source=SourceModel(
-            sha256=_sha256(request.path),
-            filename=request.filename,
-            producer=normalised.producer,
-            opset=normalised.opset,
-            precision=normalised.precision,
-            notes=normalised.notes,
-            choice=choice,
-        ),
-        profile=request.profile,
-        device=request.device,
+    sha256 = _sha256(request.path)
+    return strict.like(
+        Prover,
+        request,
+        source=strict.like(SourceModel, normalised, sha256=sha256, filename=request.filename, choice=choice),
         normalised=normalised,
         cut=prepared.cut,
         expected=expected,
         bound=bound,
-        precision=request.precision,
-        processes=request.processes,
     )
 
 

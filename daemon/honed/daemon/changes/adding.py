@@ -10,6 +10,7 @@ from honed.daemon.core.states import ServedModel
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.daemon.store.versions import NO_HISTORY
+from honed.protocol import strict
 from honed.protocol.results import ModelAdded, ModelSettings
 
 from .build import Notify
@@ -64,18 +65,16 @@ class Adding:
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
     """Of a file that the CPU engine is to serve."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
-    return Manifest(
+    return strict.like(
+        Manifest,
+        staged,
         name=name,
         added=time.time(),
         compiled=None,
         history=NO_HISTORY,
         sources=tuple(source for source, _ in staged.sources),
-        shapes=staged.shapes,
-        precision=staged.precision,
         device=before.device if before is not None else "",
         placed=before.placed if before is not None else "",
         wanted=wanted,
-        state=staged.state,
-        owner=staged.owner,
         settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
     )

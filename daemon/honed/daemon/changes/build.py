@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
@@ -127,15 +127,7 @@ class ModelBuilder:
                 best = us, made
         if best is None:
             raise failures[0]
-        made = best[1]
-        return Built(
-            server=made.server,
-            path=made.path,
-            file=made.file,
-            model=made.model,
-            proof=made.proof,
-            measured=f"measured when it was added: {', '.join(told)}",
-        )
+        return replace(best[1], measured=f"measured when it was added: {', '.join(told)}")
 
     async def _build(
         self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack
@@ -181,16 +173,12 @@ class ModelBuilder:
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
             file.write(profilefile.dumps(profile).encode())
-        return Compile(
+        return strict.like(
+            Compile,
+            staged,
             file=staged.given,
             output=output,
             name=staged.sources[0][0].name,
-            shapes=staged.shapes,
-            precision=staged.precision,
-            calibration=staged.calibration,
-            like=staged.like,
-            sizes=staged.sizes,
-            slower_too=staged.slower_too,
             profile=output.with_suffix(".toml"),
             device=server.supervisor.spec,
             memory_mib=self._limits.compile_memory_mib,

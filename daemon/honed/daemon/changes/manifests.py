@@ -10,6 +10,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, begin, new_version
 from honed.daemon.store.versions import VersionHistory, succeed
+from honed.protocol import strict
 from honed.protocol.results import ModelSettings
 
 from .build import Built
@@ -26,18 +27,16 @@ def made_manifest(
         device, placed = made.server.name, made.measured or "asked for"
     else:
         device, placed = (before.device, before.placed) if before is not None else ("", "")
-    manifest = Manifest(
+    manifest = strict.like(
+        Manifest,
+        staged,
         name=name,
         added=now if restored is None else restored.added,
         compiled=made.file,
         history=_history(made.file, made.model.schedules, why, now, replaced),
         sources=tuple(source for source, _ in staged.sources),
-        shapes=staged.shapes,
-        precision=staged.precision,
         device=device,
         placed=placed,
-        state=staged.state,
-        owner=staged.owner,
         settings=before.settings if before is not None else ModelSettings(),
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from honed.protocol import strict
 from honed.runtime.compiled.model import (
     CONSTANT_ALIGN,
     Buffer,
@@ -120,16 +121,7 @@ class _Draft:
     kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(self, value: MemoryValue, place: str, offset: int = 0, within: int | None = None) -> int:
-        self.buffers.append(
-            Buffer(
-                dtype=value.dtype,
-                shape=value.shape,
-                place=place,  # type: ignore[arg-type]
-                offset=offset,
-                nbytes=value.nbytes,
-                within=within,
-            )
-        )
+        self.buffers.append(strict.like(Buffer, value, place=place, offset=offset, within=within))
         return len(self.buffers) - 1
 
     def add_value(self, v: int, place: str, offset: int = 0, within: int | None = None) -> None:
@@ -154,15 +146,12 @@ class _Draft:
             name = function.name if len(function.launches) == 1 else f"{function.name}.{launch}"
             self.kernel_of[key] = len(self.kernels)
             self.kernels.append(
-                Kernel(
+                strict.like(
+                    Kernel,
+                    one,
                     name=name,
                     source=len(self.sources) - 1,
-                    entry=one.entry,
                     args=one.arg_types,
-                    grid=one.grid,
-                    block=one.block,
-                    flops=one.flops,
-                    bytes=one.bytes,
                     task=function.task,
                     schedule=function.schedule,
                 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.sizes import MetSizes
 from honed.runtime.compiled.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
 from honed.runtime.compiled.parts import MAX_SIZES
@@ -95,12 +96,12 @@ def with_forms(
     moved = [section.moved(part.model, part.constants) for part in parts]
     end = section.end
     forms = tuple(
-        Form(
+        strict.like(
+            Form,
+            part,
             part=part.met.part,
             sizes=part.met.sizes,
             model=replace(part.model, buffers=buffers, constant_bytes=end),
-            times=part.times,
-            least=part.least,
         )
         for part, buffers in zip(parts, moved, strict=True)
     )
