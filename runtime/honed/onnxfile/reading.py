@@ -18,14 +18,7 @@ from onnx import TensorProto, helper
 
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
-
-def shown(text: str, limit: int = 400) -> str:
-    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
-
-
+PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {
     TensorProto.INT4: 4,
@@ -34,6 +27,13 @@ _PACKED_BITS = {
     **{t: 2 for t in (getattr(TensorProto, n, None) for n in ("INT2", "UINT2")) if t is not None},
 }
 _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
+
+
+def shown(text: str, limit: int = 400) -> str:
+    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 class MissingExternalData(MissingFiles):
@@ -77,10 +77,10 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors
-    for sparse in [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])]:
-        yield sparse.values
-        yield sparse.indices
-    for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+    if attribute.HasField("sparse_tensor"):
+        yield attribute.sparse_tensor.values
+        yield attribute.sparse_tensor.indices
+    for graph in (attribute.g, *attribute.graphs):
         yield from _graph_tensors(graph)
 
 
@@ -206,9 +206,6 @@ def _read(path: Path, entries: dict[str, str], expected: int, name: str) -> byte
     if len(data) != length:
         raise ModelRefused(f"external data file {path.name} changed while it was read; try again")
     return data
-
-
-PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
 
 
 def read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -40,10 +41,11 @@ def prepare(
     That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
     """
     limits = profile.limits
+    normalised = partial(
+        frontend.normalise, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+    )
     try:
-        whole = frontend.normalise(
-            model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
-        )
+        whole = normalised(model)
     except ModelRefused as refused:
         if not has_cpu_engine():
             raise
@@ -51,14 +53,7 @@ def prepare(
         if isinstance(made, str):
             raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
         try:
-            rest = frontend.normalise(
-                made.program,
-                shapes=shapes,
-                precision=precision,
-                fp16=limits.fp16,
-                fp64=limits.fp64,
-                parts=made.between,
-            )
+            rest = normalised(made.program, parts=made.between)
         except ModelRefused as again:
             why = f"it is not cut in parts: {again}"
             raise ModelRefused(str(refused), (*refused.reasons, why)) from again

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -94,9 +94,9 @@ class _Search:
         try:
             wrong = self._look([v.name for v in self.model.graph.output])
         except _Unanswered as error:
-            return self._nothing(f"the first differing node was not searched for: {error}")
+            return self._located(f"the first differing node was not searched for: {error}")
         if not wrong:
-            return self._nothing(
+            return self._located(
                 "the difference did not show again when the model was run on the same inputs"
             )
         worst = self._earliest(wrong)
@@ -191,28 +191,17 @@ class _Search:
             f"the first value that differs is made by node {label!r} ({node.op_type}): what it reads agrees, "
             f"and its {worst}"
         )
-        return Located(
-            node=label,
-            op=node.op_type,
-            value=worst.output,
-            error=worst.error,
-            sentence=sentence,
-            variants=self.variants,
-        )
+        return replace(self._located(sentence, worst), node=label, op=node.op_type)
 
     def _at_most(self, worst: Difference, why: str) -> Located:
         sentence = f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
-        return Located(
-            node=None,
-            op=None,
-            value=worst.output,
-            error=worst.error,
-            sentence=sentence,
-            variants=self.variants,
-        )
+        return self._located(sentence, worst)
 
-    def _nothing(self, sentence: str) -> Located:
-        return Located(node=None, op=None, value=None, error=None, sentence=sentence, variants=self.variants)
+    def _located(self, sentence: str, worst: Difference | None = None) -> Located:
+        value, error = (worst.output, worst.error) if worst is not None else (None, None)
+        return Located(
+            node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants
+        )
 
 
 def _variant(
