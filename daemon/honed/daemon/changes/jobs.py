@@ -37,11 +37,10 @@ from honed.protocol.errors import (
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
 
-from .adding import Adding, as_given
-from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, load
+from .build import BUILT, RECEIVED, Adding, AddJob, Built, ModelBuilder, Notify, load
 from .dropping import Dropping
 from .loadchecks import check
-from .manifests import made_manifest, same_source
+from .manifests import as_given, made_manifest, same_source
 from .staging import Staged, copies, stage, stage_again
 
 _log = logging.getLogger(__name__)
