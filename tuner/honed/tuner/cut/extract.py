@@ -10,7 +10,6 @@ from onnx import helper, numpy_helper
 from honed.tuner.frontend.partnodes import PART_DOMAIN
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, SurveyedNode
-from honed.tuner.frontend.values import elem_type
 
 
 class Extractor:
@@ -101,8 +100,7 @@ class Extractor:
 
 
 def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
-    shape: list[int | None] = [size if size >= 0 else None for size in spec.shape]
-    return helper.make_tensor_value_info(spec.name, elem_type(spec.numpy), shape)
+    return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
 
 def carried(spec: TensorSpec | None, names: Mapping[str, object]) -> bool:

@@ -172,7 +172,7 @@ def _name_outputs(
 
 
 def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, int(helper.np_dtype_to_tensor_dtype(typed.numpy)), typed.shape)
+    return onnx.ValueInfoProto(name=name, type=typed.type_proto())
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:

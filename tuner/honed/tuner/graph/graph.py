@@ -171,6 +171,11 @@ class Graph:
         return helper.make_tensor_value_info(name, self.types[name].elem, self.types[name].shape)
 
 
+def axis_of(node: onnx.NodeProto, rank: int) -> int:
+    """The attribute `axis` of a node, counted from the front."""
+    return int(helper.get_node_attr_value(node, "axis")) % rank
+
+
 def copied(node: onnx.NodeProto) -> onnx.NodeProto:
     """A node that can be changed: graphs share theirs."""
     copy = onnx.NodeProto()

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Shape, TensorType, copied
+from .graph import Array, Graph, Shape, TensorType, axis_of, copied
 from .stacking import ELEMENTWISE, REDUCTIONS
 
 
@@ -94,7 +94,7 @@ def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
 
 
 def _softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    axis = _axis(node, len(graph.shape(node.input[0])))
+    axis = axis_of(node, len(graph.shape(node.input[0])))
     last = {n: kind for n, kind in given[0].items() if kind is Beyond.LAST}
     if axis not in last:
         return Rounding(operands=(frozenset(last),), result=last)
@@ -102,13 +102,13 @@ def _softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
 
 
 def _log_softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    axis = _axis(node, len(graph.shape(node.input[0])))
+    axis = axis_of(node, len(graph.shape(node.input[0])))
     return _beside(given, {axis})
 
 
 def _layer_norm(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.input[0]))
-    return _beside(given, set(range(_axis(node, rank), rank)))
+    return _beside(given, set(range(axis_of(node, rank), rank)))
 
 
 def _slice(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
@@ -156,7 +156,7 @@ def _same_place(before: Shape, after: Shape, axis: int) -> int | None:
 
 
 def _concat(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    axis = _axis(node, len(graph.shape(node.input[0])))
+    axis = axis_of(node, len(graph.shape(node.input[0])))
     wanted = {a for axes in given for a, kind in axes.items() if a != axis and kind is Beyond.LAST}
     return Rounding(
         operands=(frozenset(wanted),) * len(given), result=dict.fromkeys(sorted(wanted), Beyond.LAST)
@@ -164,15 +164,11 @@ def _concat(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Roun
 
 
 def _gather(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    axis = _axis(node, len(graph.shape(node.input[0])))
+    axis = axis_of(node, len(graph.shape(node.input[0])))
     places = {a: kind for a, kind in given[1].items() if kind is Beyond.LAST}
     return Rounding(
         operands=(_NONE, frozenset(places)), result={axis + a: kind for a, kind in places.items()}
     )
-
-
-def _axis(node: onnx.NodeProto, rank: int) -> int:
-    return int(helper.get_node_attr_value(node, "axis")) % rank
 
 
 _RULES: Mapping[str, Rule] = {

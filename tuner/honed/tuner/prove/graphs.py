@@ -133,6 +133,12 @@ def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
     return TypedValue(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
 
 
+def info(value: TypedValue, name: str) -> onnx.ValueInfoProto:
+    """A value under a name, as ONNX declares it."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+    return helper.make_tensor_value_info(name, element, value.shape)
+
+
 def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
     """The type and shape of a constant; None for a type honed does not carry."""
     name = numpy_name(tensor.data_type)

@@ -141,9 +141,7 @@ class _Search:
         declared = next((v for v in self.model.graph.output if v.name == name), None)
         if declared is not None:
             return declared
-        value = self.known[name]
-        element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-        return helper.make_tensor_value_info(name, element, value.shape)
+        return graphs.info(self.known[name], name)
 
     def _earliest(self, wrong: Iterable[Difference]) -> Difference:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))

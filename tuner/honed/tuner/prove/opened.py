@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, inliner
 
 from . import graphs
+from .graphs import info
 from .ranges import MOVING
 
 Arrays = Mapping[str, np.ndarray]
@@ -109,13 +110,13 @@ def _apart(
         [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
             *model.graph.input,
-            *(_info(known[name], other) for name, other in given.items()),
-            *(_info(known[name], name) for name in made),
+            *(info(known[name], other) for name, other in given.items()),
+            *(info(known[name], name) for name in made),
         ],
         [
             *outputs,
-            *(_info(known[name], name) for name in given if name not in there),
-            *(_info(known[name], other) for name, other in made.items()),
+            *(info(known[name], name) for name in given if name not in there),
+            *(info(known[name], other) for name, other in made.items()),
         ],
     )
 
@@ -243,11 +244,6 @@ def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, 
     other.input[:] = [given.get(name, name) for name in node.input]
     other.output[:] = [made.get(name, name) for name in node.output]
     return other
-
-
-def _info(value: graphs.TypedValue, name: str) -> onnx.ValueInfoProto:
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-    return helper.make_tensor_value_info(name, element, value.shape)
 
 
 def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
