@@ -283,15 +283,6 @@ def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
     return copy
 
 
-def touched(step: Step) -> tuple[int, ...]:
-    """The buffers a step reads or writes."""
-    if isinstance(step, Launch):
-        return step.buffers
-    if isinstance(step, Copy):
-        return (step.source, step.target)
-    return step.inputs + step.outputs
-
-
 def _prepared(draft: _Draft, room: PreparedRoom) -> frozenset[int]:
     """The numbers of the steps that are prepared, of all steps."""
     found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
@@ -317,7 +308,7 @@ def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: in
 def _place_scratch(draft: _Draft, steps: Sequence[Step], alignment: int) -> int:
     spans: dict[int, list[int]] = {}
     for n, step in enumerate(steps):
-        for b in (family_of(draft.buffers, b) for b in touched(step)):
+        for b in (family_of(draft.buffers, use.buffer) for use in uses(draft.kernels, step)):
             if draft.buffers[b].place == "scratch":
                 spans.setdefault(b, []).append(n)
     scratch = list(spans)
