@@ -68,10 +68,20 @@ def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
     for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from nodes(subgraph)
+        yield from within(node)
+
+
+def within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """A node, and those of its subgraphs."""
+    yield node
+    for graph in subgraphs(node):
+        yield from nodes(graph)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds."""
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs)
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:

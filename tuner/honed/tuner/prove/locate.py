@@ -226,12 +226,8 @@ def _variant(
 
 def _reads(node: onnx.NodeProto) -> set[str]:
     """The values a node reads, those that its subgraphs take from outside included."""
-    read = {name for name in node.input if name}
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            read |= {name for inner in graphs.nodes(graph) for name in inner.input if name}
-            read |= {v.name for v in graph.output}
-    return read
+    read = {name for inner in graphs.within(node) for name in inner.input if name}
+    return read | {value.name for graph in graphs.subgraphs(node) for value in graph.output}
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:

@@ -195,7 +195,7 @@ def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     """The values that only go to outputs, moved or of another type, with the names of these outputs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
-        for name in {name for inner in _inner(node) for name in inner.input if name}:
+        for name in {name for inner in graphs.within(node) for name in inner.input if name}:
             readers.setdefault(name, []).append(node)
     found = {value.name: frozenset({value.name}) for value in model.graph.output if value.name not in readers}
     for node in reversed(model.graph.node):
@@ -225,17 +225,10 @@ def _varying(model: onnx.ModelProto) -> set[str]:
     fixed = {tensor.name for tensor in model.graph.initializer}
     found = {value.name for value in model.graph.input} - fixed
     for node in model.graph.node:
-        reads = {name for inner in _inner(node) for name in inner.input}
+        reads = {name for inner in graphs.within(node) for name in inner.input}
         if reads & found:
             found |= {name for name in node.output if name}
     return found
-
-
-def _inner(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-    yield node
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from graphs.nodes(graph)
 
 
 def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
