@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import onnx
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
-from honed.runtime.dtypes import DTYPES
 from honed.tuner.frontend.partnodes import Parts
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 from honed.tuner.prove.graphs import bind_shapes
@@ -23,7 +22,6 @@ from .rows import by_rows
 from .work import OPEN, elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
-_CARRIED = {d.name: d for d in DTYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +146,11 @@ def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _
 
 
 def _nbytes(spec: TensorSpec | None) -> int:
-    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec, _CARRIED) and spec else 0
+    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec) and spec else 0
 
 
 def _learnt(bound: onnx.ModelProto, unknown: Iterable[str]) -> dict[str, TensorSpec]:
-    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in _CARRIED}
+    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in CARRIED}
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
@@ -178,7 +176,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
         for one in nodes
     ]
     made = {name for unit in units for name in unit.makes}
-    return units, {n for n in made if not carried(found.types.get(n), _CARRIED) and n not in found.constants}
+    return units, {n for n in made if not carried(found.types.get(n)) and n not in found.constants}
 
 
 def _sized_stages(
@@ -314,6 +312,6 @@ def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
             raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
         sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
         known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
-    if known.dtype not in _CARRIED:
+    if known.dtype not in CARRIED:
         raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
     return known

@@ -18,7 +18,7 @@ from .reasons import Reasons
 from .values import NodeRefused, elem_type, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
-_CARRIED = frozenset(d.name for d in DTYPES)
+CARRIED = frozenset(d.name for d in DTYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     if info.type.tensor_type.elem_type == 0:
         raise NodeRefused("its element type is not given; export the model again")
     dtype = numpy_dtype(info.type.tensor_type.elem_type)
-    if dtype.name not in _CARRIED:
+    if dtype.name not in CARRIED:
         name = onnx.TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
         raise NodeRefused(f"its elements are {name}, which is not compiled")
     return dtype
