@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
+from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import alignment_of, target_for
 
+from . import winograd
 from .apart import set_moves_apart
-from .convolutions import legalisations
 from .dots import multiply_bytes
 from .joining import Joins, join_functions, never
 from .layouts import block_channels, block_lanes
 from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
+Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
+_VECTOR = 4  # output channels that odd numbers of them are rounded up to
+_INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
+_LEAST_OUTPUTS = 5  # below, rounding up adds more than vectors save
 _SATURATED = 3.55
 # Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
 _NUMERATOR = (
@@ -96,7 +106,7 @@ def _simplified() -> tvm.transform.Pass:
 
 
 def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
-    rules = {"relax.erf": _erf, **legalisations(profile)}
+    rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)}
     steps = relax.transform
     return tvm.transform.Sequential(
         [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]
@@ -191,3 +201,39 @@ def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
 
     value = tvm_ffi.structural_map(update.value, [(ir.TensorLoad, initial)])
     return tirx.BufferStore(update.buffer, value, list(update.indices))
+
+
+def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """What becomes of a convolution on a device, where it is other than what TVM makes of it."""
+    what = winograd.suited(call) if family.winograd else None
+    if what is not None:
+        return winograd.convolved(builder, call, what)
+    plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
+    if not (family.vectors_of_channels and _is_odd(call)):
+        return plain(builder, call)
+    image, weights = call.args
+    given = weights.value.numpy()
+    outputs = len(given)
+    more = relax.const(np.pad(given, [(0, -outputs % _VECTOR), *[(0, 0)] * (given.ndim - 1)]))
+    rounded = builder.normalize(relax.Call(call.op, [image, more], call.attrs))
+    made = builder.emit(plain(builder, rounded))
+    ends = [int(extent) for extent in call.ty.shape]
+    return builder.call_te(
+        topi.strided_slice,
+        made,
+        begin=[0] * len(ends),
+        end=ends,
+        primfunc_name_hint="without_rounding",
+        primfunc_attrs={"op_pattern": _INJECTIVE},
+    )
+
+
+def _is_odd(call: relax.Call) -> bool:
+    """Whether it has a window, and constant weights for output channels that no vector divides."""
+    attrs, weights = call.attrs, call.args[1]
+    if attrs.groups != 1 or attrs.kernel_layout != "OIHW" or attrs.out_layout != "NCHW":
+        return False
+    if not isinstance(weights, ir.GenericConst):
+        return False
+    outputs, _, *window = (int(extent) for extent in weights.ty.shape)
+    return outputs % 2 == 1 and outputs >= _LEAST_OUTPUTS and math.prod(window) > 1
