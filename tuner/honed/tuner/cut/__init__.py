@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -96,7 +96,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     learnt: Mapping[str, TensorSpec] = {}
     if unknown:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
-        learnt = _learnt(bound, unknown)
+        learnt = {name: s for name, s in valuetypes.ask(bound, unknown).items() if s.dtype in CARRIED}
         found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
@@ -147,10 +147,6 @@ def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _
 
 def _nbytes(spec: TensorSpec | None) -> int:
     return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec) and spec else 0
-
-
-def _learnt(bound: onnx.ModelProto, unknown: Iterable[str]) -> dict[str, TensorSpec]:
-    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in CARRIED}
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:

@@ -64,7 +64,8 @@ def lower_function(
     """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        split = _passes()(tirx.transform.BindTarget(target)(module))
+        passes = tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
+        split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
         source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
@@ -74,10 +75,6 @@ def lower_function(
     lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
-
-
-def _passes() -> tvm.transform.Pass:
-    return tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
 
 
 def _blocks_to_loops() -> list[tvm.transform.Pass]:
