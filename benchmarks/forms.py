@@ -26,9 +26,8 @@ from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
-from honed.tuner.first import first_kernels
 from honed.tuner.lower.module import lower_module
-from honed.tuner.tuned import Recorded, recorded
+from honed.tuner.schedules import Recorded, first_kernels, recorded
 
 _TURNS = 41
 _KEYPOINTS = (8, 24, 48, 192, 768)

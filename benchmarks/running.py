@@ -16,10 +16,10 @@ from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import Executor
 from honed.tuner import attend, frontend
 from honed.tuner.assemble import assemble
-from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.running import opened
+from honed.tuner.schedules import first_kernels
 
 Arrays = dict[str, np.ndarray]
 

@@ -17,10 +17,10 @@ from rich.table import Table
 from tvm import tirx
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
+from honed.tuner.schedules import first_kernels
 from honed.tuner.search.draw import Drawing
 from honed.tuner.valhall.compiler import ROOT
 

@@ -14,8 +14,8 @@ from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.assemble import assemble
-from honed.tuner.first import first_kernels
 from honed.tuner.lower.module import lower_module
+from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import extract
 
 from .graphs import answers, parsed, weights

@@ -9,8 +9,7 @@ import pytest
 from onnx import helper
 
 from honed.runtime.errors import ModelRefused
-from honed.tuner.frontend.expansion import check_expansion
-from honed.tuner.frontend.load import load
+from honed.tuner.frontend.load import check_expansion, load
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
 LIMIT = 1000

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
 from honed.tuner.frontend import FrontendLimits, TensorSpec, normalise
-from honed.tuner.frontend.relax_ops import CORE
+from honed.tuner.frontend.importing import CORE
 
 pytestmark = pytest.mark.tvm
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

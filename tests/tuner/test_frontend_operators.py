@@ -9,8 +9,8 @@ import pytest
 
 from honed.tuner.frontend.builder import TARGET_OPSET, schema
 from honed.tuner.frontend.call import RULES
+from honed.tuner.frontend.importing import CORE
 from honed.tuner.frontend.partnodes import PART_OP
-from honed.tuner.frontend.relax_ops import CORE
 from honed.tuner.standins import RUNTIMES_OWN
 
 from .backend import table

@@ -120,13 +120,6 @@ def test_the_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
 
 
-def test_example_inputs_are_written_as_files(tmp_path: Path) -> None:
-    files = lightglue.write_inputs(tmp_path / "new", 7, seed=2)
-    for name, value in lightglue.example_inputs(7, seed=2).items():
-        np.testing.assert_array_equal(np.load(files[name]), value)
-        assert files[name] == tmp_path / "new" / f"{name}.npy"
-
-
 @pytest.mark.slow
 def test_symbolic_points_can_be_bound_to_any_number(tmp_path: Path) -> None:
     model = onnx.load(lightglue.write(tmp_path / "n.onnx", symbolic=True))

@@ -16,9 +16,9 @@ from honed.machine.families import FAMILIES
 from honed.tuner import running
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower import sums
-from honed.tuner.lower.long_sums import most_additions
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
+from honed.tuner.lower.sums import most_additions
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from honed.tuner.search.budget import size_of

@@ -20,8 +20,8 @@ from honed.runtime.execution.proof import Difference
 from honed.tuner import compile as compiling
 from honed.tuner import proving
 from honed.tuner.frontend import TensorSpec, normalise
-from honed.tuner.mixed import choose, sets
-from honed.tuner.mixed.speed import why_not_half
+from honed.tuner.mixed import choose
+from honed.tuner.mixed.choose import why_not_half
 from honed.tuner.tune.extract import extract
 from honed.tuner.valhall.benches import predicted
 
@@ -135,21 +135,21 @@ SPECS = (TensorSpec(name="x", dtype="float32", shape=(4, 16)),)
 def test_a_set_that_does_not_fit_is_refused(arrays: dict[str, np.ndarray], said: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(InvalidArgument, match=said):
-        sets.load(tmp_path, SPECS)
+        choose.calibration_sets(tmp_path, SPECS)
 
 
 def test_a_folder_without_sets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no folder"):
-        sets.load(tmp_path / "none", SPECS)
+        choose.calibration_sets(tmp_path / "none", SPECS)
     with pytest.raises(InvalidArgument, match=r"holds no \.npz file"):
-        sets.load(tmp_path, SPECS)
+        choose.calibration_sets(tmp_path, SPECS)
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04nothing")
     with pytest.raises(InvalidArgument, match="damaged"):
-        sets.load(tmp_path, SPECS)
+        choose.calibration_sets(tmp_path, SPECS)
     for number in range(17):
         (tmp_path / f"{number}.npz").touch()
     with pytest.raises(InvalidArgument, match="holds 18 sets of inputs; give at most 16"):
-        sets.load(tmp_path, SPECS)
+        choose.calibration_sets(tmp_path, SPECS)
 
 
 def _request(

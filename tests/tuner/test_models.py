@@ -17,8 +17,8 @@ import pytest
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.execution.executor import load
-from honed.tuner.bind import bind_shapes
 from honed.tuner.demo import lightglue
+from honed.tuner.prove.graphs import bind_shapes
 from honed.tuner.prove.reference import Reference, evaluate
 from tests import models
 

@@ -11,7 +11,7 @@ from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import shapes
+from honed.tuner.prove import graphs
 from honed.tuner.prove.tolerance import HALF_MOST, for_model, for_output, work
 
 
@@ -62,7 +62,7 @@ def test_depth_and_sums_are_read_off_the_graph() -> None:
         "f (float[1,3,8,8] x, float[4,3,3,3] w, float[144,7] m) => (float[1,7] y) <int64[2] s = {1,-1}> {"
         "a = Conv(x, w) b = Relu(a) c = Reshape(b, s) d = MatMul(c, m) y = Softmax(d) }"
     )
-    found = work(model, shapes.infer(model))
+    found = work(model, graphs.infer(model))
     assert found.reduction == 144
     assert found.depth == 4
 
@@ -82,7 +82,7 @@ def test_sums_of_operators(call: str, sizes: tuple[str, str, str], expected: int
     model = _model(
         f"f (float[{sizes[0]}] a, float[{sizes[1]}] b) => ({out} y) <int64[1] s = {{5}}> {{ y = {call} }}"
     )
-    assert work(model, shapes.infer(model)).reduction == expected
+    assert work(model, graphs.infer(model)).reduction == expected
 
 
 def test_every_output_of_a_model_has_one() -> None:

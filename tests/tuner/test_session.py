@@ -20,6 +20,7 @@ from honed.runtime.origin import Origin, ScheduleSource, Way
 from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
+from honed.tuner.schedules import recorded
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
@@ -32,7 +33,6 @@ from honed.tuner.tune.children import (
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
-from honed.tuner.tuned import best_schedules
 from honed.tuner.valhall.benches import PLATFORM
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
@@ -412,7 +412,7 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
         records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
         records.put_default("scale", setup, Default(seconds=1e-3, rate=None))
-    choose = best_schedules(tmp_path / "records.sqlite", profile)
+    choose = recorded(tmp_path / "records.sqlite", profile).schedules
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
 
@@ -431,7 +431,7 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
         new = NewCandidate(workload=f"{way} {host}", setup=setup_for(identity), trace=text, way=way)
         with kept(host) as records:
             records.finish(records.begin(new), right)
-        chosen = best_schedules(records.path, replace(profile, identity=identity))(new.workload, func)
+        chosen = recorded(records.path, replace(profile, identity=identity)).schedules(new.workload, func)
         assert chosen is not None
         origin = Origin.parse(chosen[0])
         return origin.source, origin.way

@@ -16,7 +16,7 @@ from onnxruntime.quantization import QuantFormat, QuantType
 from honed.machine.devices import Device
 from honed.runtime.execution.executor import load
 from honed.tuner.frontend import normalise
-from honed.tuner.prove import shapes
+from honed.tuner.prove import graphs
 
 from . import tooled
 from .test_frontend_rules import run
@@ -84,7 +84,7 @@ def test_rewritten_as_onnx_runtime_answers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_types_and_shapes_are_known_as_onnx_runtime_has_them(name: str, tmp_path: Path) -> None:
     model = MODELS[name][0](tmp_path)
-    known = shapes.infer(model)
+    known = graphs.infer(model)
     names = [output for node in model.graph.node for output in node.output if output]
     assert set(names) <= set(known)
     exposed = onnx.ModelProto()

@@ -17,8 +17,7 @@ from honed.daemon.serving import statepairs
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import UNNAMED, forget_names
-from honed.onnxfile.reading import read
-from honed.onnxfile.text import shown
+from honed.onnxfile.reading import read, shown
 from honed.protocol.errors import (
     DeviceError,
     InvalidArgument,

@@ -1,19 +1,211 @@
-"""Parsing an untrusted file, its external data included."""
+"""Parsing an untrusted file, with tensor data kept in files beside it, to a model that holds what it says.
+
+Nothing in it is trusted: sizes, paths and texts are checked.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import stat
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx import TensorProto, helper
 
-from honed.protocol.errors import InvalidArgument, ModelRefused
-
-from .external import check_data, load_external, tensors
+from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
+# Bits per element of types whose raw data is packed.
+_PACKED_BITS = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    **{t: 2 for t in (getattr(TensorProto, n, None) for n in ("INT2", "UINT2")) if t is not None},
+}
+_MOST_DIMENSIONS = 32  # NumPy's limit before version 2
+
+
+def shown(text: str, limit: int = 400) -> str:
+    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
+
+
+class MissingExternalData(MissingFiles):
+    """Files beside the model that hold its data are not there."""
+
+    def __init__(self, locations: tuple[str, ...]) -> None:
+        listed = ", ".join(shown(name, 200) for name in locations[:5]) + (
+            ", ..." if len(locations) > 5 else ""
+        )
+        super().__init__(
+            f"the model's data files are missing beside it: {listed}; put them in the same folder",
+            tuple(f"external data file {shown(name, 200)} is missing" for name in locations),
+            locations,
+        )
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in the model: initialisers, attributes, subgraphs, functions."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+        for attribute in function.attribute_proto:
+            yield from _attribute_tensors(attribute)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: list[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from _attribute_tensors(attribute)
+
+
+def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    if attribute.HasField("sparse_tensor"):
+        yield attribute.sparse_tensor.values
+        yield attribute.sparse_tensor.indices
+    for graph in (attribute.g, *attribute.graphs):
+        yield from _graph_tensors(graph)
+
+
+def expected_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of raw data its type and shape call for; raises ModelRefused for a type ONNX does not know."""
+    if len(tensor.dims) > _MOST_DIMENSIONS:
+        raise ModelRefused(
+            f"the model is damaged: tensor {shown(tensor.name)!r} has {len(tensor.dims)} dimensions, and "
+            f"more than {_MOST_DIMENSIONS} cannot be computed with; export it again"
+        )
+    count: int = math.prod(tensor.dims)
+    if any(d < 0 for d in tensor.dims):
+        raise ModelRefused(
+            f"the model is damaged: tensor {shown(tensor.name)!r} has a negative dimension; export it again"
+        )
+    if tensor.data_type in _PACKED_BITS:
+        return -(-count * int(_PACKED_BITS[tensor.data_type]) // 8)
+    try:
+        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    except KeyError:
+        raise ModelRefused(
+            f"the model is damaged: tensor {shown(tensor.name)!r} has unknown element type "
+            f"{tensor.data_type}; export it again"
+        ) from None
+
+
+def check_data(tensor: onnx.TensorProto) -> None:
+    """Raise ModelRefused where a tensor holds more or less data than its shape calls for."""
+    if tensor.data_type == TensorProto.STRING:
+        return
+    expected = expected_bytes(tensor)
+    if tensor.HasField("raw_data"):
+        held, right = len(tensor.raw_data), expected
+    else:
+        held = _typed_elements(tensor)
+        right = math.prod(tensor.dims)
+        if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+            right *= 2
+        if tensor.data_type in _PACKED_BITS:
+            right = expected
+    if held != right:
+        raise ModelRefused(
+            f"the model is damaged: tensor {shown(tensor.name)!r} of shape {list(tensor.dims)} holds {held} "
+            f"where {right} are needed; export it again"
+        )
+
+
+def _typed_elements(tensor: onnx.TensorProto) -> int:
+    fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+    return max(len(field) for field in fields)
+
+
+def load_external(model: onnx.ModelProto, folder: Path, limit_bytes: int) -> int:
+    """Read all external data into the model; returns the bytes read.
+
+    Only regular files inside `folder` are read, within their size. Raises MissingExternalData where
+    files are not there and ModelRefused for paths that lead elsewhere or ranges outside a file.
+    """
+    waiting = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    places = [(t, _entries(t)) for t in waiting]
+    paths = {e["location"]: _inside(folder, e["location"]) for _, e in places}
+    missing = tuple(name for name, path in paths.items() if not os.path.lexists(path))
+    if missing:
+        raise MissingExternalData(missing)
+    total = 0
+    for tensor, entries in places:
+        expected = expected_bytes(tensor)
+        total += expected
+        if total > limit_bytes:
+            raise ModelRefused(
+                f"the model's data files hold more than the limit of {limit_bytes >> 20} MiB; raise the limit"
+            )
+        tensor.raw_data = _read(paths[entries["location"]], entries, expected, tensor.name)
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return total
+
+
+def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
+    entries = {e.key: e.value for e in tensor.external_data}
+    if "location" not in entries or not entries["location"]:
+        raise ModelRefused(
+            f"tensor {shown(tensor.name)!r} names no external data file; export the model again"
+        )
+    return entries
+
+
+def _inside(folder: Path, location: str) -> Path:
+    posix = PurePosixPath(location)
+    if posix.is_absolute() or ".." in posix.parts or "\\" in location or "\0" in location:
+        raise ModelRefused(
+            f"external data location {location[:200]!r} leads outside the model's folder; "
+            "name a file beside the model"
+        )
+    path = folder / location
+    if os.path.lexists(path):
+        root, real = folder.resolve(), path.resolve()
+        if not real.is_relative_to(root):
+            raise ModelRefused(
+                f"external data file {location[:200]!r} is a link out of the model's folder; "
+                "put the file itself beside the model"
+            )
+        if not stat.S_ISREG(os.stat(real).st_mode if real.exists() else 0):
+            raise ModelRefused(f"external data file {location[:200]!r} is not a regular file; replace it")
+    return path
+
+
+def _read(path: Path, entries: dict[str, str], expected: int, name: str) -> bytes:
+    try:
+        offset = int(entries.get("offset") or 0)
+        length = int(entries.get("length") or expected)
+    except ValueError:
+        raise ModelRefused(f"external data of tensor {name!r} has no numeric offset or length") from None
+    size = path.stat().st_size
+    if offset < 0 or length != expected or offset + length > size:
+        raise ModelRefused(
+            f"external data of tensor {name!r} (offset {offset}, length {length}, needed {expected}) "
+            f"does not fit its file of {size} bytes; fetch the file again"
+        )
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        data = stream.read(length)
+    if len(data) != length:
+        raise ModelRefused(f"external data file {path.name} changed while it was read; try again")
+    return data
 
 
 def read(

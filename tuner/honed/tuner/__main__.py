@@ -8,11 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
 from honed.machine.limits import limit_data
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.runtime.compiled.model import Launch
 
@@ -22,7 +23,6 @@ from .tune import command as tuning
 
 if TYPE_CHECKING:
     from .compile import CompileRequest
-    from .frontend import Precision
 
 Emit = Callable[[News], None]
 MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
@@ -124,19 +124,13 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     else:
         device = devices.select(job.device)
         profile = profilefile.load(job.profile) if job.profile else device.profile
-    return CompileRequest(
+    return strict.like(
+        CompileRequest,
+        job,
         path=job.file,
-        output=job.output,
         profile=profile,
         device=device,
-        shapes=job.shapes,
-        precision=cast("Precision", job.precision),
         filename=job.name or job.file.name,
-        records=job.records,
-        calibration=job.calibration,
-        like=job.like,
-        sizes=job.sizes,
-        slower_too=job.slower_too,
         processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
     )
 

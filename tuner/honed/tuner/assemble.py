@@ -9,21 +9,24 @@ from importlib.metadata import version
 import numpy as np
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import (
     CompiledModel,
+    CpuPart,
     Operator,
     Part,
+    PartTensor,
     Probe,
     Proof,
     SourceModel,
+    Split,
     Tensor,
     View,
 )
 
 from .cut import Cut
-from .cut.header import files, split
 from .frontend import Normalised, TensorSpec
 from .graph import passes_behind
 from .lower.module import LoweredModel
@@ -45,27 +48,21 @@ def assemble(
 
     Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
     """
-    parts, probed = files(cut), _arrays(expected, normalised)
+    parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
     probes = len(plan.buffers) - len(probed)
-    model = CompiledModel(
+    model = strict.like(
+        CompiledModel,
+        plan,
         source=source,
         compiler={name: version(name) for name in _COMPILER},
         device=replace(profile, peaks=None),
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
-        buffers=plan.buffers,
-        arena_bytes=plan.arena_bytes,
-        constant_bytes=plan.constant_bytes,
-        sources=plan.sources,
-        kernels=plan.kernels,
-        steps=plan.steps,
-        prepare=plan.prepare,
-        prepared_bytes=plan.prepared_bytes,
         parts=_parts(normalised, plan),
         views=_views(normalised, plan),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
-        split=split(cut, probes - len(parts)),
+        split=_split(cut, probes - len(parts)),
     )
     _check(model)
     return model, plan.constants
@@ -105,11 +102,35 @@ def _views(normalised: Normalised, plan: Plan) -> tuple[View, ...]:
     return tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views)
 
 
-def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(name=s.name, dtype=s.dtype, shape=s.shape, buffer=b)
-        for s, b in zip(specs, buffers, strict=True)
+def _files(cut: Cut | None) -> list[np.ndarray]:
+    """The ONNX files of the parts, as constants."""
+    parts = cut.parts if cut is not None else ()
+    return [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in parts]
+
+
+def _split(cut: Cut | None, first: int) -> Split | None:
+    """What the header says of the parts, whose files are the constant buffers from `first` on."""
+    if cut is None:
+        return None
+    parts = tuple(
+        strict.like(
+            CpuPart,
+            part,
+            onnx=first + n,
+            inputs=_part_tensors(part.inputs),
+            outputs=_part_tensors(part.outputs),
+        )
+        for n, part in enumerate(cut.parts)
     )
+    return strict.like(Split, cut, parts=parts, outputs=_part_tensors(cut.outputs))
+
+
+def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
+    return tuple(strict.like(PartTensor, spec) for spec in specs)
+
+
+def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
+    return tuple(strict.like(Tensor, s, buffer=b) for s, b in zip(specs, buffers, strict=True))
 
 
 def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:

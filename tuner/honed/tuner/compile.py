@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import onnx
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.sizes import MetSizes
 from honed.runtime.compiled import modelfile
@@ -20,17 +21,16 @@ from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLe
 
 from . import frontend, sized
 from .attend import joins
-from .bind import bind_shapes
-from .cut import Cut, header
-from .first import first_kernels
+from .cut import Cut
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
-from .prepare import Prepared, prepare
-from .proving import Prover, expect
+from .prepare import Prepared, compiled_before, prepare
+from .prove.graphs import bind_shapes
+from .proving import Prover, expect, with_behind
+from .schedules import NOTHING, first_kernels, recorded
 from .sized import timing
-from .tuned import NOTHING, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
@@ -81,9 +81,8 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     """
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
-    original = frontend.load(request.path)
-    prepared = _prepare(original, request, stage)
-    choice = None
+    prepared = _prepare(frontend.load(request.path), request, stage)
+    like, choice = compiled_before(request.like, prepared, request.precision), None
     if request.precision == "auto":
         stage("normalise", 0.5, "find out what can be computed in fp16")
         choice = choose.decide(
@@ -91,15 +90,15 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
             prepared.normalised,
             request.profile,
             calibration=request.calibration,
-            like=request.like,
+            like=like,
         )
-    return _compile(request, original, prepared, choice, stage)
+    return _compile(request, prepared, like, choice, stage)
 
 
 def _compile(
     request: CompileRequest,
-    original: onnx.ModelProto,
     prepared: Prepared,
+    like: CompiledModel | None,
     choice: PrecisionChoice | None,
     stage: _Stages,
 ) -> CompileResult:
@@ -109,7 +108,7 @@ def _compile(
     imported = _import(normalised, stage)
     lowered = _lower(imported, request, stage)
     stage("prove", 0.0, "evaluate the reference")
-    prover, tell = _prover(request, original, prepared, normalised, choice), stage.of("prove")
+    prover, tell = _prover(request, prepared, normalised, choice), stage.of("prove")
     tried, first, fell_back = prover.attempt(lowered, first_kernels, tell, 0.4), first_kernels, ""
     if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
         fell_back = f"better schedules gave wrong answers on {name} ({tried.wrong[0]})"
@@ -117,42 +116,35 @@ def _compile(
         tried, first = prover.attempt(by_rules, default_kernels, tell, 0.8, why), default_kernels
     if tried.wrong and prover.half:
         why = f"fp16 gave wrong answers on {name} ({tried.wrong[0]})"
-        return _compile(request, original, prepared, PrecisionChoice(half=False, why=why), stage.rest())
+        return _compile(request, prepared, like, PrecisionChoice(half=False, why=why), stage.rest())
     if tried.wrong:
         raise prover.refusal(tried, first)
     model = tried.proven(request.device)
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
-    sizes, left_out = sized.wanted(prepared.cut, request.sizes, request.like)
+    sizes, left_out = sized.wanted(prepared.cut, request.sizes, like)
     if prepared.cut is not None and (sizes or left_out):
-        model = _with_forms(request, prepared.cut, model, tried.constants, sizes, left_out, stage)
+        slower_too = request.slower_too or sized.slower_too(like, request.profile)
+        each = list(_compiled_parts(request, prepared.cut, sizes, stage, slower_too=slower_too))
+        made = [one for one in each if isinstance(one, sized.CompiledPart)]
+        out = [one for one in each if isinstance(one, SizesLeftOut)]
+        model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
+        modelfile.write(request.output, model, tried.constants, more)
     return CompileResult(model=model, fell_back=fell_back)
 
 
-def _with_forms(
-    request: CompileRequest,
-    cut: Cut,
-    model: CompiledModel,
-    constants: Mapping[int, np.ndarray],
-    sizes: Sequence[MetSizes],
-    left_out: Sequence[SizesLeftOut],
-    stage: _Stages,
-) -> CompiledModel:
-    """Compile parts for sizes, and write the model again with those that are right and not slower."""
-    made: list[sized.CompiledPart] = []
-    out = list(left_out)
-    slower_too = request.slower_too or sized.slower_too(request.like, request.profile)
+def _compiled_parts(
+    request: CompileRequest, cut: Cut, sizes: Sequence[MetSizes], stage: _Stages, *, slower_too: bool
+) -> Iterator[sized.CompiledPart | SizesLeftOut]:
+    """Parts compiled for sizes, and the sizes with which one is not right, or slower."""
     for n, met in enumerate(sizes):
         told = ", ".join(map(str, met.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
         found = _compiled_part(request, cut, met, slower_too=slower_too)
         if isinstance(found, str):
-            out.append(SizesLeftOut(part=met.part, sizes=met.sizes, why=found))
+            yield SizesLeftOut(part=met.part, sizes=met.sizes, why=found)
         else:
-            made.append(found)
-    model, more = sized.with_forms(model, constants, made, out)
-    modelfile.write(request.output, model, constants, more)
-    return model
+            yield found
 
 
 def _compiled_part(
@@ -205,7 +197,6 @@ def _read_part(output: Path, met: MetSizes, timed: timing.FormTiming | None) -> 
 
 def _prover(
     request: CompileRequest,
-    original: onnx.ModelProto,
     prepared: Prepared,
     normalised: Normalised,
     choice: PrecisionChoice | None,
@@ -214,26 +205,17 @@ def _prover(
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
     expected = expect(bound, normalised)
-    if prepared.cut is not None:
-        expected = header.with_behind(expected, prepared.cut, bind_shapes(original, shapes))
-    return Prover(
-        source=SourceModel(
-            sha256=_sha256(request.path),
-            filename=request.filename,
-            producer=normalised.producer,
-            opset=normalised.opset,
-            precision=normalised.precision,
-            notes=normalised.notes,
-            choice=choice,
-        ),
-        profile=request.profile,
-        device=request.device,
+    if prepared.cut is not None and prepared.cut.behind:
+        expected = with_behind(expected, prepared.cut, bind_shapes(prepared.whole, shapes))
+    sha256 = _sha256(request.path)
+    return strict.like(
+        Prover,
+        request,
+        source=strict.like(SourceModel, normalised, sha256=sha256, filename=request.filename, choice=choice),
         normalised=normalised,
         cut=prepared.cut,
         expected=expected,
         bound=bound,
-        precision=request.precision,
-        processes=request.processes,
     )
 
 

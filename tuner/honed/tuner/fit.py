@@ -6,6 +6,7 @@ import onnx
 
 from honed.jobs.events import Fitted, FittedPart
 from honed.machine.bundle import has_cpu_engine
+from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
 
 from . import frontend
@@ -45,10 +46,7 @@ def _parts(model: onnx.ModelProto, prepared: Prepared, found: NodeSurvey | None)
     if made is None:
         return (FittedPart(engine="gpu", nodes=len(model.graph.node), flops=_flops(found)),)
     compiled = FittedPart(engine="gpu", nodes=made.nodes, flops=made.flops)
-    others = (
-        FittedPart(engine="cpu", nodes=p.nodes, flops=p.flops, why=p.why, sized=p.sized) for p in made.parts
-    )
-    return (compiled, *others)
+    return compiled, *(strict.like(FittedPart, part, engine="cpu") for part in made.parts)
 
 
 def _flops(found: NodeSurvey | None) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import onnx
 
 from honed.machine.bundle import has_cpu_engine
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import CompiledModel
 
 from . import frontend
 from .cut import Cut, cut
@@ -18,8 +22,9 @@ from .frontend import Normalised, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """`given` is what `normalised` is of, as the file has it; `cut` is None where that is the whole model."""
+    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None."""
 
+    whole: onnx.ModelProto
     given: onnx.ModelProto
     normalised: Normalised
     cut: Cut | None
@@ -36,10 +41,11 @@ def prepare(
     That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
     """
     limits = profile.limits
+    normalised = partial(
+        frontend.normalise, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+    )
     try:
-        whole = frontend.normalise(
-            model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
-        )
+        whole = normalised(model)
     except ModelRefused as refused:
         if not has_cpu_engine():
             raise
@@ -47,20 +53,21 @@ def prepare(
         if isinstance(made, str):
             raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
         try:
-            rest = frontend.normalise(
-                made.program,
-                shapes=shapes,
-                precision=precision,
-                fp16=limits.fp16,
-                fp64=limits.fp64,
-                parts=made.between,
-            )
+            rest = normalised(made.program, parts=made.between)
         except ModelRefused as again:
             why = f"it is not cut in parts: {again}"
             raise ModelRefused(str(refused), (*refused.reasons, why)) from again
         noted = replace(rest, notes=(*rest.notes, _told(made)))
-        return Prepared(given=made.given, normalised=noted, cut=made)
-    return Prepared(given=model, normalised=whole, cut=None)
+        return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
+    return Prepared(whole=model, given=model, normalised=whole, cut=None)
+
+
+def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
+    """What a compiled form of the same model says of itself, where there is one and it matters."""
+    if like is None or (precision != "auto" and prepared.cut is None):
+        return None
+    with modelfile.read(like, verify=False) as file:
+        return file.model
 
 
 def _told(made: Cut) -> str:

@@ -156,6 +156,18 @@ def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
     return found
 
 
+def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
+    """Add what the whole model, with static inputs, gives for the probes through the parts behind.
+
+    Raises ModelRefused where the reference cannot evaluate it.
+    """
+    found = reference.evaluate(bound, expected.inputs)
+    if isinstance(found, reference.ReferenceFailure):
+        raise found.refusal()
+    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in cut.ends) for one in found.outputs)
+    return replace(expected, behind=behind)
+
+
 def _probed(device: Device, draft: Attempt) -> tuple[proof.Difference, ...]:
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()

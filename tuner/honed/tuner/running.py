@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from honed.machine.devices import Device
+from honed.protocol import strict
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, SourceModel
 from honed.runtime.execution.cpuparts import CpuParts
@@ -20,9 +21,9 @@ from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
 from . import frontend
 from .assemble import assemble
 from .attend import joins
-from .first import first_kernels
 from .frontend import Precision
 from .lower.module import First, lower_module
+from .schedules import first_kernels
 
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
@@ -71,14 +72,8 @@ def run_sets(
         processes=processes,
         joins=joins(profile),
     )
-    source = SourceModel(
-        sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
-        filename="(in memory)",
-        producer=normalised.producer,
-        opset=normalised.opset,
-        precision=normalised.precision,
-        notes=(),
-    )
+    sha256 = hashlib.sha256(model.SerializeToString()).hexdigest()
+    source = strict.like(SourceModel, normalised, sha256=sha256, filename="(in memory)", notes=())
     compiled, constants = assemble(source, profile, normalised, lowered, None)
     with opened(compiled, constants, device) as executor:
         return [executor.run(each) for each in inputs]

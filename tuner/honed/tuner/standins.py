@@ -162,14 +162,8 @@ def _lstm(w: _StandInWriter) -> None:
 
 
 _STAND_INS: dict[str, StandIn] = {
-    **dict.fromkeys(
-        ["BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"],
-        _same,
-    ),
-    **dict.fromkeys(
-        ["QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"],
-        _same,
-    ),
+    **dict.fromkeys(["BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"], _same),
+    **dict.fromkeys(["QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"], _same),
     **dict.fromkeys(["DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Trilu"], _in_onnx),
     **dict.fromkeys(["Attention", "QAttention"], _attention),
     **dict.fromkeys(["FusedMatMul", "TransposeMatMul"], _transposed_product),

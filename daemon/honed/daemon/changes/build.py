@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
@@ -17,6 +18,7 @@ from honed.daemon.settings.limits import CHECKING_MIB, Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.inspection import Inspector
 from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.store.store import Manifest
 from honed.daemon.worker.buildprocess import Progress
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.jobs.commands import Check, Compile
@@ -25,6 +27,7 @@ from honed.machine import profilefile
 from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
+from honed.protocol.results import ModelAdded
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
 
@@ -59,6 +62,51 @@ class AddJob:
     def status(self) -> JobStatus:
         """As ServerStatus shows it, and a Progress notification but for the request's number."""
         return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
+
+
+class Adding:
+    """One addition, for whoever waits for it."""
+
+    def __init__(self, *, name: str, notify: Notify) -> None:
+        self.notify = notify
+        self.served: asyncio.Future[ModelAdded] = asyncio.get_running_loop().create_future()
+        self._name = name
+        self._begun = time.monotonic()
+
+    def report_to(self, progress: Map) -> None:
+        """Pass on how far it is, while somebody listens."""
+        self.notify(progress)
+
+    def is_served(self, manifest: Manifest) -> None:
+        """The CPU engine serves it."""
+        if not self.served.done():
+            self.served.set_result(self.told(manifest))
+
+    def told(self, manifest: Manifest) -> ModelAdded:
+        """The result while the CPU engine serves the model as it was given."""
+        return ModelAdded(
+            model_name=self._name,
+            sha256=manifest.source_key,
+            seconds=time.monotonic() - self._begun,
+            notes=(),
+            kernels=0,
+            launches=0,
+            engine="cpu",
+            engine_why=manifest.why or "it is being compiled",
+        )
+
+    def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
+        """The result with a compiled form."""
+        return ModelAdded(
+            model_name=self._name,
+            sha256=sha256,
+            seconds=time.monotonic() - self._begun,
+            notes=tuple(model.source.notes),
+            kernels=sum(kernel.launches > 0 for kernel in model.kernels),
+            launches=model.launches,
+            engine="cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine,
+            engine_why=manifest.why if manifest is not None else "",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +175,7 @@ class ModelBuilder:
                 best = us, made
         if best is None:
             raise failures[0]
-        made = best[1]
-        return Built(
-            server=made.server,
-            path=made.path,
-            file=made.file,
-            model=made.model,
-            proof=made.proof,
-            measured=f"measured when it was added: {', '.join(told)}",
-        )
+        return replace(best[1], measured=f"measured when it was added: {', '.join(told)}")
 
     async def _build(
         self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack
@@ -181,16 +221,12 @@ class ModelBuilder:
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
             file.write(profilefile.dumps(profile).encode())
-        return Compile(
+        return strict.like(
+            Compile,
+            staged,
             file=staged.given,
             output=output,
             name=staged.sources[0][0].name,
-            shapes=staged.shapes,
-            precision=staged.precision,
-            calibration=staged.calibration,
-            like=staged.like,
-            sizes=staged.sizes,
-            slower_too=staged.slower_too,
             profile=output.with_suffix(".toml"),
             device=server.supervisor.spec,
             memory_mib=self._limits.compile_memory_mib,

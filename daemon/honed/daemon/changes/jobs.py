@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ from honed.protocol.errors import (
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
 
-from .adding import Adding, as_given
-from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, load
+from .build import BUILT, RECEIVED, Adding, AddJob, Built, ModelBuilder, Notify, load
 from .dropping import Dropping
 from .loadchecks import check
-from .manifests import made_manifest, same_source
+from .manifests import as_given, made_manifest, same_source
 from .staging import Staged, copies, stage, stage_again
 
 _log = logging.getLogger(__name__)
@@ -98,9 +97,7 @@ class Jobs:
         if options.replace:
             await self.stop_compiling(params.model_name)
         job = Adding(name=params.model_name, notify=notify)
-        work = asyncio.ensure_future(self._add(job, params, descriptors, options, meanwhile))
-        self._adding[params.model_name] = work
-        work.add_done_callback(lambda done: self._added(params.model_name, done))
+        work = self._begun(params.model_name, self._add(job, params, descriptors, options, meanwhile))
         try:
             if options.wait is False:
                 await asyncio.wait([work, job.served], return_when=asyncio.FIRST_COMPLETED)
@@ -113,6 +110,11 @@ class Jobs:
             raise
         finally:
             job.notify = lambda _: None
+
+    def _begun(self, name: str, adding: Coroutine[Any, Any, ModelAdded]) -> asyncio.Future[ModelAdded]:
+        work = self._adding[name] = asyncio.ensure_future(adding)
+        work.add_done_callback(lambda done: self._added(name, done))
+        return work
 
     def _added(self, name: str, work: asyncio.Future[ModelAdded]) -> None:
         if self._adding.get(name) is work:
@@ -229,9 +231,7 @@ class Jobs:
                     server = self._pool.home(manifest.name, manifest.device, manifest.placed)
                     return await self._compile_on(job, shown, staged, [server], manifest)
 
-        work = self._adding[manifest.name] = asyncio.ensure_future(again())
-        work.add_done_callback(lambda done: self._added(manifest.name, done))
-        await asyncio.wait([work])
+        await asyncio.wait([self._begun(manifest.name, again())])
 
     async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
         """Have what waits compiled once one of them has a worker."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from honed.daemon.apps.names import is_own
 from honed.daemon.settings.tables import ENGINES
+from honed.jobs.commands import PRECISIONS
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
 
-PRECISIONS = ("auto", "fp32", "fp16")
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
 MAX_VARIANTS = 64  # of one addition
 

@@ -1,4 +1,4 @@
-"""Manifests of models that were just built."""
+"""Manifests of models that are added: as they were given, and built."""
 
 from __future__ import annotations
 
@@ -9,11 +9,30 @@ from honed.daemon.core.states import ServedModel
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, begin, new_version
-from honed.daemon.store.versions import VersionHistory, succeed
+from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed
+from honed.protocol import strict
 from honed.protocol.results import ModelSettings
 
 from .build import Built
 from .staging import Staged
+
+
+def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
+    """Of a file that the CPU engine is to serve."""
+    before = replaced.manifest if replaced is not None and staged.device is None else None
+    return strict.like(
+        Manifest,
+        staged,
+        name=name,
+        added=time.time(),
+        compiled=None,
+        history=NO_HISTORY,
+        sources=tuple(source for source, _ in staged.sources),
+        device=before.device if before is not None else "",
+        placed=before.placed if before is not None else "",
+        wanted=wanted,
+        settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
+    )
 
 
 def made_manifest(
@@ -26,18 +45,16 @@ def made_manifest(
         device, placed = made.server.name, made.measured or "asked for"
     else:
         device, placed = (before.device, before.placed) if before is not None else ("", "")
-    manifest = Manifest(
+    manifest = strict.like(
+        Manifest,
+        staged,
         name=name,
         added=now if restored is None else restored.added,
         compiled=made.file,
         history=_history(made.file, made.model.schedules, why, now, replaced),
         sources=tuple(source for source, _ in staged.sources),
-        shapes=staged.shapes,
-        precision=staged.precision,
         device=device,
         placed=placed,
-        state=staged.state,
-        owner=staged.owner,
         settings=before.settings if before is not None else ModelSettings(),
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):

@@ -28,7 +28,7 @@ from honed.daemon.store.received import StoredFile, receive
 from honed.daemon.store.store import Store, new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.protocol import versions
+from honed.protocol import strict, versions
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
 from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
@@ -68,13 +68,12 @@ class Publisher:
         """The result of ModelHistory; raises NotFound."""
         entry = self.registry.entry(params.name)
         history = entry.manifest.history
-        return ModelHistory(
+        return strict.like(
+            ModelHistory,
+            history,
             name=entry.name,
             version=history.number,
-            pinned=history.pinned,
             on_trial=entry.trial is not None,
-            versions=history.versions,
-            stints=history.stints,
             latency=self.latencies.of(entry.name),
         )
 
@@ -325,13 +324,7 @@ def _told(
     if choice is not None and choice.engine == "cpu":
         told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
     _log.info("model %s: %s", entry.name, told)
-    return ModelPublished(
-        published=True,
-        version=version.number,
-        sentence=told,
-        old_us=compared.old_us,
-        new_us=compared.new_us,
-    )
+    return strict.like(ModelPublished, compared, published=True, version=version.number, sentence=told)
 
 
 def _kept(

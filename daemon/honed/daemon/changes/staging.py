@@ -10,6 +10,7 @@ from pathlib import Path
 from honed.daemon.blocking import in_thread
 from honed.daemon.store.received import StoredFile, receive
 from honed.daemon.store.store import Manifest, Store
+from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ModelRefused, Unavailable
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.sizes import MetSizes
@@ -93,16 +94,8 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
         files.append((copied, path))
     if not files:
         raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
-    return Staged(
-        folder=folder,
-        sources=tuple(files),
-        given=files[0][1],
-        shapes=manifest.shapes,
-        precision=manifest.precision,
-        device=None,
-        state=manifest.state,
-        owner=manifest.owner,
-    )
+    given = files[0][1]
+    return strict.like(Staged, manifest, folder=folder, sources=tuple(files), given=given, device=None)
 
 
 def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:

@@ -78,23 +78,21 @@ def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface
 
 
 def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
-    return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
+    return tuple(strict.like(OpenTensor, tensor) for tensor in tensors)
 
 
 def summarise(model: CompiledModel) -> Compiled:
     """Leave out what only a worker needs."""
-    return Compiled(
-        source=model.source,
-        compiler=model.compiler,
+    return strict.like(
+        Compiled,
+        model,
         device=model.device.identity,
-        inputs=model.inputs,
         outputs=model.gives,
         handed=model.outputs,
         kernels=_kernels(model),
         launches=sum(isinstance(step, Launch) for step in model.steps),
         copies=sum(isinstance(step, Copy) for step in model.steps),
         host_calls=sum(isinstance(step, HostCall) for step in model.steps),
-        constant_bytes=model.constant_bytes,
         arena_bytes=sum(each.arena_bytes for each in (model, *(form.model for form in model.forms))),
         prepared_bytes=sum(each.prepared_bytes for each in (model, *(form.model for form in model.forms))),
         proof=_proof(model),
@@ -113,16 +111,13 @@ def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
 
 
 def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
-    return ShownPart(
+    return strict.like(
+        ShownPart,
+        part,
         engine="cpu",
-        nodes=part.nodes,
-        flops=part.flops,
-        why=part.why,
         inputs=tuple(map(_tensor, part.inputs)),
         outputs=tuple(map(_tensor, part.outputs)),
         last=number in split.behind,
-        sized=part.sized,
-        by_rows=part.by_rows,
         forms=(
             *(_form(form) for form in model.forms if form.part == number),
             *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
@@ -131,13 +126,8 @@ def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> Sho
 
 
 def _form(form: Form) -> ShownForm:
-    times = form.times
-    return ShownForm(
-        sizes=form.sizes,
-        least=form.least,
-        compiled_us=times.compiled_us if times is not None else None,
-        cpu_us=times.cpu_us if times is not None else None,
-    )
+    shown, times = ShownForm(sizes=form.sizes, least=form.least), form.times
+    return replace(shown, compiled_us=times.compiled_us, cpu_us=times.cpu_us) if times is not None else shown
 
 
 def _tensor(tensor: PartTensor) -> TensorMetadata:

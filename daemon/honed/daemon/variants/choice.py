@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from honed.daemon.store.variantnames import Shapes
+from honed.protocol import strict
 
 from .settings import VariantSettings
 
@@ -106,15 +107,7 @@ def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
 
 
 def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
-    new = KeptVariant(
-        name=wish.name,
-        model=wish.model,
-        requests=wish.requests,
-        by_hand=False,
-        nbytes=nbytes,
-        loaded=0,
-        used=0.0,
-    )
+    new = strict.like(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
     going = set(surplus((*kept, new), settings))
     return wish.name not in going and all(
         each.requests * _BETTER < wish.requests for each in kept if each.name in going

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
-from honed.runtime.dtypes import DTYPES
-from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
+from honed.tuner.prove.graphs import bind_shapes
 
 from . import valuetypes
-from .dense import sized_stages
 from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
 from .rows import by_rows
-from .work import elements, flops
+from .work import OPEN, elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
-_CARRIED = {d.name: d for d in DTYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,24 +96,18 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     learnt: Mapping[str, TensorSpec] = {}
     if unknown:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
-        learnt = _learnt(bound, unknown)
+        learnt = {name: s for name, s in valuetypes.ask(bound, unknown).items() if s.dtype in CARRIED}
         found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
     if len(nodes) > MAX_NODES:
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
-    units = [_unit(one, found) for one in nodes]
-    tied = {
-        name
-        for unit in units
-        for name in unit.makes
-        if not carried(found.types.get(name), _CARRIED) and name not in found.constants
-    }
+    units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
     light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
-    behind = sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
+    behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
     try:
         try:
             made = _cut(model, found, nodes, _placed(divided, last, behind), outputs)
@@ -155,11 +146,7 @@ def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _
 
 
 def _nbytes(spec: TensorSpec | None) -> int:
-    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec, _CARRIED) and spec else 0
-
-
-def _learnt(bound: onnx.ModelProto, unknown: Iterable[str]) -> dict[str, TensorSpec]:
-    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in _CARRIED}
+    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec) and spec else 0
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
@@ -172,13 +159,53 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
     return kept[::-1]
 
 
-def _unit(one: SurveyedNode, found: NodeSurvey) -> Unit:
-    return Unit(
-        reads=one.reads,
-        makes=tuple(name for name in one.node.output if name),
-        able=not one.why,
-        work=flops(one.node, found.types),
-    )
+def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit], set[str]]:
+    """Nodes as they are divided, judged by a survey, and the values that cannot be handed over."""
+    able = {one.index: not one.why for one in found.nodes}
+    units = [
+        Unit(
+            reads=one.reads,
+            makes=tuple(name for name in one.node.output if name),
+            able=able[one.index],
+            work=flops(one.node, found.types),
+        )
+        for one in nodes
+    ]
+    made = {name for unit in units for name in unit.makes}
+    return units, {n for n in made if not carried(found.types.get(n)) and n not in found.constants}
+
+
+def _sized_stages(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    learnt: Mapping[str, TensorSpec],
+    last: Sequence[SurveyedNode],
+    outputs: Collection[str],
+    worth: Worth,
+) -> list[int]:
+    """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
+
+    Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
+    depend on the data. All are 1 where there is none.
+    """
+    known = survey(model, shapes, learnt, assumed=OPEN)
+    if known is None:
+        return [1] * len(last)
+    units, tied = _units(last, known)
+    return _paying(units, divide(units, tied, outputs, worth).stages, worth)
+
+
+def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
+    """The stages, or one for all where what could be compiled has too little work."""
+    total = sum(unit.work for unit in units)
+    work: dict[int, int] = {}
+    for unit, stage in zip(units, stages, strict=True):
+        if stage % 2 == 0:
+            work[stage] = work.get(stage, 0) + unit.work
+    least = max(worth.share * total, worth.work)
+    if not work or min(work.values()) < least:
+        return [1] * len(stages)
+    return list(stages)
 
 
 def _cut(
@@ -281,6 +308,6 @@ def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
             raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
         sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
         known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
-    if known.dtype not in _CARRIED:
+    if known.dtype not in CARRIED:
         raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
     return known

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx
 from onnx import helper, numpy_helper
 
 from honed.tuner.frontend.partnodes import PART_DOMAIN
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, SurveyedNode
-from honed.tuner.frontend.values import elem_type
 
 
 class Extractor:
@@ -101,10 +100,9 @@ class Extractor:
 
 
 def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
-    shape: list[int | None] = [size if size >= 0 else None for size in spec.shape]
-    return helper.make_tensor_value_info(spec.name, elem_type(spec.numpy), shape)
+    return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
 
-def carried(spec: TensorSpec | None, names: Mapping[str, object]) -> bool:
+def carried(spec: TensorSpec | None) -> bool:
     """Whether a value can be handed from part to part: a tensor of known sizes and of a type that travels."""
-    return spec is not None and spec.dtype in names and all(size >= 0 for size in spec.shape)
+    return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)

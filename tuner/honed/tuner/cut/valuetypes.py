@@ -7,7 +7,6 @@ writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 whe
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -20,17 +19,16 @@ from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.prove import confined
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 _NAMES = {"float": "float32", "double": "float64"}
 
 
 def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, TensorSpec]:
     """What ONNX Runtime knows of values of a model with static inputs; nothing where it cannot load it."""
-    if model.ByteSize() > _MAX_MODEL:
+    if model.ByteSize() > confined.MAX_MODEL:
         return {}
     with tempfile.TemporaryDirectory(prefix="honed-types-") as name:
         folder = Path(name)
-        onnx.save(model, folder / "model.onnx")
+        confined.write(folder, model, (), ())
         (folder / "names.json").write_text(json.dumps(sorted(names)))
         found = confined.run(
             "honed.tuner.cut.valuetypes", folder, (), LIMITS, time.monotonic() + LIMITS.seconds
@@ -43,17 +41,14 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, TensorSpec]:
 
 def main(argv: list[str] | None = None) -> int:
     """Tell of the values; the exit status is 0 wherever a result was written."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.cut.valuetypes")
-    confined.add_arguments(parser)
-    folder = parser.parse_args(argv).folder
-    (folder / confined.RESULT).write_text(json.dumps({"types": _types(folder)}))
-    return 0
+    folder = confined.parser("honed.tuner.cut.valuetypes").parse_args(argv).folder
+    return confined.answer(folder, lambda: {"types": _types(folder)})
 
 
 def _types(folder: Path) -> dict[str, tuple[str, list[int]]]:
     import onnxruntime
 
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(folder / confined.MODEL)
     names = json.loads((folder / "names.json").read_text())
     there = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)

@@ -101,22 +101,6 @@ def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.nd
     return {name: np.ascontiguousarray(value[None], np.float32) for name, value in values.items()}
 
 
-def write_inputs(
-    folder: str | os.PathLike[str], keypoints: int = KEYPOINTS, seed: int = 0
-) -> dict[str, Path]:
-    """Write `example_inputs` as NAME.npy into `folder`, made if missing; gives the file of each input.
-
-    Raises OSError where they cannot be written.
-    """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for name, value in example_inputs(keypoints, seed).items():
-        files[name] = place / f"{name}.npy"
-        np.save(files[name], value, allow_pickle=False)
-    return files
-
-
 def partners(keypoints: int = KEYPOINTS, seed: int = 0) -> np.ndarray:
     """The true matches of `example_inputs`: int64 [keypoints], per point of image 0 its index in image 1."""
     _check(keypoints)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from honed.onnxfile.external import MissingExternalData
+from honed.onnxfile.reading import MissingExternalData
 
 from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load
-from .normalise import Normalised, in_half, normalise
-from .precision import Precision
+from .normalise import Normalised, Precision, in_half, normalise
 from .signature import TensorSpec
 
 __all__ = [

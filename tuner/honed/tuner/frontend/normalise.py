@@ -1,27 +1,30 @@
-"""From any ONNX model to one of static shapes, in few operators, at one opset."""
+"""From any ONNX model to one of static shapes, in few operators, at one opset, in types that a device has."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from honed.protocol.errors import InvalidArgument
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.halves import Exemptions
+from honed.tuner.halves import Exemptions, put_casts, saturated, usually
 
-from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
 from .partnodes import NO_PARTS, Parts
-from .precision import Precision, convert, halve
 from .reasons import Reasons
 from .signature import TensorSpec, carried
 from .values import Item, NodeRefused, Unknown, Value
 from .walk import Walker, begin
 
-__all__ = ["Normalised", "in_half", "normalise", "rules"]
+Precision = Literal["auto", "fp32", "fp16"]
+_HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
+_NUMPY: dict[int, type[np.floating[Any]]] = {_HALF: np.float16, _SINGLE: np.float32, _DOUBLE: np.float64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,13 @@ def normalise(
     values = [item for item in items if isinstance(item, Value)]
     graph = _assemble(start.builder, start.inputs, outputs, values, model.graph.name or "model")
     graph, applied = improve(graph, passes)
-    converted = convert(graph, start.inputs, precision, fp16=fp16, fp64=fp64)
+    notes = _convert(graph, precision, fp16=fp16, fp64=fp64)
     return Normalised(
-        model=_model(converted.graph),
+        model=_model(graph),
         inputs=start.inputs,
         outputs=tuple(outputs),
-        notes=start.notes + converted.notes,
-        precision=converted.precision,
+        notes=start.notes + notes,
+        precision=_label(graph),
         opset=start.opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
         applied=applied,
@@ -88,8 +91,13 @@ def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
     """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
     model = onnx.ModelProto()
     model.CopyFrom(normalised.model)
-    precision = halve(model.graph, keep)
-    return replace(normalised, model=model, precision=precision)
+    _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
+    return replace(normalised, model=model, precision=_label(model.graph))
+
+
+def all_single(graph: onnx.GraphProto) -> bool:
+    """Whether a graph has floats and all are of float32."""
+    return _float_types(graph) == {_SINGLE}
 
 
 def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:
@@ -164,7 +172,7 @@ def _name_outputs(
 
 
 def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, int(helper.np_dtype_to_tensor_dtype(typed.numpy)), typed.shape)
+    return onnx.ValueInfoProto(name=name, type=typed.type_proto())
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
@@ -173,3 +181,67 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     )
     model.ir_version = 10  # the IR version that came with TARGET_OPSET
     return model
+
+
+def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: bool) -> tuple[str, ...]:
+    """Convert a graph (in place) to the precision asked for, as far as the device has it; what to tell of it.
+
+    Raises InvalidArgument for fp16 on a device without it.
+    """
+    if precision not in ("auto", "fp32", "fp16"):
+        raise InvalidArgument(f"precision {precision!r} does not exist; use auto, fp32 or fp16")
+    if precision == "fp16" and not fp16:
+        raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
+    types, notes = _mapping(_float_types(graph), precision, fp16=fp16, fp64=fp64)
+    kept = put_casts(graph, usually(graph)) if types.get(_SINGLE) == _HALF else frozenset()
+    if types:
+        _retype(graph, types, kept)
+    return notes
+
+
+def _label(graph: onnx.GraphProto) -> str:
+    """The precision of the arithmetic; "mixed" where some of it is in fp16, else the coarser."""
+    present = _float_types(graph)
+    if _HALF in present:
+        return "fp16" if present == {_HALF} else "mixed"
+    return "fp64" if present == {_DOUBLE} else "fp32"
+
+
+def _mapping(
+    present: set[int], precision: Precision, *, fp16: bool, fp64: bool
+) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Which element type becomes which, and what to tell the user about it."""
+    if precision == "fp32":
+        return {t: _SINGLE for t in present if t != _SINGLE}, ()
+    types: dict[int, int] = {}
+    notes: list[str] = []
+    if _HALF in present and not fp16:
+        types[_HALF] = _SINGLE
+        notes.append("the model's float16 arithmetic is computed in float32: the device has no cl_khr_fp16")
+    if precision == "fp16":
+        types.update({t: _HALF for t in present if t != _HALF})
+    elif _DOUBLE in present and not fp64:
+        types[_DOUBLE] = _SINGLE
+        notes.append("the model's float64 arithmetic is computed in float32: the device has no cl_khr_fp64")
+    return types, tuple(notes)
+
+
+def _float_types(graph: onnx.GraphProto) -> set[int]:
+    found = {i.type.tensor_type.elem_type for i in (*graph.input, *graph.output, *graph.value_info)}
+    return found & set(_NUMPY)
+
+
+def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str]) -> None:
+    """Change element types, but for the values named in `kept`."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.name not in kept:
+            tensor_type = info.type.tensor_type
+            tensor_type.elem_type = types.get(tensor_type.elem_type, tensor_type.elem_type)
+    for index, tensor in enumerate(graph.initializer):
+        if tensor.data_type in types and tensor.name not in kept:
+            array = saturated(numpy_helper.to_array(tensor), _NUMPY[types[tensor.data_type]])
+            graph.initializer[index].CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and node.output[0] not in kept:
+                attribute.i = types.get(attribute.i, attribute.i)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from honed.onnxfile.text import shown
+from honed.onnxfile.reading import shown
 from honed.protocol.errors import ModelRefused
 
 SHOWN_NODES = 3

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from honed.onnxfile.dimensions import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
 from .reasons import Reasons
-from .values import NodeRefused, numpy_dtype
+from .values import NodeRefused, elem_type, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
-_CARRIED = frozenset(d.name for d in DTYPES)
+CARRIED = frozenset(d.name for d in DTYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,11 @@ class TensorSpec:
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype."""
         return np.dtype(self.dtype)
+
+    def type_proto(self) -> onnx.TypeProto:
+        """The same type as ONNX writes it; sizes of -1 are left out."""
+        shape = [size if size >= 0 else None for size in self.shape]
+        return helper.make_tensor_type_proto(elem_type(self.numpy), shape)
 
 
 def bind_inputs(
@@ -81,7 +87,7 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     if info.type.tensor_type.elem_type == 0:
         raise NodeRefused("its element type is not given; export the model again")
     dtype = numpy_dtype(info.type.tensor_type.elem_type)
-    if dtype.name not in _CARRIED:
+    if dtype.name not in CARRIED:
         name = onnx.TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
         raise NodeRefused(f"its elements are {name}, which is not compiled")
     return dtype

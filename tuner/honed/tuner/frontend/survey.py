@@ -9,12 +9,11 @@ from types import MappingProxyType
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from . import rules  # noqa: F401 - importing them registers them
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec
-from .values import Array, NodeRefused, Unknown, Value, elem_type, numpy_dtype
+from .values import Array, NodeRefused, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker, begin
 
 BEHIND = "what follows on those has a shape that depends on the data"
@@ -130,7 +129,7 @@ class _Surveyor(Walker):
             if not name:
                 continue
             if name in self.learnt and not _typed(kind):
-                kind = _type_proto(self.learnt[name])
+                kind = self.learnt[name].type_proto()
             if self.assumed is not None and _typed(kind):
                 kind = _sized(kind, self.assumed)
             shape = static_shape(kind)
@@ -210,11 +209,6 @@ def _sized(kind: onnx.TypeProto | None, size: int) -> onnx.TypeProto | None:
     tensor = kind.tensor_type
     shape = [d.dim_value if d.HasField("dim_value") else size for d in tensor.shape.dim]
     return helper.make_tensor_type_proto(tensor.elem_type, shape)
-
-
-def _type_proto(spec: TensorSpec) -> onnx.TypeProto:
-    shape = [size if size >= 0 else None for size in spec.shape]
-    return helper.make_tensor_type_proto(elem_type(spec.numpy), shape)
 
 
 def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:

@@ -34,11 +34,6 @@ class Value:
         return math.prod(self.shape)
 
     @property
-    def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype, under the name TensorSpec has it too."""
-        return self.dtype
-
-    @property
     def is_float(self) -> bool:
         """Whether the elements are floating point (of any width)."""
         return self.dtype.kind == "f"

@@ -13,12 +13,14 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from . import fold, reasons
-from .builder import Builder, infer, schema, static_shape
+from . import (
+    reasons,
+    rules,  # noqa: F401 - importing them registers them
+)
+from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
 from .call import RULES, Call
-from .expansion import check_expansion
 from .flow import FLOW, MAX_BODIES, flow, graph_of
-from .load import FrontendLimits
+from .load import FrontendLimits, check_expansion
 from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .signature import TensorSpec, bind_inputs
 from .values import Array, Item, Listing, NodeRefused, Unknown, Value
@@ -179,7 +181,7 @@ class Walker:
             return None
         tensors = [v for v in values if isinstance(v, Value)]
         arrays = [v.data for v in tensors]
-        if not fold.worth_folding(call.op, arrays, self._fold_limit):
+        if not worth_folding(call.op, arrays, self._fold_limit):
             return None
         try:
             shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
@@ -189,12 +191,12 @@ class Walker:
             known = [s for s in shapes if s is not None]
             made = sum(math.prod(s) for s in known) * 8  # the widest element type
             used = sum(a.nbytes for a in arrays if a is not None)
-            other = ("", call.op) in RULES and fold.swells(made, used)
+            other = ("", call.op) in RULES and swells(made, used)
             if len(known) < len(shapes) or made > self._fold_limit or other:
                 return None
         node = _renamed(call)
         try:
-            outputs = fold.evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
+            outputs = evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
         except NodeRefused:
             return None
         return [

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from .graph import Array, Graph, TensorType, copied
+from .graph import Array, Graph, TensorType, axis_of, copied
 from .products import GraphUses, Product, exact, product
 
 
@@ -55,8 +54,7 @@ class _ChainFolder:
                 replaced |= {outer.value: [], node.output[0]: new}
                 changed |= {*inner, node.output[0]}
                 self.folded += len(inner)
-        nodes = [new for node in self.graph.nodes for new in replaced.get(node.output[0], [node])]
-        self.graph = self.graph.tidied(nodes)
+        self.graph = self.graph.replacing(replaced)
         return bool(changed)
 
     def _parts(self, outer: Product, uses: GraphUses, producers: dict[str, onnx.NodeProto]) -> list[_Part]:
@@ -65,7 +63,7 @@ class _ChainFolder:
         joined = (
             made is not None
             and made.op_type == "Concat"
-            and int(helper.get_node_attr_value(made, "axis")) % rank == rank - 1
+            and axis_of(made, rank) == rank - 1
             and uses.only(outer.given) is not None
         )
         parts, row = [], 0

@@ -31,8 +31,7 @@ def slice_first(graph: Graph) -> tuple[Graph, int]:
             moved += 1
     if not moved:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), moved
+    return found.replacing(replaced), moved
 
 
 def _turned(graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -70,8 +69,7 @@ def permute_columns(graph: Graph) -> tuple[Graph, int]:
         replaced |= _permuted(found, split)
     if not splits:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), len(splits)
+    return found.replacing(replaced), len(splits)
 
 
 def _split(graph: Graph, node: onnx.NodeProto, uses: GraphUses) -> _Split | None:

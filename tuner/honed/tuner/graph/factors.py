@@ -57,8 +57,7 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
             fewer += 1 + len(one.steps) - len(new)
     if not fewer:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), fewer
+    return found.replacing(replaced), fewer
 
 
 def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:

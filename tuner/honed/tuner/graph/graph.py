@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,6 +140,10 @@ class Graph:
         """One-dimensional constants of one element each, named after the output they are for."""
         return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
 
+    def replacing(self, replaced: Mapping[str, Sequence[onnx.NodeProto]]) -> Graph:
+        """The graph with others in the place of the nodes that make these values."""
+        return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
+
     def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
         """The graph of other nodes, given in any order, without what no output needs.
 
@@ -165,6 +169,11 @@ class Graph:
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, self.types[name].elem, self.types[name].shape)
+
+
+def axis_of(node: onnx.NodeProto, rank: int) -> int:
+    """The attribute `axis` of a node, counted from the front."""
+    return int(helper.get_node_attr_value(node, "axis")) % rank
 
 
 def copied(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -58,8 +58,7 @@ def join_moves(graph: Graph) -> tuple[Graph, int]:
                 break
     if not replaced:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), len(replaced)
+    return found.replacing(replaced), len(replaced)
 
 
 def _trees(value: str, producers: Mapping[str, onnx.NodeProto], order: Mapping[str, int]) -> list[_Tree]:

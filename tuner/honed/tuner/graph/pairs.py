@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
-from .graph import Graph, Shape, TensorType, copied
+from .graph import Graph, Shape, TensorType, axis_of, copied
 from .products import GraphUses
 
 _UNARY = frozenset({"Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Erf", "Exp", "Sqrt", "Abs", "Cos", "Sin"})
@@ -52,8 +52,7 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
             joined += 1
     if not joined:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), joined
+    return found.replacing(replaced), joined
 
 
 def _neighbours(graph: Graph, uses: GraphUses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
@@ -140,7 +139,7 @@ def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
     if node.op_type == "Slice" and _bounds(graph, node) is not None:
         return axis if graph.numbers(rest[2]) != [axis] else None
     if node.op_type == "Concat" and len(axes) == 1 and all(name in pair.others for name in node.input):
-        along = int(helper.get_node_attr_value(node, "axis")) % len(shape)
+        along = axis_of(node, len(shape))
         return axis if along != axis else None
     return None
 

@@ -7,9 +7,8 @@ keys and values are products of as well. The sum is computed with the product, s
 from __future__ import annotations
 
 import onnx
-from onnx import helper
 
-from .graph import Graph
+from .graph import Graph, axis_of
 from .products import GraphUses, Product, product
 from .siblings import moved
 
@@ -29,8 +28,7 @@ def split_parts(graph: Graph) -> tuple[Graph, int]:
             replaced |= _split(found, one, list(joined.input), kept[0])
     if not replaced:
         return graph, 0
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), sum(any(n.op_type == "Add" for n in new) for new in replaced.values())
+    return found.replacing(replaced), sum(any(n.op_type == "Add" for n in new) for new in replaced.values())
 
 
 def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
@@ -38,7 +36,7 @@ def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
     if node.op_type != "Concat" or len(node.input) != 2 or node.input[0] == node.input[1]:
         return False
     rank = len(graph.shape(node.output[0]))
-    return int(helper.get_node_attr_value(node, "axis")) % rank == rank - 1
+    return axis_of(node, rank) == rank - 1
 
 
 def _split(graph: Graph, one: Product, parts: list[str], sibling: int) -> dict[str, list[onnx.NodeProto]]:

@@ -30,8 +30,7 @@ def combine_siblings(graph: Graph) -> tuple[Graph, int]:
     replaced: dict[str, list[onnx.NodeProto]] = {}
     for family in combined:
         replaced |= _combined(found, family, uses)
-    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
-    return found.tidied(nodes), sum(len(family) - 1 for family in combined)
+    return found.replacing(replaced), sum(len(family) - 1 for family in combined)
 
 
 def moved(graph: Graph, one: Product, uses: GraphUses) -> bool:

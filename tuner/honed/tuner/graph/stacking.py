@@ -7,7 +7,7 @@ import enum
 import onnx
 from onnx import helper
 
-from .graph import Graph
+from .graph import Graph, axis_of
 
 _UNARY = frozenset(
     {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Cos", "Cosh"}
@@ -50,7 +50,7 @@ def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
     if node.op_type == "MatMul":
         return _product(graph, node)
     if node.op_type == "Concat":
-        return (Role.STACKED,) * count if _axis(node, len(shape)) else None
+        return (Role.STACKED,) * count if axis_of(node, len(shape)) else None
     if not graph.shape(node.input[0]) or graph.shape(node.input[0])[0] != 1 or not _keeps_batch(graph, node):
         return None
     return (Role.STACKED, *(Role.SAME,) * (count - 1))
@@ -71,7 +71,7 @@ def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
     if op in ("Conv", "MaxPool", "AveragePool", "Reshape"):
         return True
     if op in ("Softmax", "LogSoftmax", "LayerNormalization", "ArgMax", "ArgMin", "Gather"):
-        return _axis(node, rank) > 0
+        return axis_of(node, rank) > 0
     if op in REDUCTIONS:
         return all(axis % rank for axis in graph.numbers(node.input[1]))
     if op == "Transpose":
@@ -84,7 +84,3 @@ def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
         pads = graph.numbers(node.input[1])
         return pads[0] == pads[rank] == 0
     return False
-
-
-def _axis(node: onnx.NodeProto, rank: int) -> int:
-    return int(helper.get_node_attr_value(node, "axis")) % rank

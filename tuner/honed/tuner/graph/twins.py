@@ -2,20 +2,254 @@
 
 The images of a matcher, the branches of a siamese network. Their values, each with a leading axis of 1, are
 stacked along it, so a kernel of the merged graph does what several did. What reads a value of its twin (as
-cross attention does) reads the stack with its parts in another order.
+cross attention does) reads the stack with its parts in another order. Twins pay by what is launched less for
+them, and what stacking and taking apart launches more.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
 from .graph import Graph, Shape, TensorType, copied
-from .groups import Group, Places, find_groups, places
-from .stacking import Role
-from .worth import shared, worthwhile
+from .stacking import ELEMENTWISE, LAUNCHED, Role, roles
+
+# Of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
+_MOST_ELEMENTS = 1 << 25
+Key = tuple[object, ...]
+Places = dict[str, tuple[int, int]]  # of a value: the number of its group, and which twin makes it
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Twins, in the order in which they are stacked, and the roles of their operands."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    roles: tuple[Role, ...]
+
+    def operand(self, position: int) -> tuple[str, ...]:
+        """What each twin reads there."""
+        return tuple(node.input[position] for node in self.nodes)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What each twin makes."""
+        return tuple(node.output[0] for node in self.nodes)
+
+
+def places(groups: Sequence[Group]) -> Places:
+    """Where each value of twins is."""
+    return {v: (n, at) for n, group in enumerate(groups) for at, v in enumerate(group.values)}
+
+
+@dataclass(slots=True)
+class _GroupFinder:
+    graph: Graph
+    groups: list[Group] = field(default_factory=list)
+    member: Places = field(default_factory=dict)
+
+    def key(self, node: onnx.NodeProto, given: tuple[Role, ...], *, exact: bool) -> Key:
+        """What twins have in common. Constants of elementwise nodes may differ where it need not be exact."""
+        attrs = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        parts = [self._part(node, n, role, exact=exact) for n, role in zip(node.input, given, strict=True)]
+        return node.op_type, tuple(attrs), self.graph.types[node.output[0]], *parts
+
+    def _part(self, node: onnx.NodeProto, name: str, role: Role, *, exact: bool) -> Key:
+        if name in self.graph.constants:
+            kind = self.graph.types[name]
+            differs = not exact and role is Role.BROADCAST and len(kind.shape) > 0
+            return ("like", kind) if differs else ("constant", self.graph.digest(name))
+        if role is Role.SAME:
+            return "value", name
+        if name in self.member:
+            return "group", self.member[name][0]
+        return "type", self.graph.types[name]
+
+    def add(self, nodes: list[onnx.NodeProto], given: tuple[Role, ...]) -> None:
+        """Group nodes of one key where they follow twins, or where equal weights say that they are some."""
+        elements = len(nodes) * math.prod(self.graph.shape(nodes[0].output[0]))
+        if len(nodes) < 2 or elements > _MOST_ELEMENTS:
+            return
+        if any(name in self.member for name in nodes[0].input):
+            nodes = self._ordered(nodes)
+        elif not _weighs(self.graph, nodes[0]) or len({node.input[0] for node in nodes}) < len(nodes):
+            nodes = []
+        if not nodes:
+            return
+        for place, node in enumerate(nodes):
+            self.member[node.output[0]] = len(self.groups), place
+        self.groups.append(Group(tuple(nodes), given))
+
+    def _ordered(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """Nodes in the order of the twins that they follow, by an operand of which each reads another one.
+
+        None of them where there is no such operand, or it has more twins.
+        """
+        for position, name in enumerate(nodes[0].input):
+            given = [self.member.get(node.input[position]) for node in nodes]
+            if name in self.member and len(set(given)) == len(self.groups[self.member[name][0]].nodes):
+                by_place = {at: node for at, node in zip(given, nodes, strict=True) if at is not None}
+                if len(by_place) == len(nodes):
+                    return [by_place[at] for at in sorted(by_place)]
+        return []
+
+
+def find_groups(graph: Graph) -> list[Group]:
+    """Twins, every group after those it reads.
+
+    Only nodes as far from the inputs as each other are grouped, so that no twin can depend on another and the
+    graph of groups has no cycle.
+    """
+    finder = _GroupFinder(graph)
+    for level in _levels(graph):
+        stackable = [(node, given) for node in level if (given := roles(graph, node)) is not None]
+        for exact in (True, False):
+            buckets: dict[Key, list[tuple[onnx.NodeProto, tuple[Role, ...]]]] = {}
+            for node, given in stackable:
+                if node.output[0] not in finder.member and (exact or node.op_type in ELEMENTWISE):
+                    buckets.setdefault(finder.key(node, given, exact=exact), []).append((node, given))
+            for bucket in buckets.values():
+                finder.add([node for node, _ in bucket], bucket[0][1])
+    return finder.groups
+
+
+def _levels(graph: Graph) -> Iterator[list[onnx.NodeProto]]:
+    """The nodes by the length of the longest path that leads to them."""
+    depth: dict[str, int] = {}
+    levels: list[list[onnx.NodeProto]] = []
+    for node in graph.nodes:
+        at = max((depth[name] + 1 for name in node.input if name in depth), default=0)
+        depth[node.output[0]] = at
+        if at == len(levels):
+            levels.append([])
+        levels[at].append(node)
+    yield from levels
+
+
+def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a node multiplies by weights."""
+    return node.op_type in ("MatMul", "Conv") and node.input[1] in graph.constants
+
+
+_ELEMENTS = 1 << 18  # that are copied in the time of a launch, 10 us at 200 GB/s
+_MOST_LOOKED_AT = 1_000_000  # groups, in all trials of a region: seconds
+_LONGEST = 8  # groups that are left out together at most, from an end of a region inwards
+
+
+def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
+    """The groups that save launches, in their order."""
+    readers = _readers(graph)
+    kept: set[int] = set()
+    for region in _regions(groups):
+        kept |= _trimmed(graph, groups, region, readers)
+    return [group for n, group in enumerate(groups) if n in kept]
+
+
+def _readers(graph: Graph) -> dict[str, list[str]]:
+    """What reads each value: the values of nodes, "" for an output of the model."""
+    found = {name: [n.output[0] for n in nodes] for name, nodes in graph.users().items()}
+    for name in graph.outputs:
+        found.setdefault(name, []).append("")
+    return found
+
+
+def _regions(groups: Sequence[Group]) -> list[set[int]]:
+    """Groups that read each other, together."""
+    place = places(groups)
+    region = {n: {n} for n in range(len(groups))}
+    for n, group in enumerate(groups):
+        for name in {name for node in group.nodes for name in node.input if name in place}:
+            fewer, more = sorted((region[n], region[place[name][0]]), key=len)
+            if fewer is not more:
+                more |= fewer
+                for member in fewer:
+                    region[member] = more
+    return list({id(found): found for found in region.values()}.values())
+
+
+def _trimmed(
+    graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]
+) -> set[int]:
+    """What is left of a region when the ends that do not pay are cut off."""
+    best, most = set(region), _gain(graph, groups, region, readers)
+    trials = _MOST_LOOKED_AT // len(region)
+    while trials > 0:
+        cuts = _ends(groups, best)[:trials]
+        gains = [_gain(graph, groups, best - cut, readers) for cut in cuts]
+        trials -= len(cuts)
+        if max(gains, default=most) <= most:
+            break
+        most = max(gains)
+        best = best - cuts[gains.index(most)]
+    return best if most > 0 else set()
+
+
+def _ends(groups: Sequence[Group], region: set[int]) -> list[set[int]]:
+    """Groups at the borders of a region, and chains from there inwards."""
+    place = places(groups)
+    read = {
+        n: {place[name][0] for node in groups[n].nodes for name in node.input if name in place} & region
+        for n in region
+    }
+    reading: dict[int, set[int]] = {n: set() for n in region}
+    for n, sources in read.items():
+        for source in sources:
+            reading[source].add(n)
+    found: list[set[int]] = []
+    for inwards, outwards in ((read, reading), (reading, read)):
+        for n in region:
+            if not outwards[n]:
+                found += _chains(n, inwards, outwards)
+    return found
+
+
+def _chains(end: int, inwards: dict[int, set[int]], outwards: dict[int, set[int]]) -> list[set[int]]:
+    chain, found = {end}, [{end}]
+    while len(chain) < _LONGEST:
+        following = {n for member in chain for n in inwards[member] if outwards[n] <= chain} - chain
+        if not following:
+            break
+        chain = chain | following
+        found.append(chain)
+    return found
+
+
+def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> int:
+    """Launches that the groups of a region save, less those that stack, swap and take apart."""
+    chosen = [groups[n] for n in sorted(region)]
+    place = places(chosen)
+    stacks: set[tuple[str, ...]] = set()
+    single = {v for v in place if any(reader not in place for reader in readers.get(v, ()))}
+    saved = 0
+    for group in chosen:
+        saved += (len(group.nodes) - 1) * (group.nodes[0].op_type in LAUNCHED)
+        for position, role in enumerate(group.roles):
+            names = group.operand(position)
+            if shared(names, role):
+                single.update(name for name in names if name in place)
+            elif not _free(graph, chosen, place, names):
+                stacks.add(names)
+                if len({place[name][0] if name in place else -1 for name in names}) > 1:
+                    single.update(name for name in names if name in place)
+    copied = [name for names in stacks for name in names] + list(single)
+    elements = sum(math.prod(graph.shape(name)) for name in copied)
+    return saved - len(stacks) - len(single) - elements // _ELEMENTS
+
+
+def shared(names: Sequence[str], role: Role) -> bool:
+    """Whether all twins read one value that need not be repeated."""
+    return role is Role.SAME or (role is not Role.STACKED and len(set(names)) == 1)
+
+
+def _free(graph: Graph, groups: Sequence[Group], place: Places, names: tuple[str, ...]) -> bool:
+    """Whether operands are stacked already, or when compiling."""
+    if names[0] in place and groups[place[names[0]][0]].values == names:
+        return True
+    return all(name in graph.constants for name in names)
 
 
 def merge_twins(graph: Graph) -> tuple[Graph, int]:

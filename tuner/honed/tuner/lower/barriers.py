@@ -24,19 +24,8 @@ _UNIFORM_CALLS = {
     "get_work_dim", "convert_int", "convert_uint", "convert_long", "convert_ulong", "min", "max",
 }  # fmt: skip
 _TYPES = {
-    "int",
-    "uint",
-    "long",
-    "ulong",
-    "short",
-    "ushort",
-    "char",
-    "uchar",
-    "bool",
-    "size_t",
-    "const",
-    "float",
-}
+    "int", "uint", "long", "ulong", "short", "ushort", "char", "uchar", "bool", "size_t", "const", "float",
+}  # fmt: skip
 _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 
 

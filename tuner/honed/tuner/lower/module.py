@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm_ffi import structural_hash
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
 from honed.tuner.forked import Forked
 
@@ -175,16 +176,11 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
         if rule == SERIAL:
             why = "; ".join(passed_over)
             notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
-    function = Function(
-        name=name,
-        task=task,
-        schedule=found[0],
-        source=found[1].source,
-        parameters=found[1].parameters,
-        inner=found[1].inner,
-        launches=_share_flops(found[1], function_flops(func)),
+    schedule, made = found
+    launches = _share_flops(made, function_flops(func))
+    return _Found(
+        strict.like(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
     )
-    return _Found(function, notes)
 
 
 def kernel_name(name: str, task: str, taken: Container[str]) -> str:

@@ -25,10 +25,10 @@ from honed.runtime.compiled.model import KernelArg
 from . import intrinsics
 from .barriers import divergent_barriers
 from .cost import executed_operations
-from .inner import inner_as_parameters
 from .printer import print_kernels
 from .program import KernelLaunch, MemoryValue
 from .staging import stage_sums
+from .statements import parts, rebuilt
 
 # Kernels by entry name, out of which host code was split, to one source.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
@@ -64,7 +64,8 @@ def lower_function(
     """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        split = _passes()(tirx.transform.BindTarget(target)(module))
+        passes = tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
+        split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
         source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
@@ -74,10 +75,6 @@ def lower_function(
     lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
-
-
-def _passes() -> tvm.transform.Pass:
-    return tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
 
 
 def _blocks_to_loops() -> list[tvm.transform.Pass]:
@@ -109,7 +106,7 @@ def _loops_to_kernels() -> list[tvm.transform.Pass]:
         s.LoopPartition(),
         t.VectorizeLoop(True),
         s.InjectVirtualThread(),
-        inner_as_parameters(),
+        _inner_as_parameters(),
         t.StorageRewrite(),
         s.HoistIfThenElse(),
         t.UnrollLoop(),
@@ -125,6 +122,35 @@ def _loops_to_kernels() -> list[tvm.transform.Pass]:
         s.MergeSharedMemoryAllocations(),
         t.SplitHostDevice(),
     ]
+
+
+def _inner_as_parameters() -> tvm.transform.Pass:
+    """The pass that takes buffers between launches out of a function, to the end of its parameters.
+
+    TVM's StorageRewrite lets buffers share memory, a result with an operand of equal size too where each
+    element is made of the one in its place. Between kernels that is not for it to say: their arguments are
+    `restrict`, and the plan places every buffer of a model by when it is used. As parameters it leaves them
+    alone.
+    """
+    return tirx.transform.prim_func_pass(_as_parameters, opt_level=0, name="honed.InnerAsParameters")
+
+
+def _as_parameters(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
+    inner: list[ir.Var] = []
+    body = _without(func.body, inner)
+    if not inner:
+        return func
+    return tirx.PrimFunc([*func.params, *inner], body, func.ret_type, func.attrs, func.span)
+
+
+def _without(stmt: tirx.Stmt, inner: list[ir.Var]) -> tirx.Stmt:
+    """The statement without the allocations of global memory around launches, which go to `inner`."""
+    if isinstance(stmt, tirx.AllocBuffer) and str(stmt.buffer.scope()) == "global":
+        inner.append(stmt.buffer)
+        return tirx.Evaluate(0)
+    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+        return stmt
+    return rebuilt(stmt, [_without(part, inner) for part in parts(stmt)])
 
 
 def _is_kernel(func: tirx.PrimFunc) -> bool:

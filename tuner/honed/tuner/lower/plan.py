@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from honed.protocol import strict
 from honed.runtime.compiled.model import (
     CONSTANT_ALIGN,
     Buffer,
@@ -120,16 +121,7 @@ class _Draft:
     kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(self, value: MemoryValue, place: str, offset: int = 0, within: int | None = None) -> int:
-        self.buffers.append(
-            Buffer(
-                dtype=value.dtype,
-                shape=value.shape,
-                place=place,  # type: ignore[arg-type]
-                offset=offset,
-                nbytes=value.nbytes,
-                within=within,
-            )
-        )
+        self.buffers.append(strict.like(Buffer, value, place=place, offset=offset, within=within))
         return len(self.buffers) - 1
 
     def add_value(self, v: int, place: str, offset: int = 0, within: int | None = None) -> None:
@@ -154,15 +146,12 @@ class _Draft:
             name = function.name if len(function.launches) == 1 else f"{function.name}.{launch}"
             self.kernel_of[key] = len(self.kernels)
             self.kernels.append(
-                Kernel(
+                strict.like(
+                    Kernel,
+                    one,
                     name=name,
                     source=len(self.sources) - 1,
-                    entry=one.entry,
                     args=one.arg_types,
-                    grid=one.grid,
-                    block=one.block,
-                    flops=one.flops,
-                    bytes=one.bytes,
                     task=function.task,
                     schedule=function.schedule,
                 )
@@ -294,15 +283,6 @@ def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
     return copy
 
 
-def touched(step: Step) -> tuple[int, ...]:
-    """The buffers a step reads or writes."""
-    if isinstance(step, Launch):
-        return step.buffers
-    if isinstance(step, Copy):
-        return (step.source, step.target)
-    return step.inputs + step.outputs
-
-
 def _prepared(draft: _Draft, room: PreparedRoom) -> frozenset[int]:
     """The numbers of the steps that are prepared, of all steps."""
     found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
@@ -328,7 +308,7 @@ def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: in
 def _place_scratch(draft: _Draft, steps: Sequence[Step], alignment: int) -> int:
     spans: dict[int, list[int]] = {}
     for n, step in enumerate(steps):
-        for b in (family_of(draft.buffers, b) for b in touched(step)):
+        for b in (family_of(draft.buffers, use.buffer) for use in uses(draft.kernels, step)):
             if draft.buffers[b].place == "scratch":
                 spans.setdefault(b, []).append(n)
     scratch = list(spans)

@@ -18,12 +18,14 @@ from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
 
-from .long_sums import reductions
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
+from .sums import reductions
 
 SERIAL = "serial"
 # Shorter reductions leave most work-items of a cooperating group idle.
 _LEAST_COOPERATIVE = 64
+# Rules fail in many ways on functions they were not made for.
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def default_kernels(
@@ -114,16 +116,7 @@ def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> s_
     try:
         with target:
             found = rule.apply(fresh(func), target, False)
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # Rules fail in many ways on functions they were not made for; the caller reports it.
+    except _MISFITS as error:
         raise LoweringFailed(last_line(error)) from error
     return found[0] if isinstance(found, list) else found
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 import tvm
 from tvm import ir, s_tir, tirx
 
-from .long_sums import Leaf, LongSum, find
 from .statements import parts, rebuilt, replaced, substituted, uses
+from .sums import Leaf, LongSum, find
 
 _WRITTEN_OUT = 16  # partial sums, which then stay in registers whatever the compiler does
 

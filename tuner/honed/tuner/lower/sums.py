@@ -1,16 +1,24 @@
-"""How long sums are added up: in blocks of terms, then the sums of the blocks, and so on.
+"""How long sums are added up: in blocks of terms, then the sums of the blocks, and so on; and where they are.
 
 An accumulator that takes n terms one by one errs by up to n u of the sum of their magnitudes (u: half the
 distance from 1 to the next number, 2^-24 in float32), and by nearly as much where the terms are alike, as
 each addition is then rounded the same way. In blocks no term passes through more than `additions(n)`
 roundings, which takes the place of n in that bound (Higham, "Accuracy and Stability of Numerical Algorithms",
 2nd edition, 4.2: a sum errs by at most h u of the sum of magnitudes, to first order, where no term passes
-through more than h additions).
+through more than h additions). Sums of many terms are found in the loops of a lowered function.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, s_tir, tirx
+from tvm.tirx.analysis import undefined_vars
+from tvm_ffi import structural_equal, structural_walk
+
+from .statements import loads, parts, uses
 
 LONGEST = 256  # terms that one accumulator takes; longer sums are added up in blocks
 BLOCK = 128  # most terms of a block
@@ -41,3 +49,232 @@ def additions(terms: int) -> int:
     while left > LONGEST:
         stages, left = stages + 1, math.ceil(left / LEAST)
     return min(terms, LONGEST + stages * BLOCK)
+
+
+# Partial sums of one work-item. A plain sum waits for its loads, so that partial sums which spill cost
+# little. A product's accumulators fill the registers as it is: only those too few to matter are doubled, and
+# halves whose operands are held step by step, within a budget: two of them fit a register, and long sums of
+# them lose most digits.
+MOST_PARTIAL = 1024
+MOST_PARTIAL_PRODUCTS = 8
+MOST_PARTIAL_HALVES = 48
+
+_ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A statement that has no parts; the loops and the conditions around it, outermost first.
+
+    Each condition comes with the number of these loops that it stands within.
+    """
+
+    stmt: tirx.Stmt
+    loops: tuple[tirx.For, ...] = ()
+    conditions: tuple[tuple[int, ir.Expr], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LongSum:
+    """A store that adds `term` to an element again and again.
+
+    `summed` are the loops around it that run over the terms. `block` iterations of the loop number `at` of
+    `leaf.loops` are to be one block. `init` is the store that sets the element before the first term, where
+    it stands beside the sum.
+    """
+
+    leaf: Leaf
+    term: ir.Expr
+    summed: tuple[tirx.For, ...]
+    at: int
+    block: int
+    init: Leaf | None
+
+
+def find(loop: tirx.For) -> LongSum | None:
+    """The first sum that takes too many terms in this loop and those within, with this loop over terms."""
+    leaves = list(_leaves(loop, Leaf(loop)))
+    for leaf in leaves:
+        term = _term(leaf.stmt)
+        if term is None or not all(isinstance(one.extent, tirx.IntImm) for one in leaf.loops):
+            continue
+        summed = tuple(one for one in leaf.loops if not uses(leaf.stmt.indices, [one.loop_var]))
+        if not summed or not summed[0].same_as(loop) or any(s.kind not in _ONE_BY_ONE for s in summed):
+            continue
+        if math.prod(int(one.extent) for one in summed) <= LONGEST:
+            continue
+        stores = [o for o in leaves if _stores_to(o.stmt, leaf.stmt.buffer)]
+        inits = [o for o in stores if o is not leaf]
+        place = _place(leaf, _most_partial(loop, leaf.stmt, term, [one.loop_var for one in summed]), summed)
+        if (
+            place is not None
+            and len(inits) <= 1
+            and all(_is_init(o, leaf, summed) for o in inits)
+            and _accesses(loop, leaf.stmt.buffer) == 2 + len(inits)
+            and _known_outside(leaf, loop, summed)
+        ):
+            return LongSum(leaf, term, summed, *place, init=inits[0] if inits else None)
+    return None
+
+
+def is_product(parts: Iterable[ir.Expr | tirx.Stmt], along: Sequence[ir.Var]) -> bool:
+    """Whether terms of a sum are made of several tensors that are read along the variables summed over."""
+    read: list[ir.Expr] = []
+    for load in (load for part in parts for load in loads(part)):
+        if uses(load.indices, along) and not any(load.source.same_as(other) for other in read):
+            read.append(load.source)
+    return len(read) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction of an unscheduled function: how many terms become one, and whether they are products."""
+
+    terms: int
+    product: bool
+
+
+def reductions(func: tirx.PrimFunc) -> list[Reduction]:
+    """All reductions of an unscheduled function."""
+    found: list[Reduction] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        if over:
+            terms = math.prod(int(axis.dom.extent) for axis in over)
+            found.append(Reduction(terms, is_product([block.body], [axis.var for axis in over])))
+
+    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
+    return found
+
+
+def most_additions(func: tirx.PrimFunc) -> int:
+    """Additions that a term of any reduction of an unscheduled function passes through, at most; at least 1.
+
+    Products count as if they were added up one by one, which schedules with many accumulators do.
+    """
+    passed = [one.terms if one.product else additions(one.terms) for one in reductions(func)]
+    return max(passed, default=1)
+
+
+def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+    """The conditions that must hold together."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    if isinstance(condition, ir.Call) and str(getattr(condition.op, "name", "")).endswith(".likely"):
+        return conjuncts(condition.args[0])
+    return [condition]
+
+
+def _leaves(stmt: tirx.Stmt, around: Leaf) -> Iterator[Leaf]:
+    loops, conditions = around.loops, around.conditions
+    if isinstance(stmt, tirx.IfThenElse):
+        met = tuple((len(loops), one) for one in conjuncts(stmt.condition))
+        yield from _leaves(stmt.then_case, Leaf(stmt, loops, conditions + met))
+        if stmt.else_case is not None:
+            not_met = ((len(loops), tirx.Not(stmt.condition)),)
+            yield from _leaves(stmt.else_case, Leaf(stmt, loops, conditions + not_met))
+        return
+    within = parts(stmt)
+    if not within:
+        yield Leaf(stmt, loops, conditions)
+    inner = (*loops, stmt) if isinstance(stmt, tirx.For) else loops
+    for part in within:
+        yield from _leaves(part, Leaf(stmt, inner, conditions))
+
+
+def _term(stmt: tirx.Stmt) -> ir.Expr | None:
+    """What a store adds to the float that it overwrites; None where it does something else."""
+    if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, tirx.Add):
+        return None
+    if "float" not in str(stmt.buffer.dtype):
+        return None
+    for old, term in ((stmt.value.a, stmt.value.b), (stmt.value.b, stmt.value.a)):
+        if isinstance(old, ir.TensorLoad) and old.source.same_as(stmt.buffer):
+            return term if structural_equal(list(old.indices), list(stmt.indices)) else None
+    return None
+
+
+def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
+    """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
+    stores: list[tirx.BufferStore] = []
+    structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
+    operands = loads(term)
+    if is_product(operands, along):
+        return MOST_PARTIAL_PRODUCTS
+    read: list[ir.Expr] = []
+    for load in operands:
+        read += [s.value for s in stores if _stores_to(s, load.source)] or [load]
+    if not is_product(read, along):
+        return MOST_PARTIAL
+    return MOST_PARTIAL_HALVES if str(store.buffer.dtype) == "float16" else MOST_PARTIAL_PRODUCTS
+
+
+def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
+    """Which loop to cut into blocks of how many iterations; None where that takes too many partial"""
+    terms, partial = 1, 1
+    found = None
+    for at in reversed(range(len(leaf.loops))):
+        loop = leaf.loops[at]
+        if not any(loop.same_as(one) for one in summed):
+            partial *= int(loop.extent)
+            if partial > most:
+                break
+            continue
+        cut = block(int(loop.extent), terms)
+        found, terms = (at, cut), terms * cut
+        if cut < int(loop.extent):
+            break
+    return found if terms >= LEAST else None
+
+
+def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
+    return isinstance(stmt, tirx.BufferStore) and bool(stmt.buffer.same_as(buffer))
+
+
+def _accesses(loop: tirx.For, buffer: ir.Var) -> int:
+    """How often a buffer is named as one that is read or written, within a loop."""
+    stores: list[tirx.BufferStore] = []
+    structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
+    named = [load.source for load in loads(loop)] + [store.buffer for store in stores]
+    return sum(bool(one.same_as(buffer)) for one in named)
+
+
+def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
+    """Whether a store sets the element of a sum, in the first iteration of all the loops over its terms."""
+    first = [_first_of(condition) for _, condition in other.conditions]
+    return (
+        len(other.loops) == len(leaf.loops)
+        and all(a.same_as(b) for a, b in zip(other.loops, leaf.loops, strict=True))
+        and structural_equal(list(other.stmt.indices), list(leaf.stmt.indices))
+        and not uses([other.stmt.value], [one.loop_var for one in summed])
+        and all(any(v is not None and v.same_as(s.loop_var) for v in first) for s in _repeated(summed))
+    )
+
+
+def _repeated(loops: Sequence[tirx.For]) -> list[tirx.For]:
+    return [one for one in loops if int(one.extent) > 1]
+
+
+def _first_of(condition: ir.Expr) -> ir.Var | None:
+    """The variable that a condition asks to be 0."""
+    if isinstance(condition, tirx.EQ) and isinstance(condition.b, tirx.IntImm) and not int(condition.b):
+        return condition.a if isinstance(condition.a, ir.Var) else None
+    return None
+
+
+def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bool:
+    """Whether outside the loops over the terms it can be told which element is added to, and when.
+
+    A condition may be about the terms or about the element, and not about both.
+    """
+    over = [one.loop_var for one in summed]
+    others = [one.loop_var for one in leaf.loops if not any(one.same_as(s) for s in summed)]
+    known = [*over, *others, *undefined_vars(loop, [])]
+    told = [*leaf.stmt.indices, *(condition for _, condition in leaf.conditions)]
+    used = [v for one in told for v in undefined_vars(one, [])]
+    return (
+        all(any(v.same_as(k) for k in known) for v in used)
+        and not any(loads(one) for one in told)
+        and not any(uses([one], over) and uses([one], others) for one in told)
+    )

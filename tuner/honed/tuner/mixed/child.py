@@ -7,11 +7,8 @@ It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` fro
 
 from __future__ import annotations
 
-import argparse
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -54,29 +51,15 @@ class PrecisionAnswer:
 
 def main(argv: list[str] | None = None) -> int:
     """Decide; the exit status is 0 wherever a result was written."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.mixed.child")
-    confined.add_arguments(parser)
-    parser.add_argument("--sets", type=int, required=True)
-    arguments = parser.parse_args(argv)
-    try:
-        result: dict[str, Any] = asdict(_decided(arguments.folder, arguments.sets, arguments.threads))
-    except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
-        if confined.out_of_memory(error):
-            result = {"failure": "it needs more memory than allowed", "kind": "memory"}
-        else:
-            text = " ".join(str(error).split())[:300]
-            result = {"failure": f"{type(error).__name__}: {text}", "kind": "failed"}
-    (arguments.folder / confined.RESULT).write_text(json.dumps(result))
-    return 0
+    arguments = confined.parser("honed.tuner.mixed.child").parse_args(argv)
 
+    def work() -> Mapping[str, object]:
+        model = onnx.load(arguments.folder / confined.MODEL)
+        names = [info.name for info in model.graph.input]
+        sets = list(confined.sets_in(arguments.folder, names, arguments.sets))
+        return asdict(decided(model, sets, arguments.threads))
 
-def _decided(folder: Path, count: int, threads: int) -> PrecisionAnswer:
-    model = onnx.load(folder / "model.onnx")
-    sets = [
-        {info.name: np.load(folder / f"input.{i}.{j}.npy") for j, info in enumerate(model.graph.input)}
-        for i in range(count)
-    ]
-    return decided(model, sets, threads)
+    return confined.answer(arguments.folder, work)
 
 
 def decided(

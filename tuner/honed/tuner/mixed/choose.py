@@ -5,34 +5,37 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
+from numpy.lib import format as npy
 
+from honed.machine import mali
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import PrecisionChoice
-from honed.tuner.bind import bind_shapes
+from honed.runtime.calling.calibration import files_in
+from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
-from honed.tuner.frontend.normalise import in_half
+from honed.tuner.frontend.normalise import all_single, in_half
 from honed.tuner.frontend.partnodes import PART_OP
-from honed.tuner.frontend.precision import all_single
-from honed.tuner.halves import Exemptions, operators
+from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.halves import Array, Exemptions, operators
 from honed.tuner.prove import confined, inputs
+from honed.tuner.prove.graphs import bind_shapes
 
-from . import sets
 from .child import BOUND, PrecisionAnswer
-from .speed import why_not_half
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
 _SETS = 3  # made up, where there are none of the user's
+# Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
+LEAST_GAIN = 1.25
 _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
-_MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 
 
 def decide(
@@ -41,7 +44,7 @@ def decide(
     profile: DeviceProfile,
     *,
     calibration: Path | None = None,
-    like: Path | None = None,
+    like: CompiledModel | None = None,
 ) -> PrecisionChoice:
     """The choice for a model as given, normalised in its own types.
 
@@ -50,11 +53,10 @@ def decide(
     anew. Raises InvalidArgument where the inputs are not what the model takes.
     """
     if like is not None:
-        with modelfile.read(like, verify=False) as file:
-            earlier = file.model.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
+        earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
         if _fits(earlier, normalised):
             return earlier
-    given = sets.load(calibration, normalised.inputs) if calibration is not None else None
+    given = calibration_sets(calibration, normalised.inputs) if calibration is not None else None
     why = _why_own(normalised, profile)
     if why:
         return PrecisionChoice(half=False, why=why)
@@ -94,19 +96,38 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
         return "the model's own types, which are not all float32"
     if any(node.op_type == PART_OP for node in normalised.model.graph.node):
         return "the model's own types, because the CPU engine runs parts in between"
-    if normalised.model.ByteSize() > _MAX_MODEL:
+    if normalised.model.ByteSize() > confined.MAX_MODEL:
         return "the model is too large to try fp16 on it"
     return why_not_half(profile)
+
+
+def why_not_half(profile: DeviceProfile) -> str:
+    """Why fp16 does not pay on a device, "" where it does.
+
+    By its measured peaks; where there are none, by what is known of its model.
+    """
+    if not profile.limits.fp16:
+        return "the device has no fp16 arithmetic"
+    gain = _gain(profile)
+    if gain is None:
+        return "the device's peaks were not measured, so that it is not known whether it computes fp16 faster"
+    if gain < LEAST_GAIN:
+        return f"the device computes fp16 {gain:.2f} times as fast as fp32; it pays from {LEAST_GAIN:g} on"
+    return ""
+
+
+def _gain(profile: DeviceProfile) -> float | None:
+    peaks, model = profile.peaks, mali.model_of(profile.identity.name)
+    if peaks is not None:
+        return peaks.fp16_gflops / peaks.fp32_gflops if peaks.fp16_gflops else None
+    return model.fma_fp16 / model.fma_fp32 if model is not None else None
 
 
 def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
     """What a child of ours finds, or why it found nothing."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
-        onnx.save(model, folder / "model.onnx")
-        for i, values in enumerate(given):
-            for j, info in enumerate(model.graph.input):
-                np.save(folder / f"input.{i}.{j}.npy", values[info.name], allow_pickle=False)
+        confined.write(folder, model, [info.name for info in model.graph.input], given)
         more = ("--sets", str(len(given)))
         deadline = time.monotonic() + LIMITS.seconds
         found: dict[str, Any] = confined.run("honed.tuner.mixed.child", folder, more, LIMITS, deadline)
@@ -138,3 +159,60 @@ def _choice(found: PrecisionAnswer, on: str) -> PrecisionChoice:
     added = f"{len(found.wide)} of {found.products} products added up in float32"
     error = f"largest error {found.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
     return PrecisionChoice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)
+
+
+# What zipfile and NumPy raise for files that are none, damaged, encrypted or packed in other ways.
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
+    """The sets of a folder, in the order of their files' names.
+
+    Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
+    """
+    return [_checked_set(path, inputs) for path in files_in(folder)]
+
+
+def _checked_set(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_names(path, {name.removesuffix(".npy") for name in archive.namelist()}, inputs)
+            for spec in inputs:
+                with archive.open(f"{spec.name}.npy") as member:
+                    _check_header(path, member, spec)
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {spec.name: np.asarray(arrays[spec.name]) for spec in inputs}
+    except _DAMAGED as error:
+        raise InvalidArgument(
+            f"calibration file {path.name} is no .npz file, or damaged; write it with numpy.savez"
+        ) from error
+    for name, value in found.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise InvalidArgument(
+                f"in calibration file {path.name} {name!r} holds NaN or infinity; give finite values"
+            )
+    return found
+
+
+def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> None:
+    wanted = ", ".join(repr(spec.name) for spec in inputs)
+    for spec in inputs:
+        if spec.name not in names:
+            raise InvalidArgument(
+                f"calibration file {path.name} has no {spec.name!r}; give one array for each input: {wanted}"
+            )
+    for name in sorted(names - {spec.name for spec in inputs}):
+        raise InvalidArgument(
+            f"calibration file {path.name} has {name[:80]!r}, no input of the model; it takes {wanted}"
+        )
+
+
+def _check_header(path: Path, member: IO[bytes], spec: TensorSpec) -> None:
+    """Look at type and shape before memory is taken for them."""
+    first = npy.read_magic(member) == (1, 0)
+    shape, _, dtype = (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(member)
+    if dtype != spec.numpy or shape != spec.shape:
+        raise InvalidArgument(
+            f"in calibration file {path.name} {spec.name!r} is {dtype}{list(shape)} and the model takes "
+            f"{spec.dtype}{list(spec.shape)}; convert it"
+        )

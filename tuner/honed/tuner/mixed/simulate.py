@@ -1,8 +1,9 @@
 """A float32 graph computed on the processor as a device would in fp16, to see how far off its outputs are.
 
 Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result is
-rounded: what one operation in fp16 gives. Products whose terms are added up in fp16 err besides; errors are
-twice those of a sample of their elements (`products`).
+rounded: what one operation in fp16 gives. Nodes are evaluated with ONNX Runtime where it can, else with
+ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice those of a
+sample of their elements.
 """
 
 from __future__ import annotations
@@ -10,16 +11,171 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.execution.proof import compare
 from honed.tuner.halves import PRODUCTS, Array, Exemptions, operators, saturated, typed
 
-from . import products
-from .operators import Operators, Run
+SAMPLE = 251  # elements of one product; a prime, so that errors taken in turn fall on no row alike
+
+
+def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> Array:
+    """SAMPLE errors of the elements of a MatMul or a Conv whose terms are added up in fp16, as float32.
+
+    The terms are added one by one, each sum rounded to fp16, as a work-item does with one accumulator. A
+    schedule that adds up in parts errs less.
+    """
+    left, right = (_conv if node.op_type == "Conv" else _matmul)(node, operands, rng)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The product of two halves is exact in float32.
+        terms = np.ascontiguousarray((_halved(left) * _halved(right)).T)
+        total = np.zeros(SAMPLE, np.float16)
+        for term in terms:
+            total = (total + term).astype(np.float16)
+        return np.asarray(total - terms.sum(axis=0, dtype=np.float64), np.float32)
+
+
+def _halved(array: Array) -> Array:
+    return array.astype(np.float16).astype(np.float32)
+
+
+def multiply_adds(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Of a MatMul or a Conv."""
+    given = shapes[node.input[1 if node.op_type == "Conv" else 0]]
+    terms = math.prod(given[1:]) if node.op_type == "Conv" else given[-1]
+    return terms * math.prod(shapes[node.output[0]])
+
+
+def _matmul(_: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows and columns whose products are elements of the result, both of shape (SAMPLE, terms)."""
+    left = np.atleast_2d(operands[0])
+    right = operands[1] if operands[1].ndim > 1 else operands[1][:, None]
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    at = tuple(rng.integers(0, size, SAMPLE) for size in batch)
+    rows = np.broadcast_to(left, (*batch, *left.shape[-2:]))
+    columns = np.broadcast_to(right, (*batch, *right.shape[-2:])).swapaxes(-1, -2)
+    return (
+        rows[(*at, rng.integers(0, rows.shape[-2], SAMPLE))],
+        columns[(*at, rng.integers(0, columns.shape[-2], SAMPLE))],
+    )
+
+
+def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Windows of the input and the filters they meet, both of shape (SAMPLE, terms)."""
+    attrs: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    data, weights = operands
+    rank = data.ndim - 2
+    pads = [(attrs["pads"][i], attrs["pads"][i + rank]) for i in range(rank)]
+    padded = np.pad(data, [(0, 0), (0, 0), *pads])
+    filters, channels = weights.shape[:2]
+    reach = [d * (k - 1) + 1 for d, k in zip(attrs["dilations"], weights.shape[2:], strict=True)]
+    windows = []
+    chosen = rng.integers(0, filters, SAMPLE)
+    for chosen_filter in chosen:
+        first = int(chosen_filter) // (filters // attrs["group"]) * channels
+        corner = [
+            int(rng.integers(0, (size - long) // stride + 1)) * stride
+            for size, long, stride in zip(padded.shape[2:], reach, attrs["strides"], strict=True)
+        ]
+        spans = [
+            slice(start, start + long, step)
+            for start, long, step in zip(corner, reach, attrs["dilations"], strict=True)
+        ]
+        of_one = padded[int(rng.integers(0, data.shape[0])), first : first + channels]
+        windows.append(of_one[(slice(None), *spans)].reshape(-1))
+    return np.stack(windows), weights.reshape(filters, -1)[chosen]
+
+
+Run = Callable[[Sequence[Array]], Array]  # of the inputs that are there, in order
+_HALF, _SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+
+
+class Operators:
+    """Makes evaluators of nodes; equal nodes share one."""
+
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, int], threads: int) -> None:
+        """`types` are the element types of all values by name."""
+        self._model = model
+        self._types = types
+        self._threads = threads
+        self._made: dict[bytes, Run] = {}
+
+    def of(self, node: onnx.NodeProto) -> Run:
+        """What evaluates a node; the type of its result does not depend on that of its operands."""
+        return self._evaluator(_alone(node, self._types))
+
+    def halved(self) -> Callable[[Array], Array]:
+        """What rounds float32 to fp16 and gives it as float32; what is too large becomes infinite.
+
+        ONNX Runtime does so several times as fast as NumPy.
+        """
+        nodes = [
+            helper.make_node("Cast", ["input"], ["half"], to=_HALF),
+            helper.make_node("Cast", ["half"], ["output"], to=_SINGLE),
+        ]
+        ends = [[helper.make_tensor_value_info(name, _SINGLE, None)] for name in ("input", "output")]
+        run = self._evaluator(helper.make_graph(nodes, "graph", *ends))
+        return lambda array: run([array])
+
+    def _evaluator(self, graph: onnx.GraphProto) -> Run:
+        model = helper.make_model(
+            graph, ir_version=self._model.ir_version, opset_imports=list(self._model.opset_import)
+        )
+        key = model.SerializeToString(deterministic=True)
+        if key not in self._made:
+            self._made[key] = _onnxruntime(key, self._threads) or _reference(model)
+        return self._made[key]
+
+
+def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
+    """A graph of one node, whose values have names that say nothing and no shapes."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = "node"
+    given = []
+    for index, name in enumerate(node.input):
+        if name:
+            copy.input[index] = f"input_{index}"
+            given.append(helper.make_tensor_value_info(f"input_{index}", types[name], None))
+    copy.output[0] = "output"
+    return helper.make_graph(
+        [copy], "graph", given, [helper.make_tensor_value_info("output", types[node.output[0]], None)]
+    )
+
+
+def _onnxruntime(model: bytes, threads: int) -> Run | None:
+    """None where it is not installed or does not know the operator for these types."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001  it has no common class for what it does not implement
+        return None
+    names = [i.name for i in session.get_inputs()]
+    return lambda given: np.asarray(session.run(None, dict(zip(names, given, strict=True)))[0])
+
+
+def _reference(model: onnx.ModelProto) -> Run:
+    evaluator = ReferenceEvaluator(model)
+    names = [i.name for i in model.graph.input]
+
+    def run(given: Sequence[Array]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(evaluator.run(None, dict(zip(names, given, strict=True)))[0])
+
+    return run
+
 
 # What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a
 # multiply-add. The first two are of the order that 20 us and 1 ns are, at 30 GFLOP/s.
@@ -83,7 +239,7 @@ class Simulation:
     def multiply_adds(self) -> dict[str, int]:
         """Those of every product."""
         nodes = [n for n in operators(self._graph) if n.op_type in PRODUCTS]
-        return {n.output[0]: products.multiply_adds(n, self._shapes) for n in nodes}
+        return {n.output[0]: multiply_adds(n, self._shapes) for n in nodes}
 
     @property
     def cost(self) -> int:
@@ -137,7 +293,7 @@ class Simulation:
             result = step.node.output[0]
             if step.node.op_type in PRODUCTS and result in self._rounding:
                 rng = np.random.default_rng([number, step.at])
-                measured = products.errors(step.node, (given[0], given[1]), rng)
+                measured = product_errors(step.node, (given[0], given[1]), rng)
                 self._errors[number, result] = _MARGIN * measured
             return step.run(given)
 

@@ -8,15 +8,22 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
 from honed.machine.children import Bounds, Death, python
 from honed.machine.children import run as run_child
 
-RESULT = "result.json"
+MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
+MODEL, _RESULT = "model.onnx", "result.json"
+
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +41,9 @@ DEFAULT_LIMITS = EvaluationLimits()
 def run(
     module: str, folder: Path, arguments: Sequence[str], limits: EvaluationLimits, deadline: float
 ) -> dict[str, Any]:
-    """Run a module as a child with `folder` for its files; what it wrote to RESULT there.
+    """Run a module as a child with `folder` for its files; what it answered there.
 
-    Where it wrote nothing: "failure" is why in a sentence and "kind" is "time", "memory" or "failed".
+    Where it did not: "failure" is why in a sentence and "kind" is "time", "memory" or "failed".
     `deadline` is of time.monotonic().
     """
     left = max(deadline - time.monotonic(), 0.0)
@@ -48,7 +55,7 @@ def run(
         seconds=left,
         environment=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
     )
-    result = folder / RESULT
+    result = folder / _RESULT
     if death.status == 0 and result.exists():
         found: dict[str, Any] = json.loads(result.read_text())
         result.unlink()
@@ -56,14 +63,49 @@ def run(
     return _failure(death, limits)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `run` tells every child."""
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--threads", type=int, required=True)
+def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequence[Arrays]) -> None:
+    """Put a model, and sets of its inputs in the order of `names`, where a child finds them."""
+    onnx.save(model, folder / MODEL)
+    for i, values in enumerate(sets):
+        for j, name in enumerate(names):
+            np.save(folder / f"input.{i}.{j}.npy", values[name], allow_pickle=False)
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether an evaluator's error means that there was too little memory."""
+def sets_in(folder: Path, names: Sequence[str], count: int) -> Iterator[dict[str, np.ndarray]]:
+    """The sets of inputs that were put there."""
+    for i in range(count):
+        yield {name: np.load(folder / f"input.{i}.{j}.npy") for j, name in enumerate(names)}
+
+
+def parser(module: str) -> argparse.ArgumentParser:
+    """Of what `run` tells a child, and of how many sets of inputs there are."""
+    made = argparse.ArgumentParser(prog=module)
+    made.add_argument("folder", type=Path)
+    made.add_argument("--threads", type=int, required=True)
+    made.add_argument("--sets", type=int, default=0)
+    return made
+
+
+def _by_type(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def answer(
+    folder: Path, work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type
+) -> int:
+    """Have a child answer with what its work gives, or with why it gives nothing; its exit status."""
+    try:
+        result = dict(work())
+    except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
+        if _out_of_memory(error):
+            result = {"failure": "it needs more memory than allowed", "kind": "memory"}
+        else:
+            result = {"failure": told(error), "kind": "failed"}
+    (folder / _RESULT).write_text(json.dumps(result))
+    return 0
+
+
+def _out_of_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 

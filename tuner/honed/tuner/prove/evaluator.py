@@ -7,8 +7,6 @@ It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -29,26 +27,18 @@ class _Failed(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
-    parser = argparse.ArgumentParser(prog="honed.tuner.prove.evaluator")
-    confined.add_arguments(parser)
+    parser = confined.parser("honed.tuner.prove.evaluator")
     parser.add_argument("evaluator", choices=(*EVALUATORS, OPTIMISED))
-    parser.add_argument("--sets", type=int, required=True)
     args = parser.parse_args(argv)
-    try:
-        result = {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)}
-    except _Failed as error:
-        result = {"failure": str(error), "kind": "failed"}
-    except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
-        if confined.out_of_memory(error):
-            result = {"failure": "it needs more memory than allowed", "kind": "memory"}
-        else:
-            result = {"failure": _one_line(error), "kind": "failed"}
-    (args.folder / confined.RESULT).write_text(json.dumps(result))
-    return 0
+    return confined.answer(
+        args.folder,
+        lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)},
+        _one_line,
+    )
 
 
 def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
-    path = folder / "model.onnx"
+    path = folder / confined.MODEL
     model = onnx.load(path)
     names = [v.name for v in graphs.inputs(model)]
     declared = [graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output]
@@ -56,8 +46,7 @@ def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
         title, run = _onnxruntime(path, threads, optimised=evaluator == OPTIMISED)
     else:
         title, run = _reference(model)
-    for i in range(sets):
-        feeds = {n: np.load(folder / f"input.{i}.{j}.npy") for j, n in enumerate(names)}
+    for i, feeds in enumerate(confined.sets_in(folder, names, sets)):
         for j, (name, value) in enumerate(zip(graphs.outputs(model), run(feeds), strict=True)):
             np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared[j]), allow_pickle=False)
     return title
@@ -112,7 +101,9 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
 
 
 def _one_line(error: Exception) -> str:
-    """The error as part of a sentence, without the paths and signatures of other people's source code."""
+    """An error as part of a sentence, without the paths and signatures of other people's source code."""
+    if isinstance(error, _Failed):
+        return str(error)
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
     text = re.sub(r"^Load model from \S+ failed: ?", "", text)
     text = re.sub(r"Status Message: \S+\.(cc|h):\d+ .*?\) ", "", text)

@@ -1,16 +1,22 @@
-"""What the proof asks of an ONNX model: its inputs, its nodes in order, its constants."""
+"""What those who evaluate an ONNX model as it was given ask of it: inputs, nodes in order, constants, shapes.
+
+ONNX's inference follows shapes that the graph computes (Shape, Gather, Concat, Reshape) in the newest
+operator sets only. So those small computations are done here, and inference is asked again, until nothing is
+learnt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, shape_inference
 
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
+from honed.tuner.standins import with_stand_ins
 
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
 
@@ -22,6 +28,26 @@ class TypedValue:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A copy of `model` whose inputs have these static shapes.
+
+    Shapes that the file states for anything else are dropped: they may name the dimensions bound here.
+    """
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    for value in bound.graph.input:
+        shape = shapes.get(value.name)
+        if shape is None:
+            continue
+        del value.type.tensor_type.shape.dim[:]
+        for extent in shape:
+            value.type.tensor_type.shape.dim.add().dim_value = extent
+    for value in bound.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del bound.graph.value_info[:]
+    return bound
 
 
 def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
@@ -42,10 +68,20 @@ def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
     for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from nodes(subgraph)
+        yield from within(node)
+
+
+def within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """A node, and those of its subgraphs."""
+    yield node
+    for graph in subgraphs(node):
+        yield from nodes(graph)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds."""
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs)
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -107,7 +143,110 @@ def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
     return TypedValue(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
 
 
+def info(value: TypedValue, name: str) -> onnx.ValueInfoProto:
+    """A value under a name, as ONNX declares it."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+    return helper.make_tensor_value_info(name, element, value.shape)
+
+
 def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
     """The type and shape of a constant; None for a type honed does not carry."""
     name = numpy_name(tensor.data_type)
     return None if name is None else TypedValue(name=tensor.name, dtype=name, shape=tuple(tensor.dims))
+
+
+_ROUNDS = 16
+_MOST_FLOATS = 64  # that shapes are computed with: scales of a Resize, not weights
+# Operators that shapes are computed with; none makes more elements than it is given.
+_FOLDED = {
+    "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
+    "Unsqueeze",
+}  # fmt: skip
+
+
+def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
+    """Every value of the main graph whose type and static shape can be found out, by name.
+
+    Raises ModelRefused where the shapes the model states contradict each other.
+    """
+    for _ in range(_ROUNDS):
+        known = _inferred(model)
+        if all(name in known for n in model.graph.node for name in n.output if name):
+            break
+        learnt = _computed(model, known)
+        if not learnt:
+            break
+        model = _with_constants(model, learnt)
+    return known
+
+
+def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
+    try:
+        graph = shape_inference.infer_shapes(with_stand_ins(model), data_prop=True).graph
+    except (shape_inference.InferenceError, ValueError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise ModelRefused(f"shapes cannot be inferred ({reason}); check the model") from error
+    known = {t.name: of_tensor(t) for t in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        value = of_info(info)
+        if value is not None:
+            known[info.name] = value
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
+    """What Shape nodes, the whole numbers computed from them, and scales come to."""
+    fixed = constants(model)
+    learnt: dict[str, np.ndarray] = {}
+    for node in model.graph.node:
+        inputs = [name for name in node.input if name]
+        if node.op_type == "Shape" and node.input[0] in known:
+            shape = known[node.input[0]].shape
+            part = shape[slice(attribute(node, "start", 0), attribute(node, "end", len(shape)))]
+            learnt[node.output[0]] = np.array(part, np.int64)
+        elif node.op_type in _FOLDED and inputs and all(n in fixed or n in learnt for n in inputs):
+            value = _fold(node, {n: learnt.get(n, fixed.get(n)) for n in inputs}, model)
+            if value is not None:
+                learnt[node.output[0]] = value
+    return learnt
+
+
+def _fold(
+    node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
+) -> np.ndarray | None:
+    """The value of one node; None where it is no number that decides shapes, or cannot be computed."""
+    from onnx.reference import ReferenceEvaluator  # takes long to import, and children need none of it
+
+    values = {name: value for name, value in given.items() if value is not None}
+    if not all(map(_decides_shapes, values.values())):
+        return None
+    graph = helper.make_graph(
+        [node],
+        "folded",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for n, v in values.items()
+        ],
+        [onnx.ValueInfoProto(name=node.output[0])],
+    )
+    single = helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+    try:
+        (value,) = ReferenceEvaluator(single).run(None, dict(values))
+    except Exception:  # noqa: BLE001  the node is untrusted, and nothing is lost by not knowing its value
+        return None
+    return value if isinstance(value, np.ndarray) and _decides_shapes(value) else None
+
+
+def _decides_shapes(value: np.ndarray) -> bool:
+    return value.dtype.kind in "iu" or (value.dtype.kind == "f" and value.size <= _MOST_FLOATS)
+
+
+def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """A copy with constants in place of the nodes that make what was learnt."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [node for node in copy.graph.node if learnt.keys().isdisjoint(node.output)]
+    del copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    copy.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in learnt.items())
+    return copy

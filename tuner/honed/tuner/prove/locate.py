@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ from onnx import helper, inliner
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference, compare
 
-from . import graphs, shapes
+from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .reference import ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
@@ -84,7 +84,7 @@ class _Search:
     ) -> None:
         self.model, self.inputs, self.run = model, dict(inputs), run
         self.precision, self.limits = precision, limits
-        self.known = shapes.infer(model)
+        self.known = graphs.infer(model)
         self.work: Work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
         self.agrees: set[str] = set()
@@ -94,9 +94,9 @@ class _Search:
         try:
             wrong = self._look([v.name for v in self.model.graph.output])
         except _Unanswered as error:
-            return self._nothing(f"the first differing node was not searched for: {error}")
+            return self._located(f"the first differing node was not searched for: {error}")
         if not wrong:
-            return self._nothing(
+            return self._located(
                 "the difference did not show again when the model was run on the same inputs"
             )
         worst = self._earliest(wrong)
@@ -141,9 +141,7 @@ class _Search:
         declared = next((v for v in self.model.graph.output if v.name == name), None)
         if declared is not None:
             return declared
-        value = self.known[name]
-        element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-        return helper.make_tensor_value_info(name, element, value.shape)
+        return graphs.info(self.known[name], name)
 
     def _earliest(self, wrong: Iterable[Difference]) -> Difference:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))
@@ -191,28 +189,17 @@ class _Search:
             f"the first value that differs is made by node {label!r} ({node.op_type}): what it reads agrees, "
             f"and its {worst}"
         )
-        return Located(
-            node=label,
-            op=node.op_type,
-            value=worst.output,
-            error=worst.error,
-            sentence=sentence,
-            variants=self.variants,
-        )
+        return replace(self._located(sentence, worst), node=label, op=node.op_type)
 
     def _at_most(self, worst: Difference, why: str) -> Located:
         sentence = f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
-        return Located(
-            node=None,
-            op=None,
-            value=worst.output,
-            error=worst.error,
-            sentence=sentence,
-            variants=self.variants,
-        )
+        return self._located(sentence, worst)
 
-    def _nothing(self, sentence: str) -> Located:
-        return Located(node=None, op=None, value=None, error=None, sentence=sentence, variants=self.variants)
+    def _located(self, sentence: str, worst: Difference | None = None) -> Located:
+        value, error = (worst.output, worst.error) if worst is not None else (None, None)
+        return Located(
+            node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants
+        )
 
 
 def _variant(
@@ -239,12 +226,8 @@ def _variant(
 
 def _reads(node: onnx.NodeProto) -> set[str]:
     """The values a node reads, those that its subgraphs take from outside included."""
-    read = {name for name in node.input if name}
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            read |= {name for inner in graphs.nodes(graph) for name in inner.input if name}
-            read |= {v.name for v in graph.output}
-    return read
+    read = {name for inner in graphs.within(node) for name in inner.input if name}
+    return read | {value.name for graph in graphs.subgraphs(node) for value in graph.output}
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:

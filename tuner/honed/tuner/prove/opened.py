@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, inliner
 
-from . import graphs, shapes
+from . import graphs
+from .graphs import info
 from .ranges import MOVING
 
 Arrays = Mapping[str, np.ndarray]
@@ -62,7 +63,7 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """A model with static shapes, opened at its steps; None where it has none that can be opened."""
     if model.functions:
         model = inliner.inline_local_functions(model)
-    known, varying, nodes = shapes.infer(model), _varying(model), model.graph.node
+    known, varying, nodes = graphs.infer(model), _varying(model), model.graph.node
     ends = _ends(model)
     numbered = {
         i: node
@@ -109,13 +110,13 @@ def _apart(
         [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
             *model.graph.input,
-            *(_info(known[name], other) for name, other in given.items()),
-            *(_info(known[name], name) for name in made),
+            *(info(known[name], other) for name, other in given.items()),
+            *(info(known[name], name) for name in made),
         ],
         [
             *outputs,
-            *(_info(known[name], name) for name in given if name not in there),
-            *(_info(known[name], other) for name, other in made.items()),
+            *(info(known[name], name) for name in given if name not in there),
+            *(info(known[name], other) for name, other in made.items()),
         ],
     )
 
@@ -194,7 +195,7 @@ def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     """The values that only go to outputs, moved or of another type, with the names of these outputs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
-        for name in {name for inner in _inner(node) for name in inner.input if name}:
+        for name in {name for inner in graphs.within(node) for name in inner.input if name}:
             readers.setdefault(name, []).append(node)
     found = {value.name: frozenset({value.name}) for value in model.graph.output if value.name not in readers}
     for node in reversed(model.graph.node):
@@ -224,17 +225,10 @@ def _varying(model: onnx.ModelProto) -> set[str]:
     fixed = {tensor.name for tensor in model.graph.initializer}
     found = {value.name for value in model.graph.input} - fixed
     for node in model.graph.node:
-        reads = {name for inner in _inner(node) for name in inner.input}
+        reads = {name for inner in graphs.within(node) for name in inner.input}
         if reads & found:
             found |= {name for name in node.output if name}
     return found
-
-
-def _inner(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-    yield node
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from graphs.nodes(graph)
 
 
 def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
@@ -243,11 +237,6 @@ def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, 
     other.input[:] = [given.get(name, name) for name in node.input]
     other.output[:] = [made.get(name, name) for name in node.output]
     return other
-
-
-def _info(value: graphs.TypedValue, name: str) -> onnx.ValueInfoProto:
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-    return helper.make_tensor_value_info(name, element, value.shape)
 
 
 def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:

@@ -17,7 +17,7 @@ from onnx import inliner
 
 from honed.protocol.errors import ModelRefused
 
-from . import graphs, shapes
+from . import graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def of_inputs(model: onnx.ModelProto) -> dict[str, Range]:
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
-    known, constants = shapes.infer(model), graphs.constants(model)
+    known, constants = graphs.infer(model), graphs.constants(model)
     consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graphs.nodes(model.graph):
         for position, name in enumerate(node.input):

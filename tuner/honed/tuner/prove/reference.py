@@ -21,8 +21,6 @@ from . import confined, graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import EVALUATORS
 
-_MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
@@ -58,16 +56,13 @@ def evaluate(
     inputs or shapes of the model are not such as honed carries.
     """
     names = [v.name for v in graphs.inputs(model)]
-    if model.ByteSize() > _MAX_MODEL:
+    if model.ByteSize() > confined.MAX_MODEL:
         return ReferenceFailure(reason="the model is larger than 2 GiB, more than the reference can be given")
     deadline = time.monotonic() + limits.seconds
     reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="honed-reference-") as folder:
         place = Path(folder)
-        onnx.save(model, place / "model.onnx")
-        for i, values in enumerate(inputs):
-            for j, name in enumerate(names):
-                np.save(place / f"input.{i}.{j}.npy", values[name], allow_pickle=False)
+        confined.write(place, model, names, inputs)
         for evaluator in evaluators:
             more = (evaluator, "--sets", str(len(inputs)))
             result = confined.run("honed.tuner.prove.evaluator", place, more, limits, deadline)

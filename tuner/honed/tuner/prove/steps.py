@@ -21,7 +21,7 @@ import onnx
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference, compare
 
-from . import graphs, shapes
+from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import EVALUATORS, OPTIMISED
 from .locate import first_difference
@@ -125,7 +125,7 @@ class _Parts:
         self._apart = apart
         self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in BOUNDED}
         self._precision = precision
-        self._work = work(apart.model, shapes.infer(apart.model))
+        self._work = work(apart.model, graphs.infer(apart.model))
 
     def all_compared(self, reference: Sequence[Arrays], found: Sequence[Arrays]) -> list[Difference]:
         """Each output of each run."""

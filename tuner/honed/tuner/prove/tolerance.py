@@ -25,7 +25,7 @@ import onnx
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype as carried_dtype
 
-from . import graphs, shapes
+from . import graphs
 from .ranges import MOVING
 
 SINGLE = 1e-3
@@ -67,7 +67,7 @@ def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
 
     Raises InvalidArgument where an output is of a type honed does not carry.
     """
-    known = shapes.infer(model)
+    known = graphs.infer(model)
     effort = work(model, known)
     allowed = []
     for output in model.graph.output:
@@ -104,14 +104,9 @@ def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
         return 1
     first, second = shapes[0], shapes[1] if len(shapes) > 1 else ()
     match node.op_type:
-        case (
-            "MatMul"
-            | "Attention"
-            | "QAttention"
-            | "DynamicQuantizeMatMul"
-            | "MatMulIntegerToFloat"
-            | "MatMulNBits"
-        ):
+        case "MatMul" | "Attention" | "QAttention" | "MatMulNBits":
+            return first[-1]
+        case "DynamicQuantizeMatMul" | "MatMulIntegerToFloat":
             return first[-1]
         case "Gemm" | "FusedGemm":
             return first[0 if graphs.attribute(node, "transA", 0) else -1]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.sizes import MetSizes
-from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
@@ -38,7 +37,7 @@ class CompiledPart:
 
 
 def wanted(
-    cut: Cut | None, given: Sequence[MetSizes], like: Path | None
+    cut: Cut | None, given: Sequence[MetSizes], like: CompiledModel | None
 ) -> tuple[tuple[MetSizes, ...], tuple[SizesLeftOut, ...]]:
     """The sizes to compile parts for, and those that were left out before and stay so.
 
@@ -50,21 +49,19 @@ def wanted(
     known: tuple[MetSizes, ...] = ()
     left_out: tuple[SizesLeftOut, ...] = ()
     if like is not None:
-        with modelfile.read(like, verify=False) as file:
-            known = tuple(MetSizes(part=form.part, sizes=form.sizes) for form in file.model.forms)
-            left_out = file.model.split.left_out if file.model.split is not None else ()
+        known = tuple(MetSizes(part=form.part, sizes=form.sizes) for form in like.forms)
+        left_out = like.split.left_out if like.split is not None else ()
     again = tuple(MetSizes(part=out.part, sizes=out.sizes) for out in left_out)
     chosen = [met for met in dict.fromkeys(given or (*known, *again)) if _has(cut, met)][:MAX_SIZES]
     stay = [out for out, met in zip(left_out, again, strict=True) if met not in chosen and _has(cut, met)]
     return tuple(chosen), tuple(stay[len(chosen) - MAX_SIZES :] if len(chosen) < MAX_SIZES else ())
 
 
-def slower_too(like: Path | None, profile: DeviceProfile) -> bool:
+def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
     """Whether a compiled form of the model has forms of parts with which the CPU engine was faster."""
     if like is None:
         return False
-    with modelfile.read(like, verify=False) as file:
-        times = [form.times for form in file.model.forms if form.times is not None]
+    times = [form.times for form in like.forms if form.times is not None]
     same_cores = profile.family.processor
     return not all(compiled_serves(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
 
@@ -99,12 +96,12 @@ def with_forms(
     moved = [section.moved(part.model, part.constants) for part in parts]
     end = section.end
     forms = tuple(
-        Form(
+        strict.like(
+            Form,
+            part,
             part=part.met.part,
             sizes=part.met.sizes,
             model=replace(part.model, buffers=buffers, constant_bytes=end),
-            times=part.times,
-            least=part.least,
         )
         for part, buffers in zip(parts, moved, strict=True)
     )

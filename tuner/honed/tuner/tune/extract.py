@@ -19,21 +19,21 @@ from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.runtime.compiled.model import CPU_PART
+from honed.runtime.compiled.model import CPU_PART, CompiledModel
 from honed.tuner import frontend, sized
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
 from honed.tuner.cut import Cut
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
-from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import legal_model, task_key
 from honed.tuner.lower.operands import mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
+from honed.tuner.lower.sums import most_additions, reductions
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
-from honed.tuner.prepare import prepare
+from honed.tuner.prepare import compiled_before, prepare
 
 from .task import TuningTask
 
@@ -77,9 +77,9 @@ def extract(
     was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
-    normalised = prepared.normalised
+    normalised, before = prepared.normalised, compiled_before(like, prepared, precision)
     if precision == "auto":
-        choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=like)
+        choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=before)
         normalised = choose.applied(choice, normalised)
     joining = joins(profile)
     legal = legal_model(frontend.import_relax(normalised), profile, joining)
@@ -98,11 +98,11 @@ def extract(
         opaque=[_opaque(name, weight) for name, weight in hosts.items()],
         contests=contests,
     )
-    return _together([whole, *_of_parts(prepared.cut, precision, profile, like)])
+    return _together([whole, *_of_parts(prepared.cut, precision, profile, before)])
 
 
 def _of_parts(
-    cut: Cut | None, precision: frontend.Precision, profile: DeviceProfile, like: Path | None
+    cut: Cut | None, precision: frontend.Precision, profile: DeviceProfile, like: CompiledModel | None
 ) -> Iterator[Extraction]:
     """What there is of parts in the sizes that they were compiled for; nothing where they cannot be."""
     sizes, _ = sized.wanted(cut, (), like)

@@ -27,7 +27,7 @@ from tvm.target import Target
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
-from honed.tuner.first import first_kernels
+from honed.tuner.schedules import first_kernels
 from honed.tuner.forked import Forked
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
 from honed.tuner.lower.schedule import narrow_indices

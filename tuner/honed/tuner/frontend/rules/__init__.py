@@ -1,54 +1,15 @@
 """Rewriting rules, one file for each family of operators: every ONNX operator that is compiled has one here,
 or a function body in ONNX itself.
 
-A rule gets a call with resolved inputs and emits nodes of the core set (`relax_ops.CORE`) at TARGET_OPSET,
-which are the only ones the importer knows.
+A rule gets a call with resolved inputs and emits nodes of the core set (`importing.CORE`) at TARGET_OPSET,
+which are the only ones the importer knows. It is registered by `@rule`, in whatever file of this folder.
 """
 
 from __future__ import annotations
 
-from . import (
-    arithmetic,
-    attention,
-    contrib,
-    contrib_forms,
-    convolution,
-    features,
-    indexing,
-    layout,
-    linear,
-    normalisation,
-    pooling,
-    quantisation,
-    quantised,
-    recurrence,
-    reduction,
-    resize,
-    sampling,
-    sequences,
-    signal,
-    training,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "arithmetic",
-    "attention",
-    "contrib",
-    "contrib_forms",
-    "convolution",
-    "features",
-    "indexing",
-    "layout",
-    "linear",
-    "normalisation",
-    "pooling",
-    "quantisation",
-    "quantised",
-    "recurrence",
-    "reduction",
-    "resize",
-    "sampling",
-    "sequences",
-    "signal",
-    "training",
-]
+FAMILIES = tuple(found.name for found in pkgutil.iter_modules(__path__))
+for _name in FAMILIES:
+    importlib.import_module(f"{__name__}.{_name}")

@@ -12,32 +12,9 @@ from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import EmptyOptional, Item, NodeRefused, Value, elem_type, numpy_dtype
 
 _UNARY = (
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BitwiseNot",
-    "Ceil",
-    "Cos",
-    "Cosh",
-    "Erf",
-    "Exp",
-    "Floor",
-    "IsNaN",
-    "Log",
-    "Neg",
-    "Not",
-    "Round",
-    "Sigmoid",
-    "Sin",
-    "Sinh",
-    "Sqrt",
-    "Tan",
-    "Tanh",
-)
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Cos", "Cosh", "Erf",
+    "Exp", "Floor", "IsNaN", "Log", "Neg", "Not", "Round", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh",
+)  # fmt: skip
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from honed.tuner.frontend.builder import Builder
@@ -52,6 +53,22 @@ def without_negative(b: Builder, x: Value, before: list[int], after: list[int]) 
     return x
 
 
+def taps(
+    b: Builder,
+    padded: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    outputs: Sequence[int],
+) -> Iterator[Value]:
+    """For each place in a window, the input elements it meets: tensors with the extents of the output."""
+    for place in itertools.product(*map(range, kernel)):
+        tap = padded
+        for axis, (k, s, d, n) in enumerate(zip(place, strides, dilations, outputs, strict=True), start=2):
+            tap = cut(b, tap, axis, k * d, k * d + (n - 1) * s + 1, s)
+        yield tap
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """A convolution's window, with padding that is not negative."""
@@ -62,14 +79,32 @@ class Geometry:
     after: list[int]
     group: int
 
+    def apply(self, b: Builder, op: str, x: Value, w: Value) -> Value:
+        """The core operator `op` on `x` and the weights `w`."""
+        return b(
+            op,
+            x,
+            w,
+            kernel_shape=list(w.shape[2:]),
+            strides=self.strides,
+            dilations=self.dilations,
+            pads=[*self.before, *self.after],
+            group=self.group,
+        )
 
-def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
-    """The call's attributes resolved; negative padding is cut from `x`, which is returned too."""
-    spatial = x.rank - 2
-    if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
+
+def _spatial(x: Value, w: Value) -> int:
+    """How many dimensions are convolved."""
+    if not 1 <= x.rank - 2 <= MAX_SPATIAL or w.rank != x.rank:
         raise NodeRefused(
             f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported"
         )
+    return x.rank - 2
+
+
+def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
+    """The call's attributes resolved; negative padding is cut from `x`, which is returned too."""
+    spatial = _spatial(x, w)
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     before, after = spatial_pads(c, x.shape[2:], w.shape[2:], strides, dilations)
     group = c.integer("group", 1)
@@ -85,16 +120,7 @@ def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """The convolution of `x` with `w`, without bias."""
     if math.prod(w.shape[1:]) == 1:
         return _scaled(b, x, w, g)
-    return b(
-        "Conv",
-        x,
-        w,
-        kernel_shape=list(w.shape[2:]),
-        strides=g.strides,
-        dilations=g.dilations,
-        pads=[*g.before, *g.after],
-        group=g.group,
-    )
+    return g.apply(b, "Conv", x, w)
 
 
 def _scaled(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
@@ -125,11 +151,7 @@ def conv(b: Builder, c: Call) -> Value:
 def conv_transpose(b: Builder, c: Call) -> Value:
     """Transposed convolution of one to three spatial dimensions."""
     x, w = c.x(0), c.x(1)
-    spatial = x.rank - 2
-    if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
-        raise NodeRefused(
-            f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported"
-        )
+    spatial = _spatial(x, w)
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     extra = window(c, "output_padding", spatial, 0)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]

@@ -12,7 +12,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .convolution import MAX_SPATIAL, spatial_pads, window
+from .convolution import MAX_SPATIAL, spatial_pads, taps, window
 from .indexing import scatter_elements
 from .layout import cut, pad, reshape
 from .reduction import reduce
@@ -96,15 +96,14 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
     if plain and small:
         return [_trim(b, b("MaxPool", x, **_attrs(w)), w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
-    taps = _taps(b, x, w, lowest)
-    best = taps[0]
+    best, *others = _taps(b, x, w, lowest)
     if not c.wants(1):
-        for tap in taps[1:]:
+        for tap in others:
             best = b("Max", best, tap)
         return [best]
     places = [b.constant(p) for p in _places(x, w, column_major=bool(c.integer("storage_order")))]
     place = places[0]
-    for tap, candidate in zip(taps[1:], places[1:], strict=True):
+    for tap, candidate in zip(others, places[1:], strict=True):
         better = b("Less", best, tap)
         best, place = b("Where", better, tap, best), b("Where", better, candidate, place)
     base = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *[1] * (x.rank - 2))
@@ -112,17 +111,10 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
 
 
 def _taps(b: Builder, x: Value, w: Window, fill: float) -> list[Value]:
-    """For each place in the window, the input elements it meets: tensors shaped like the output."""
     if math.prod(w.kernel) > MAX_TAPS:
         raise NodeRefused(f"its window of {math.prod(w.kernel)} elements is too large to be unrolled")
     padded = pad(b, x, [0, 0, *w.before], [0, 0, *w.after], fill)
-    taps: list[Value] = []
-    for place in itertools.product(*(range(k) for k in w.kernel)):
-        tap = padded
-        for i, (k, d, s, count) in enumerate(zip(place, w.dilations, w.strides, w.outputs, strict=True)):
-            tap = cut(b, tap, i + 2, k * d, k * d + (count - 1) * s + 1, s)
-        taps.append(tap)
-    return taps
+    return list(taps(b, padded, w.kernel, w.strides, w.dilations, w.outputs))
 
 
 def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type, numpy_dtype
 
 from . import signedbytes
-from .convolution import Geometry, channel_bias, geometry
+from .convolution import Geometry, channel_bias, geometry, taps
 from .layout import cut, pad, reshape
 from .linear import matmul
 from .reduction import reduce
@@ -97,10 +96,7 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     padded = pad(b, x, [0, 0, *g.before], [0, 0, *g.after], 0)
     kernel = reshape(b, w, [1, g.group, w.shape[0] // g.group, w.shape[1], math.prod(w.shape[2:])])
     total: Value | None = None
-    for index, place in enumerate(itertools.product(*(range(k) for k in w.shape[2:]))):
-        tap = padded
-        for i, (k, d, s, count) in enumerate(zip(place, g.dilations, g.strides, outputs, strict=True)):
-            tap = cut(b, tap, i + 2, k * d, k * d + (count - 1) * s + 1, s)
+    for index, tap in enumerate(taps(b, padded, w.shape[2:], g.strides, g.dilations, outputs)):
         columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
         weights = reshape(b, cut(b, kernel, 4, index, index + 1), kernel.shape[:4])
         part = matmul(b, weights, columns)

@@ -86,29 +86,16 @@ def convolution(
     image, around = left.data, g
     if left.zero is not None and any([*g.before, *g.after]):
         image, around = _padded(b, left, g), replace(g, before=[0, 0], after=[0, 0])
-    total = _convolved(b, image, right.data, around)
+    total = around.apply(b, "ConvInteger", image, right.data)
     kernels = b.constant(right.data.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1))
     if right.zero is not None:
         zero = reshape(b, right.zero, [1, right.zero.size, 1, 1])
         ones = b.constant(np.ones((1, *w.shape[1:]), np.int8))
-        total = b("Sub", total, b("Mul", _convolved(b, image, ones, around), zero))
+        total = b("Sub", total, b("Mul", around.apply(b, "ConvInteger", image, ones), zero))
         kernels = b("Sub", kernels, b("Mul", zero, b.constant(np.int32(terms))))
     if left.zero is None:
         return total
     return b("Sub", total, b("Mul", reshape(b, left.zero, []), kernels))
-
-
-def _convolved(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
-    return b(
-        "ConvInteger",
-        x,
-        w,
-        kernel_shape=list(w.shape[2:]),
-        strides=g.strides,
-        dilations=g.dilations,
-        pads=[*g.before, *g.after],
-        group=g.group,
-    )
 
 
 def _padded(b: Builder, x: SignedBytes, g: Geometry) -> Value:

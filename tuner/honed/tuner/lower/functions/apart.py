@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 
 from .strided import cut_at, extents, is_fixed
-from .tracing import trace
+from .tracing import bindings, rebound, trace
 
 _OFFSETS, _CUTS = "honed.move.offsets", "honed.move.cuts"
 _OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
@@ -48,11 +48,11 @@ def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) ->
     `operators` is the module before it was legalised, whose variables it has. Values can lie in others at
     multiples of `alignment` (bytes).
     """
-    calls = {b.var: b.value for b in _bindings(operators) if isinstance(b.value, relax.Call)}
+    calls = {b.var: b.value for b in bindings(operators["main"]) if isinstance(b.value, relax.Call)}
     main = annotated["main"]
     graph = _Graph(
         calls=calls,
-        given={b.var: tuple(_variables(b.value)) for b in _bindings(annotated)},
+        given={b.var: tuple(_variables(b.value)) for b in bindings(main)},
         outside={*main.params, *_outputs(annotated)},
     )
     left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
@@ -162,7 +162,6 @@ def _itemsize(expr: relax.Expr) -> int:
 def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModule:
     """The module in which calls that move are of functions that say so."""
     builder = relax.BlockBuilder(module)
-    main = module["main"]
 
     def told(binding: relax.Binding) -> relax.Binding:
         move = apart.get(binding.var)
@@ -175,21 +174,13 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
         made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
         return relax.VarBinding(binding.var, made)
 
-    blocks = [type(block)([told(binding) for binding in block.bindings]) for block in main.body.blocks]
-    changed = relax.Function(
-        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs
-    )
-    builder.update_func(module.get_global_var("main"), changed)
+    builder.update_func(module.get_global_var("main"), rebound(module["main"], told))
     return builder.get()
-
-
-def _bindings(module: IRModule) -> list[relax.Binding]:
-    return [binding for block in module["main"].body.blocks for binding in block.bindings]
 
 
 def _outputs(module: IRModule) -> set[relax.Var]:
     """The variables that the result of `main` is made of without an operator."""
-    made = {b.var: b.value for b in _bindings(module) if not isinstance(b.value, relax.Call)}
+    made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(_variables(module["main"].body.body))
     while new:
         found |= new

@@ -17,6 +17,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.dotnames import DOT
 
 from .strided import extents, is_fixed
+from .tracing import bindings
 from .views import INJECTIVE, PRODUCT
 
 _PRODUCT, _CONVOLUTION = "relax.matmul", "relax.nn.conv2d"
@@ -26,8 +27,7 @@ _BYTES, _WORD = 4, "uint32"
 def multiply_bytes(module: IRModule, profile: DeviceProfile) -> IRModule:
     """A Relax module without products and convolutions of bytes that Relax would multiply one by one."""
     main = module.get_global_var("main")
-    bindings = (binding for block in module[main].body.blocks for binding in block.bindings)
-    if not any(_is_of_bytes(binding.value) for binding in bindings):
+    if not any(_is_of_bytes(binding.value) for binding in bindings(module[main])):
         return module
     mutated = _Bytes(module, dots=profile.dots)
     mutated.builder_.update_func(main, mutated.visit_expr(module[main]))

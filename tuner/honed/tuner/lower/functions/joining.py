@@ -14,6 +14,8 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm_ffi import structural_walk
 
+from .tracing import bindings, rebound
+
 _Form = tuple[object, ...]
 _BLOCKED_AXES = 5  # of images whose channels lie in blocks
 
@@ -102,23 +104,10 @@ def join_functions(
         var: relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))
         for var, chain in chains.items()
     }
-    main = module.get_global_var("main")
-    builder.update_func(main, _with_calls(module[main], calls, taken))
+    changed = rebound(module["main"], lambda one: calls.get(one.var, None if one.var in taken else one))
+    builder.update_func(module.get_global_var("main"), changed)
     replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
-
-
-def _with_calls(
-    main: relax.Function, calls: Mapping[relax.Var, relax.VarBinding], taken: set[relax.Var]
-) -> relax.Function:
-    """`main` with other calls in the place of those that are taken."""
-    blocks = [
-        type(block)([calls.get(b.var, b) for b in block.bindings if b.var in calls or b.var not in taken])
-        for block in main.body.blocks
-    ]
-    return relax.Function(
-        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs
-    )
 
 
 def _chains(module: IRModule) -> Iterator[_Chain]:
@@ -161,7 +150,7 @@ def _calls(main: relax.Function) -> tuple[dict[relax.Var, relax.VarBinding], Cou
         if isinstance(expr, relax.Var):
             readers[expr] += 1
 
-    for binding in (one for block in main.body.blocks for one in block.bindings):
+    for binding in bindings(main):
         value = binding.value
         if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
             calls[binding.var] = binding

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
 import tvm
-from tvm import relax, te, tirx, topi
+import tvm_ffi
+from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
+from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import alignment_of, target_for
 
+from . import winograd
 from .apart import set_moves_apart
-from .convolutions import legalisations
 from .dots import multiply_bytes
 from .joining import Joins, join_functions, never
 from .layouts import block_channels, block_lanes
-from .reductions import assign_single_elements
 from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
+Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
+_VECTOR = 4  # output channels that odd numbers of them are rounded up to
+_INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
+_LEAST_OUTPUTS = 5  # below, rounding up adds more than vectors save
 _SATURATED = 3.55
 # Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
 _NUMERATOR = (
@@ -74,7 +84,7 @@ def legalize_traced(
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
         grouped = relax.transform.FuseOps()(plain)
         fused = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(grouped))
-        joined, parts = join_functions(assign_single_elements(fused), joins)
+        joined, parts = join_functions(_assign_single_elements(fused), joins)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for var, made in trace(plain["main"], grouped).items():
         moved = ((written.get(o), o) for o in (origin.get(m, m) for m in made))
@@ -96,7 +106,7 @@ def _simplified() -> tvm.transform.Pass:
 
 
 def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
-    rules = {"relax.erf": _erf, **legalisations(profile)}
+    rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)}
     steps = relax.transform
     return tvm.transform.Sequential(
         [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]
@@ -138,3 +148,92 @@ def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimE
     for coefficient in coefficients[1:]:
         found = found * x + tirx.const(coefficient, "float32")
     return found
+
+
+def _assign_single_elements(module: IRModule) -> IRModule:
+    """The same module, with plain assignments for blocks that reduce a single element.
+
+    Such a reduction is left where a kernel, a pooling window or a reduced axis has one element. Schedules
+    drop its loops, and with them all that tells it from an elementwise block; inlining the operators that
+    follow then inlines them into its initial value too, and they are applied twice (TVM 0.27,
+    ReverseComputeInline).
+    """
+    for name, func in list(module.functions.items()):
+        if isinstance(func, tirx.PrimFunc):
+            body = tvm_ffi.structural_map(func.body, [(s_tir.SBlock, _assigned)])
+            if not body.same_as(func.body):
+                module.update_func(name, func.with_body(body))
+    return module
+
+
+def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
+    reduced = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
+    if block.init is None or not all(_is_one(v.dom.extent) for v in reduced):
+        return block
+    return s_tir.SBlock(
+        iter_vars=[_spatial(v) for v in block.iter_vars],
+        reads=block.reads,
+        writes=block.writes,
+        name_hint=block.name_hint,
+        body=_folded(block.init, block.body),
+        init=None,
+        alloc_buffers=block.alloc_buffers,
+        match_buffers=block.match_buffers,
+        annotations=block.annotations,
+    )
+
+
+def _is_one(extent: ir.Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _spatial(axis: tirx.IterVar) -> tirx.IterVar:
+    return tirx.IterVar(axis.dom, axis.var, tirx.IterVar.DataPar, axis.thread_tag)
+
+
+def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
+    """The update of the initial value, as one assignment where both are one."""
+    if not (isinstance(init, tirx.BufferStore) and isinstance(update, tirx.BufferStore)):
+        return tirx.SeqStmt([init, update])
+
+    def initial(load: ir.TensorLoad) -> ir.Expr:
+        return init.value if load.source.same_as(init.buffer) else load
+
+    value = tvm_ffi.structural_map(update.value, [(ir.TensorLoad, initial)])
+    return tirx.BufferStore(update.buffer, value, list(update.indices))
+
+
+def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """What becomes of a convolution on a device, where it is other than what TVM makes of it."""
+    what = winograd.suited(call) if family.winograd else None
+    if what is not None:
+        return winograd.convolved(builder, call, what)
+    plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
+    if not (family.vectors_of_channels and _is_odd(call)):
+        return plain(builder, call)
+    image, weights = call.args
+    given = weights.value.numpy()
+    outputs = len(given)
+    more = relax.const(np.pad(given, [(0, -outputs % _VECTOR), *[(0, 0)] * (given.ndim - 1)]))
+    rounded = builder.normalize(relax.Call(call.op, [image, more], call.attrs))
+    made = builder.emit(plain(builder, rounded))
+    ends = [int(extent) for extent in call.ty.shape]
+    return builder.call_te(
+        topi.strided_slice,
+        made,
+        begin=[0] * len(ends),
+        end=ends,
+        primfunc_name_hint="without_rounding",
+        primfunc_attrs={"op_pattern": _INJECTIVE},
+    )
+
+
+def _is_odd(call: relax.Call) -> bool:
+    """Whether it has a window, and constant weights for output channels that no vector divides."""
+    attrs, weights = call.attrs, call.args[1]
+    if attrs.groups != 1 or attrs.kernel_layout != "OIHW" or attrs.out_layout != "NCHW":
+        return False
+    if not isinstance(weights, ir.GenericConst):
+        return False
+    outputs, _, *window = (int(extent) for extent in weights.ty.shape)
+    return outputs % 2 == 1 and outputs >= _LEAST_OUTPUTS and math.prod(window) > 1

@@ -7,7 +7,7 @@ ones were made one before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from tvm import ir, relax
 from tvm.ir import IRModule
@@ -18,10 +18,10 @@ Known = dict[relax.Var, Hashable]
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
     """By each variable of `main` of a fused module, the variables of the unfused `main` that it computes."""
-    operators = {_operator(b.value, {}): b.var for b in _bindings(plain) if isinstance(b.value, relax.Call)}
+    operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
     known: Known = {}
     found: dict[relax.Var, tuple[relax.Var, ...]] = {}
-    for binding in _bindings(fused["main"]):
+    for binding in bindings(fused["main"]):
         value = binding.value
         if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
             function = fused[value.op]
@@ -41,7 +41,7 @@ def _follow(
 ) -> tuple[relax.Var, ...]:
     """The operators of a function whose parameters are known; its variables become known."""
     found = []
-    for binding in _bindings(function):
+    for binding in bindings(function):
         if isinstance(binding.value, relax.Call):
             operator = operators.get(_operator(binding.value, known), binding.var)
             known[binding.var] = operator
@@ -51,8 +51,21 @@ def _follow(
     return tuple(found)
 
 
-def _bindings(function: relax.Function) -> list[relax.Binding]:
+def bindings(function: relax.Function) -> list[relax.Binding]:
+    """All bindings of a function, in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def rebound(
+    function: relax.Function, become: Callable[[relax.Binding], relax.Binding | None]
+) -> relax.Function:
+    """The function with other bindings; without those that become None."""
+    blocks = [
+        type(block)([new for one in block.bindings if (new := become(one)) is not None])
+        for block in function.body.blocks
+    ]
+    whole = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, whole, function.ret_ty, function.is_pure, function.attrs)
 
 
 def _operator(call: relax.Call, known: Known) -> Hashable:

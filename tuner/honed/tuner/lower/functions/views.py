@@ -13,6 +13,7 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .strided import Shape, StridedView, extents, is_fixed, view, views, whole
+from .tracing import bindings
 
 # What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
 _KIND = "honed.pattern"
@@ -47,7 +48,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         self.written: dict[relax.Var, relax.Var] = {}  # products by the transposes that they write
         self.variables: dict[relax.Call, relax.Var] = {}
         main = module["main"]
-        for binding in (one for block in main.body.blocks for one in block.bindings):
+        for binding in bindings(main):
             if isinstance(binding.value, relax.Call):
                 self.variables[binding.value] = binding.var
             if _is_product(binding.value):

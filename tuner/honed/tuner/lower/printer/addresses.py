@@ -10,8 +10,7 @@ from __future__ import annotations
 from . import types
 from .blocks import Block, Blocks
 from .buffers import KernelBuffer
-from .linear import LinearForm
-from .terms import ADD, PRIMARY, UNARY, Term
+from .terms import ADD, PRIMARY, UNARY, LinearForm, Term
 from .types import Type
 
 Part = tuple[Term, int]  # a term and its factor, in bytes

@@ -17,7 +17,6 @@ from honed.tuner.lower.intrinsics import is_dot
 from . import types
 from .blocks import Blocks
 from .lanes import lane
-from .linear import LinearForm
 from .terms import (
     ADD,
     AND,
@@ -32,6 +31,7 @@ from .terms import (
     SHIFT,
     TERNARY,
     UNARY,
+    LinearForm,
     Term,
     bounded,
     bounds,

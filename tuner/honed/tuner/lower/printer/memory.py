@@ -9,12 +9,10 @@ from tvm import ir, tirx
 
 from . import types
 from .addresses import Addresses, total
-from .blocks import Blocks
+from .blocks import Blocks, LoadText
 from .buffers import KernelBuffer
 from .expressions import Expressions
-from .linear import LinearForm
-from .loads import LoadText
-from .terms import ADD, EQUAL, PRIMARY, UNARY, Term
+from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term
 from .types import Type, Unprintable
 
 

@@ -1,21 +1,32 @@
-"""What serves a function first: the best of many draws by the family's prior, else a default rule."""
+"""Which schedule a function is compiled with.
+
+The best recorded, else one that needs no trial: the best of many draws by the family's prior, else a row of a
+table or a default rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from tvm import s_tir, tirx
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from honed.machine.profile import DeviceProfile
+from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.origin import Origin, ScheduleSource
 
 from .lower.cost import function_bytes, function_flops
+from .lower.module import Choose
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
+from .records import Records, TuningRecord
+from .search import traces
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.prior import Prior, prior_of
@@ -23,6 +34,55 @@ from .search.rules import rules_of, transforms
 from .search.sketches.attention import attention_of
 from .search.starts import groups_of
 from .search.tiles.held import loads_of
+from .setup import for_defaults, setup_for
+from .valhall.benches import PLATFORM as BENCH
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the records say of a device, driver and compiler: which schedules are best, seconds by task."""
+
+    schedules: Choose
+    times: Mapping[str, float]
+
+
+NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
+
+
+def recorded(path: Path, profile: DeviceProfile) -> Recorded:
+    """All that compiling takes from a file of records, of this device, driver and compiler.
+
+    It chooses the fastest right schedule of a task; where the default schedule was measured to be faster,
+    that one is left in place. What was never timed has no time.
+    """
+    identity = profile.identity
+    setup = setup_for(identity)
+    with Records.open(path) as records:
+        defaults = records.defaults(for_defaults(setup, profile.rules.family))
+        times = {workload: default.seconds for workload, default in defaults.items()}
+        host, best = records.measured_by, dict[str, TuningRecord]()
+        for one in records.distil(setup):
+            if one.timing is not None and one.timing.fair_s < times.get(one.workload, math.inf):
+                best[one.workload], times[one.workload] = one, one.timing.fair_s
+
+    def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
+        found = best.get(task)
+        if found is None:
+            return None
+        schedule = traces.apply(found.trace, narrow_indices(func))
+        return str(_origin(found, identity, host)), schedule.mod["main"]
+
+    return Recorded(choose, times)
+
+
+def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:
+    name = found.trace_sha256[:12]
+    if identity.platform == BENCH:
+        return Origin(ScheduleSource.PREDICTED, name, found.way)
+    if found.measured_by != host:
+        return Origin(ScheduleSource.RECORD, name)
+    return Origin(ScheduleSource.MEASURED, name, found.way)
+
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
 # bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out
