@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from honed.daemon import installed
 from honed.daemon.settings.limits import Limits
@@ -13,14 +13,12 @@ from honed.jobs.events import News, NoEvent, R
 from honed.jobs.listening import Died, Listener
 from honed.machine import children
 from honed.machine.children import Bounds, RunningChild
-from honed.protocol.errors import (
-    DeadlineExceeded,
-    HonedError,
-    NotFound,
-    ResourceExhausted,
-)
+from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
 from .progress import Reporter
+
+if TYPE_CHECKING:
+    from .inservice import Remote
 
 
 class CompilerDied(HonedError):
@@ -83,13 +81,20 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
         yield CompilerChild(job, running)
 
 
-def run(job: Job[R], title: str, limits: Limits) -> R:
+def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
     """Do a job with progress on stderr.
 
     The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
     ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
     """
-    with started(job, limits, seconds=limits.compile_seconds) as child, Reporter(title) as reporter:
+    limits = limits or Limits()
+    with started(job, limits, seconds=limits.compile_seconds) as child:
+        return followed(child, title)
+
+
+def followed(child: CompilerChild[R] | Remote[R], title: str) -> R:
+    """Its result, with progress on stderr."""
+    with Reporter(title) as reporter:
         for news in child.events():
             reporter.show(news)
         return child.result()

@@ -6,20 +6,19 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R, from_map
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, Internal
 from honed.protocol.methods import TUNER_RUN
+from honed.protocol.params import TunerRunParams
+from honed.protocol.service import TunerRan
 from honed.protocol.strict import Map
+from honed.runtime.client import Client
 
 from .compiler import CompilerDied
-
-if TYPE_CHECKING:
-    from honed.protocol.params import TunerRunParams
-    from honed.protocol.service import TunerRan
 
 
 class Remote(Generic[R]):
@@ -28,8 +27,6 @@ class Remote(Generic[R]):
     def __init__(
         self, socket: str | None, job: type[Job[R]], params: TunerRunParams, descriptors: Sequence[int]
     ) -> None:
-        from honed.runtime.client import Client
-
         self.descriptors: list[int] = []
         self._answered: TunerRan | None = None
         self._result = job.result()
@@ -89,8 +86,6 @@ class Remote(Generic[R]):
             self._news.put(None)
 
     def _stop(self) -> None:
-        from honed.runtime.client import Client
-
         with suppress(HonedError), Client(self._socket) as client:
             client.stop_tuner(self._params.model or "")
 
@@ -107,8 +102,6 @@ def started_in_service(
     socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
 ) -> Iterator[Remote[R]]:
     """Has the service at `socket` do a job of this kind (TunerRun); it ends with this context."""
-    from honed.protocol.params import TunerRunParams
-
     given = {key: value for key, value in options.items() if value not in (None, "", False)}
     remote = Remote(socket, job, TunerRunParams(command=job.command[-1], **given), descriptors)
     try:

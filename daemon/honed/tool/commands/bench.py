@@ -8,28 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from honed.protocol.methods import METRICS, MODEL_STATISTICS
+from honed.protocol.params import ModelParams
+from honed.protocol.results import InferenceStatistics, Tallied
+from honed.runtime.client import Client
 from honed.tool.output import Output, fields, line
-from honed.tool.parser import add_command, count
+from honed.tool.parser import Parser, count, define
+from honed.tool.progress import Reporter
 
 from .infer import add_input_options, inputs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.results import InferenceStatistics, Tallied
-    from honed.runtime.client import Client
-
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    bench = add_command(
-        commands,
-        "bench",
+def define_bench(bench: Parser) -> None:
+    """What `hone bench` takes."""
+    define(
+        bench,
         _bench,
-        about="time a model through the socket, as an app sees it",
         details="Inputs that are not given are made up. Runs one inference after the other.",
         examples="hone bench lightglue\nhone bench lightglue -n 200 --json",
     )
@@ -58,8 +59,6 @@ class Benched:
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
@@ -79,8 +78,6 @@ def _bench(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> list[float]:
-    from honed.tool.progress import Reporter
-
     times = []
     with Reporter(f"bench {model}") as reporter:
         for run in range(runs):
@@ -93,8 +90,6 @@ def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> 
 
 def summary(times: Sequence[float]) -> dict[str, Any]:
     """Figures of these times (seconds) in milliseconds; `std_ms` is of the sample, 0 for a single time."""
-    import numpy as np
-
     milliseconds = np.asarray(times) * 1e3
     return {
         "runs": len(times),
@@ -117,8 +112,6 @@ def mean_between(before: Tallied, after: Tallied) -> float | None:
 
 
 def _spent(client: Client, model: str) -> InferenceStatistics:
-    from honed.protocol.params import ModelParams
-
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 

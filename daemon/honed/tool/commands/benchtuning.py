@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.daemon.settings.places import places
+from honed.jobs.commands import Tune
+from honed.jobs.events import Tuned
+from honed.runtime.calling.exported import ExportedFiles
 from honed.tool.output import line
 from honed.tool.parser import UsageError, add_compile_options, check_calibration, unique
 
+from .tuneview import TuningRun, told
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from honed.jobs.commands import Tune
-    from honed.jobs.events import Tuned
-    from honed.runtime.calling.exported import ExportedFiles
-
-    from .tuneview import TuningRun
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
@@ -35,12 +35,7 @@ def add_options(tune: argparse.ArgumentParser) -> None:
         choices=BENCHES,
         help=f"predict times for this device from machine code ({', '.join(BENCHES)}); M is an ONNX file",
     )
-    group.add_argument(
-        "--bench-root",
-        metavar="DIR",
-        type=Path,
-        help="where benchmarks/valhall/build has made the offline compiler",
-    )
+    add_bench_root(group)
     group.add_argument(
         "--farm",
         metavar="URL",
@@ -52,6 +47,16 @@ def add_options(tune: argparse.ArgumentParser) -> None:
     )
     group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
     add_compile_options(group)
+
+
+def add_bench_root(parser: argparse._ActionsContainer) -> None:
+    """--bench-root."""
+    parser.add_argument(
+        "--bench-root",
+        metavar="DIR",
+        type=Path,
+        help="where benchmarks/valhall/build has made the offline compiler",
+    )
 
 
 def add_certificates(parser: argparse._ActionsContainer) -> None:
@@ -66,8 +71,6 @@ def add_certificates(parser: argparse._ActionsContainer) -> None:
 
 def certificates(arguments: argparse.Namespace) -> Path:
     """Their folder."""
-    from honed.daemon.settings.places import places
-
     given: Path | None = arguments.certificates
     return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
 
@@ -108,8 +111,6 @@ def elsewhere(arguments: argparse.Namespace) -> bool:
 
 def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, **budget: Any) -> Tune:
     """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
-    from honed.jobs.commands import Tune
-
     return Tune(
         file=given.save_sources(folder / "source"),
         name=arguments.model,
@@ -124,8 +125,6 @@ def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, 
 
 def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
     """For the tuning child."""
-    from honed.jobs.commands import Tune
-
     return Tune(
         file=Path(arguments.model),
         shapes=unique("--shape", arguments.shape),
@@ -141,8 +140,6 @@ def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
 
 def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
     """Who measures, and where what is found is kept."""
-    from honed.daemon.settings.places import places
-
     return {
         "farm": arguments.farm,
         "certificates": certificates(arguments) if arguments.farm is not None else None,
@@ -154,8 +151,6 @@ def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
     """What --json says of a run."""
-    from .tuneview import told
-
     return {
         "model": run.model,
         "predicted": arguments.bench is not None,
@@ -168,8 +163,6 @@ def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict
 
 def records(arguments: argparse.Namespace) -> Path:
     """Where what a bench or a farm found is kept."""
-    from honed.daemon.settings.places import places
-
     name = _FARM_RECORDS if arguments.bench is None else _RECORDS
     return places(os.environ, os.geteuid()).state_dir / name
 

@@ -6,19 +6,20 @@ import argparse
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from honed.protocol import strict
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
+from honed.runtime.client import Client
 from honed.tool.output import Output, clean, fields, line, shape_text, table
-from honed.tool.parser import add_command
+from honed.tool.parser import Parser, define
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
 
 _EXAMPLE = """\
 hone chain faces.toml
@@ -48,13 +49,11 @@ class ChainFile:
     outputs: dict[str, str]
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    chain = add_command(
-        commands,
-        "chain",
+def define_chain(chain: Parser) -> None:
+    """What `hone chain` takes."""
+    define(
+        chain,
         _chain,
-        about="have several models of the service run one after the other, as one model",
         details=(
             "Apps send one request; tensors between the steps stay in the service. The chain is there until "
             "'hone remove' removes it."
@@ -79,8 +78,6 @@ def read(path: Path) -> ChainFile:
 
 
 def _chain(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     given = read(arguments.file)
     name = arguments.name or arguments.file.stem
     with Client(arguments.socket) as client:
@@ -97,8 +94,6 @@ def _print_added(console: Console, added: ChainAdded) -> None:
 
 def print_chain(console: Console, chain: ModelShown) -> None:
     """A chain, as `hone show` tells it."""
-    from datetime import datetime
-
     state = chain.state.lower() + (f": {chain.reason}" if chain.reason else "")
     added = datetime.fromtimestamp(chain.added).astimezone().isoformat(" ", "seconds")
     console.print(fields([("chain", f"{chain.name} ({state})"), ("sha256", chain.sha256), ("added", added)]))

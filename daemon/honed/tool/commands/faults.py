@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, of_service
 from honed.daemon.observe.kernelfaults import kernel_log
+from honed.jobs.commands import ListFaults
+from honed.jobs.events import Faults, Quarantined
+from honed.protocol.faults import KernelLog
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Output, line
-from honed.tool.parser import add_command
-from honed.tool.recordsfile import add_state_dir_option, find_records
-
-from .records import read_faults
+from honed.tool.parser import Parser, define
+from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from honed.jobs.events import Quarantined
-    from honed.protocol.faults import KernelLog
 
 REACH = {
     "out-of-memory": "GPU memory ran out",
@@ -31,13 +31,11 @@ REACH = {
 }
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    faults = add_command(
-        commands,
-        "faults",
+def define_faults(faults: Parser) -> None:
+    """What `hone faults` takes."""
+    define(
+        faults,
         _faults,
-        about="list candidates in quarantine and faults of the GPU",
         details=(
             "A candidate that faulted, hung, or was running when the machine went down is never run again on "
             "this device. Faults of the GPU are read from the kernel log since the machine started."
@@ -48,13 +46,9 @@ def register(commands: Any) -> None:
 
 
 def _faults(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.events import Faults
-
     where = find_records(arguments)
-    quarantine, log = Faults(faults=()), None
-    if where.by_service or where.path.exists():
-        quarantine, log = read_faults(where)
-    log, found = log or kernel_log(), quarantine.faults
+    quarantine, log = _read(where)
+    found = quarantine.faults
     faults = blamed(log, of_service(arguments.socket), found)
     document = {
         "records": str(where.path),
@@ -69,6 +63,15 @@ def _faults(arguments: argparse.Namespace, output: Output) -> int:
 
     output.emit(document, show)
     return 0
+
+
+def _read(where: Where) -> tuple[Faults, KernelLog]:
+    """What the records have in quarantine, and the kernel log: as the service reads it, where it is asked."""
+    if where.by_service:
+        with started_in_service(where.socket, ListFaults) as child:
+            return followed(child, "faults"), child.answered.kernel_log or kernel_log()
+    there = where.path.exists()
+    return run(ListFaults(records=where.path), "faults") if there else Faults(faults=()), kernel_log()
 
 
 def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -12,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
+from honed.protocol.tuning import HintFigures
+from honed.runtime.client import Client
 from honed.tool import hublearning
 from honed.tool.output import Output, fields, line, seconds_text, table
-from honed.tool.parser import Parser, Run, add_command
+from honed.tool.parser import Parser, Run, add_action, add_actions
 
 from .models import set_aside
 
@@ -30,19 +31,14 @@ if TYPE_CHECKING:
     from honed.hub.pulling import Pulled
     from honed.hub.settings import HubConfig
     from honed.hub.status import HubStatus
-    from honed.protocol.tuning import HintFigures
-    from honed.runtime.client import Client
 
 _SHOWN: Final = 5  # sentences about refused records
 _URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    hub = commands.add_parser(
-        "hub", help="share what tuning has learned with other machines", allow_abbrev=False
-    )
-    actions = hub.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+def define_hub(hub: Parser) -> None:
+    """What `hone hub` takes."""
+    actions = add_actions(hub)
     _add(
         actions,
         "key",
@@ -112,11 +108,10 @@ def register(commands: Any) -> None:
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
     def installed(arguments: argparse.Namespace, output: Output) -> int:
-        if importlib.util.find_spec("honed.hub") is None:
-            raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
+        hublearning.check_hub()
         return run(arguments, output)
 
-    parser = add_command(actions, name, installed, **told)
+    parser = add_action(actions, name, installed, **told)
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -227,7 +222,6 @@ def _url(given: str) -> str:
 
 def _push(arguments: argparse.Namespace, output: Output) -> int:
     from honed.hub import machine
-    from honed.runtime.client import Client
 
     place, key = _place(arguments), _own(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
@@ -241,7 +235,6 @@ def _push(arguments: argparse.Namespace, output: Output) -> int:
 
 def _pull(arguments: argparse.Namespace, output: Output) -> int:
     from honed.hub import machine
-    from honed.runtime.client import Client
 
     place = _place(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
@@ -268,7 +261,6 @@ def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
     from honed.hub import status
-    from honed.runtime.client import Client
 
     place = _place(arguments)
     with Client(arguments.socket) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,13 @@ from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, ours
 from honed.daemon.observe.kernelfaults import kernel_log
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
-from honed.protocol.methods import (
-    METRICS,
-    MODEL_SHOW,
-    MODEL_STATISTICS,
-    REPOSITORY_INDEX,
-    SERVER_STATUS,
-)
-from honed.protocol.results import ModelSettings
+from honed.protocol.device import DevicePeaks
+from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ComparedOutput, ModelSettings, ModelShown, ServedRequests, ShownKernel
+from honed.protocol.service import Status
+from honed.protocol.tuning import HintFigures
+from honed.runtime.client import Client
 from honed.tool.output import (
     Output,
     bytes_text,
@@ -31,7 +31,7 @@ from honed.tool.output import (
     shape_text,
     table,
 )
-from honed.tool.parser import UsageError, add_command
+from honed.tool.parser import Parser, UsageError, define
 from honed.tool.view.devices import device_text, devices_table, placement_text, served_by, worker_text
 from honed.tool.view.idleness import lease_rows, signals
 from honed.tool.view.parts import in_parts
@@ -43,33 +43,22 @@ from .setting import described
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.device import DevicePeaks
-    from honed.protocol.results import ComparedOutput, ModelShown, ServedRequests, ShownKernel
-    from honed.protocol.service import Status
-    from honed.protocol.tuning import HintFigures
+
+def define_status(status: Parser) -> None:
+    """What `hone status` takes."""
+    define(status, _status, examples="hone status\nhone status --json")
 
 
-def register(commands: Any) -> None:
-    """Add these commands to the parser."""
-    add_command(
-        commands,
-        "status",
-        _status,
-        about="say what the service is doing, on which device, and whether the machine is idle",
-        examples="hone status\nhone status --json",
-    )
-    add_command(
-        commands,
-        "list",
-        _list,
-        about="list the models of the service",
-        examples="hone list\nhone list --json",
-    )
-    show = add_command(
-        commands,
-        "show",
+def define_list(models: Parser) -> None:
+    """What `hone list` takes."""
+    define(models, _list, examples="hone list\nhone list --json")
+
+
+def define_show(show: Parser) -> None:
+    """What `hone show` takes."""
+    define(
+        show,
         _show,
-        about="show where a model comes from, how it was proven right, and its kernels",
         details=(
             "With --graph: draw what it computes. Each box is one fused function, with the time of its "
             "kernels, its operators, the passes over the graph that made them, and which results are views. "
@@ -85,20 +74,16 @@ def register(commands: Any) -> None:
     show.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
     )
-    remove = add_command(
-        commands,
-        "remove",
-        _remove,
-        about="remove a model and its files for good, or a chain of models",
-        examples="hone remove lightglue\nhone remove detector --chains",
-    )
+
+
+def define_remove(remove: Parser) -> None:
+    """What `hone remove` takes."""
+    define(remove, _remove, examples="hone remove lightglue\nhone remove detector --chains")
     remove.add_argument("model", metavar="M", help="name of the model, or of a chain")
     remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     with Client(arguments.socket) as client:
         status = client.ask(SERVER_STATUS)
         service = ours(client.ask(METRICS), status)
@@ -195,8 +180,6 @@ class ListedModel:
 
 
 def _list(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     with Client(arguments.socket) as client:
         models = client.ask(REPOSITORY_INDEX).models
         counted = client.ask(MODEL_STATISTICS).model_stats
@@ -260,8 +243,6 @@ def _why_cpu(model: ListedModel) -> str:
 
 
 def _remove(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     with Client(arguments.socket) as client:
         client.remove(arguments.model, chains=arguments.chains)
     output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
@@ -269,9 +250,6 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _show(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
     if arguments.graph:
         from honed.tool.view.graph import checked, show_graph
 
@@ -286,8 +264,6 @@ def _show(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _print_model(console: Console, model: ModelShown) -> None:
-    from datetime import datetime
-
     source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
     console.print(fields([

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from honed.machine.files import replacing
 from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ModelProfile, ProfiledRow
+from honed.runtime.client import Client
 from honed.tool.output import Output, figure_text, line, table
-from honed.tool.parser import add_command, count
+from honed.tool.parser import Parser, count, define
 from honed.tool.view.trace import trace
 
 from .models import peaks_text
@@ -19,16 +22,12 @@ from .models import peaks_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.results import ModelProfile, ProfiledRow
 
-
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    profile = add_command(
-        commands,
-        "profile",
+def define_profile(profile: Parser) -> None:
+    """What `hone profile` takes."""
+    define(
+        profile,
         _profile,
-        about="show where the time of an inference goes, kernel by kernel or node by node",
         details=(
             "Of peak is the least time that the device's measured peaks allow (of arithmetic or of memory, "
             "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster. "
@@ -53,9 +52,6 @@ def register(commands: Any) -> None:
 
 
 def _profile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
     wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
         told = client.profile(arguments.model, arguments.runs, timeline=wanted)

@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
+from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
+from honed.protocol.tuning import TuningFigures
+from honed.runtime.client import Client
 from honed.tool.output import Output, clean, console, fields, line, seconds_text, table
-from honed.tool.parser import add_command, seconds
+from honed.tool.parser import Parser, define, seconds
 
 from .tasks import short
 
@@ -21,27 +25,21 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
-    from honed.protocol.tuning import TuningFigures
-    from honed.runtime.client import Client
-
 _AROUND = 14  # lines of the view besides the models
 _AROUND_CHAINS = 2  # lines besides the chains, where there are any
 _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-F = TypeVar("F", "ModelFigures", "ChainFigures")
+F = TypeVar("F", ModelFigures, ChainFigures)
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    top = add_command(
-        commands,
-        "top",
+def define_top(top: Parser) -> None:
+    """What `hone top` takes."""
+    define(
+        top,
         _top,
-        about="watch what the service serves, and how fast",
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
             "Below a model are the shapes that have a compiled form of their own, with the requests that it "
@@ -56,8 +54,6 @@ def register(commands: Any) -> None:
 
 
 def _top(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     with Client(arguments.socket) as client:
         document = client.ask(METRICS)
         if output.json or not sys.stdout.isatty():
@@ -82,8 +78,6 @@ def _print(console: Console, document: Metrics) -> None:
 def _watch(client: Client, document: Metrics, interval: float) -> None:
     """Show the service until the user has seen enough; one that stops is waited for."""
     from rich.live import Live
-
-    from honed.protocol.errors import Unavailable
 
     shown = console(sys.stdout, follow=True)
     trouble = ""

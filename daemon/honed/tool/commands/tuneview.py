@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from honed.jobs.events import (
@@ -180,9 +179,7 @@ class TuningView:
             said = f"tune {self._run.model}: stopping after this candidate; Ctrl-C again to abort\n"
             os.write(2, said.encode())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

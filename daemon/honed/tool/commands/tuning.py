@@ -13,36 +13,36 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import records_in
-from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
+from honed.jobs.commands import Tune
+from honed.jobs.events import Tuned
+from honed.protocol.errors import ModelRefused
+from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
+from honed.protocol.params import ModelParams
+from honed.protocol.versions import ModelPublished
+from honed.runtime.client import Client
+from honed.tool.compiler import CompilerChild, CompilerDied, started
+from honed.tool.inservice import Remote, started_in_service
 from honed.tool.output import Output, fields, line, seconds_text
-from honed.tool.parser import add_command, count, minutes
+from honed.tool.parser import Parser, count, define, minutes
 
 from . import benchtuning
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
+from .tuneview import TuningRun, TuningView, told
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.jobs.events import Tuned
-    from honed.protocol.versions import ModelPublished
-    from honed.runtime.client import Client
-    from honed.tool.compiler import CompilerChild
-    from honed.tool.inservice import Remote
-
-    from .tuneview import TuningRun
-
-Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
+Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    tune = add_command(
-        commands,
-        "tune",
+def define_tune(tune: Parser) -> None:
+    """What `hone tune` takes."""
+    define(
+        tune,
         _tune,
-        about="make a model faster on this machine",
         details=(
             "Searches schedules for the model's kernels, measures them on the service's device, and serves "
             "the best, proven right, in place of the present ones. It stops when what is left is not worth "
@@ -70,11 +70,6 @@ def register(commands: Any) -> None:
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
-    from .tuneview import TuningRun, told
-
     benchtuning.check(arguments)
     if benchtuning.elsewhere(arguments):
         return _elsewhere(
@@ -107,9 +102,6 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
 
 def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
     """Tune a file on a bench, or by a farm."""
-    from honed.daemon.settings.limits import Limits
-    from honed.tool.compiler import started
-
     with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
         document = benchtuning.document(arguments, _searched(child, run), run)
 
@@ -123,9 +115,6 @@ def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) ->
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
-    from honed.jobs.commands import Tune
-    from honed.tool.inservice import started_in_service
-
     options = {"model": arguments.model, **_budget(arguments)}
     with started_in_service(client.socket, Tune, **options) as child:
         return _searched(child, run), child.answered.published
@@ -133,11 +122,6 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -
 
 def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have a farm tune a model of the service, which serves what is right and faster here, too."""
-    from honed.daemon.settings.limits import Limits
-    from honed.protocol.errors import ModelRefused
-    from honed.protocol.methods import MODEL_PUBLISH
-    from honed.tool.compiler import started
-
     name = arguments.model
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
@@ -149,8 +133,8 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
         if done.output is None:
             return done, None
         why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
-        told = client.publish(name, done.output, expected=given.sha256, why=why)
-        return done, MODEL_PUBLISH.result_of(told)
+        answer = client.publish(name, done.output, expected=given.sha256, why=why)
+        return done, MODEL_PUBLISH.result_of(answer)
 
 
 def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -160,10 +144,6 @@ def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
-    from honed.tool.compiler import CompilerDied
-
-    from .tuneview import TuningView
-
     with TuningView(run) as view, stopping(child, view.stop):
         for event in child.events():
             view.show(event)
