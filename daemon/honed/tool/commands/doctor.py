@@ -79,7 +79,7 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
         folders = _folders(status, uid)
     except InvalidArgument as error:
         folders = []
-        troubles.append(Finding(check_service.SERVICE, "warn", str(error), "set HOME to the user's folder"))
+        troubles.append(check_service.SERVICE.warn(str(error), "set HOME to the user's folder"))
     readings = gather.gather(
         root=Path("/"),
         environ=os.environ,
