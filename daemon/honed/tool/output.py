@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from honed.protocol import strict
@@ -133,6 +134,11 @@ def seconds_text(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def moment_text(seconds: float, precision: str = "seconds") -> str:
+    """A moment, in seconds since 1970, as local time."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", precision)
 
 
 def _finite(value: Any) -> Any:

@@ -6,7 +6,6 @@ import argparse
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
 from honed.runtime.client import Client
-from honed.tool.output import Output, clean, fields, line, shape_text, table
+from honed.tool.output import Output, clean, fields, line, moment_text, shape_text, table
 from honed.tool.parser import Parser, define
 
 if TYPE_CHECKING:
@@ -95,8 +94,8 @@ def _print_added(console: Console, added: ChainAdded) -> None:
 def print_chain(console: Console, chain: ModelShown) -> None:
     """A chain, as `hone show` tells it."""
     state = chain.state.lower() + (f": {chain.reason}" if chain.reason else "")
-    added = datetime.fromtimestamp(chain.added).astimezone().isoformat(" ", "seconds")
-    console.print(fields([("chain", f"{chain.name} ({state})"), ("sha256", chain.sha256), ("added", added)]))
+    added = ("added", moment_text(chain.added))
+    console.print(fields([("chain", f"{chain.name} ({state})"), ("sha256", chain.sha256), added]))
     console.print()
     console.print(table(("step", "model", "input", "comes from"), _step_rows(chain.steps)))
     console.print()

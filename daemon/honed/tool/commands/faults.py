@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, of_service
@@ -14,7 +13,7 @@ from honed.jobs.events import Faults, Quarantined
 from honed.protocol.faults import KernelLog
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Output, line
+from honed.tool.output import Output, line, moment_text
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 
@@ -88,7 +87,7 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) 
         console.print()
         by = f", process {fault.process}" if fault.process is not None else ""
         by += f" ({fault.command})" if fault.command else ""
-        line(console, f"{_date(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
+        line(console, f"{moment_text(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
         line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
         for record in fault.records:
             _indented(console, record)
@@ -103,7 +102,7 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
     for each in quarantined:
         console.print()
         name = each.name or each.task
-        line(console, f"{_date(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
+        line(console, f"{moment_text(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
         line(console, f"  {each.reason}")
         line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
         if each.story and each.story != each.reason:
@@ -113,7 +112,3 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
 def _indented(console: Console, text: str) -> None:
     for part in text.splitlines():
         line(console, f"    {part}")
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +19,10 @@ from honed.protocol.versions import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Output, line, table
+from honed.tool.output import Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
+from honed.tool.view.picture import draw
 from honed.tool.view.plot import Curve, Mark, microseconds, text
 
 from .tasks import milliseconds
@@ -170,8 +170,6 @@ def _curve(model: str, told: History) -> Curve | None:
 
 
 def _draw(path: Path, curve: Curve | None, model: str) -> None:
-    from honed.tool.view.picture import draw  # which loads Matplotlib
-
     if curve is None:
         raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
     with replacing(path) as file:
@@ -188,7 +186,7 @@ def _print_measured(console: Console, model: str, told: History) -> None:
     rows = [
         (
             str(version.version),
-            datetime.fromtimestamp(version.time).astimezone().isoformat(" ", "minutes"),
+            moment_text(version.time, "minutes"),
             str(version.trials),
             milliseconds(version.us) if version.us is not None else "-",
             version.why,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from honed.tool.output import (
     fields,
     figure_text,
     line,
+    moment_text,
     seconds_text,
     shape_text,
     table,
@@ -271,7 +271,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
         ("its sha256", source.sha256),
         ("file sha256", model.sha256),
-        ("added", datetime.fromtimestamp(model.added).astimezone().isoformat(" ", "seconds")),
+        ("added", moment_text(model.added)),
         ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
         ("computes in", source.precision),
         *(("", why) for why in _chosen(source.choice)),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.daemon.observe.attribution import OTHER, WHOSE, BlamedFault
+from honed.jobs.events import Quarantined
 from honed.tool.commands.faults import REACH
 
 from .contents import Report
 from .markup import Cell, badge, element, more, name_of, table
 from .words import day, moment
-
-if TYPE_CHECKING:
-    from honed.jobs.events import Quarantined
 
 _SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 

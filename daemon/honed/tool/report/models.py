@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.protocol.results import ModelProof, ModelShown, TensorMetadata
+from honed.protocol.service import Figures, ModelFigures, Spans
+from honed.protocol.versions import ModelHistory, ModelVersion
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text
@@ -18,10 +19,6 @@ from .contents import ReportedChain, ReportedModel, gain, served_median
 from .curves import served, tuned
 from .markup import Cell, Ids, badge, element, facts, more, name_of, table
 from .words import QUANTILES, day, gain_text, moment, state_badge
-
-if TYPE_CHECKING:
-    from honed.protocol.service import Figures, ModelFigures, Spans
-    from honed.protocol.versions import ModelHistory, ModelVersion
 
 _LATENCIES = (">p50", ">p95", ">p99")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from honed.protocol.results import ShownVariant
 from honed.tool.output import bytes_text, table
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from honed.protocol.results import ShownVariant
 
 
 def variants_table(variants: Sequence[ShownVariant]) -> Table:
