@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from honed.daemon.settings.places import places
 from honed.machine import profilefile
@@ -63,9 +62,10 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int:
         *troubles,
         *check_service.check(readings),
     ]
-    document = _document(findings, readings)
+    ok = not failed(findings)
+    document = {"ok": ok, "findings": tuple(findings), "readings": readings}
     output.emit(document, lambda console: _print(console, findings))
-    return 1 if failed(findings) else 0
+    return 0 if ok else 1
 
 
 def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
@@ -108,19 +108,6 @@ def _owner(path: str) -> int | None:
         return os.stat(path).st_uid
     except OSError:
         return None
-
-
-def _document(findings: Sequence[Finding], readings: Readings) -> dict[str, Any]:
-    plain = dataclasses.asdict(readings, dict_factory=_plain)
-    return {
-        "ok": all(finding.level != "fail" for finding in findings),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "readings": plain,
-    }
-
-
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in pairs}
 
 
 def _print(console: Console, findings: Sequence[Finding]) -> None:
