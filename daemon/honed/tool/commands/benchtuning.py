@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from honed.daemon.settings.places import places
 from honed.jobs.commands import Tune
-from honed.jobs.events import Tuned
 from honed.runtime.calling.exported import ExportedFiles
-from honed.tool.output import line
 from honed.tool.parser import UsageError, add_compile_options, check_calibration, unique
-
-from .tuneview import TuningRun, told
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
@@ -109,67 +101,51 @@ def elsewhere(arguments: argparse.Namespace) -> bool:
     return arguments.bench is not None or (arguments.farm is not None and is_file)
 
 
-def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, **budget: Any) -> Tune:
+def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path) -> Tune:
     """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
-    return Tune(
-        file=given.save_sources(folder / "source"),
+    return replace(
+        _job(arguments, given.save_sources(folder / "source")),
         name=arguments.model,
         shapes=given.shapes,
         precision=given.precision,
         current=given.save_compiled(folder / "given.honed"),
         output=folder / "tuned.honed",
-        **_machines(arguments),
-        **budget,
     )
 
 
-def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
+def job(arguments: argparse.Namespace) -> Tune:
     """For the tuning child."""
-    return Tune(
-        file=Path(arguments.model),
+    return replace(
+        _job(arguments, Path(arguments.model)),
         shapes=unique("--shape", arguments.shape),
         precision=arguments.precision,
         calibration=arguments.calibration,
         output=arguments.output,
         bench=arguments.bench,
         bench_root=arguments.bench_root,
-        **_machines(arguments),
-        **budget,
     )
 
 
-def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Who measures, and where what is found is kept."""
-    return {
-        "farm": arguments.farm,
-        "certificates": certificates(arguments) if arguments.farm is not None else None,
-        "device": arguments.device,
-        "records": records(arguments),
-        "cache_dir": places(os.environ, os.geteuid()).cache_dir,
-    }
+def _job(arguments: argparse.Namespace, file: Path) -> Tune:
+    """Of this file: who measures and for how long, and where what is found is kept."""
+    return Tune(
+        file=file,
+        farm=arguments.farm,
+        certificates=certificates(arguments) if arguments.farm is not None else None,
+        device=arguments.device,
+        records=records(arguments),
+        cache_dir=places(os.environ, os.geteuid()).cache_dir,
+        trials=arguments.trials,
+        seconds=seconds(arguments),
+    )
 
 
-def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
-    """What --json says of a run."""
-    return {
-        "model": run.model,
-        "predicted": arguments.bench is not None,
-        "farm": arguments.farm,
-        "output": done.output,
-        **told(done, run),
-        "records": str(records(arguments)),
-    }
+def seconds(arguments: argparse.Namespace) -> float | None:
+    """How long it may take."""
+    return None if arguments.minutes is None else float(arguments.minutes * 60)
 
 
 def records(arguments: argparse.Namespace) -> Path:
     """Where what a bench or a farm found is kept."""
     name = _FARM_RECORDS if arguments.bench is None else _RECORDS
     return places(os.environ, os.geteuid()).state_dir / name
-
-
-def print_result(console: Console, found: Mapping[str, Any]) -> None:
-    """What came of it, in a sentence or two."""
-    sentence = str(found["sentence"])
-    line(console, f"{sentence[:1].upper()}{sentence[1:]}.")
-    if found["output"]:
-        line(console, f"{found['output']} is written; its answers are checked where it is added.")

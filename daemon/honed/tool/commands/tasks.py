@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from honed.jobs.commands import Tasks
-from honed.jobs.events import Done, Estimate, TaskRow, TasksFound, TwoFormsRow
+from honed.jobs.events import Done, Estimate, Spent, TaskRow, TasksFound, TwoFormsRow
 from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
@@ -180,13 +180,18 @@ def latency_text(estimate: Estimate) -> str:
     return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
 
 
-def spent_text(spent: Mapping[str, float]) -> str:
+def spent_text(spent: Spent) -> str:
     """Where the seconds of a search went, as shares."""
-    doing = {"search": "searching", "build": "building", "check": "checking", "measure": "timing"}
-    whole = sum(spent.values())
+    doing = {
+        "searching": spent.search,
+        "building": spent.build,
+        "checking": spent.check,
+        "timing": spent.measure,
+    }
+    whole = sum(doing.values())
     if not whole:
         return "nothing"
-    return ", ".join(f"{100 * spent[name] / whole:.0f} % {text}" for name, text in doing.items())
+    return ", ".join(f"{100 * seconds / whole:.0f} % {text}" for text, seconds in doing.items())
 
 
 def failures_text(failures: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -87,27 +87,42 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         done = replace(done, sentence=answer.sentence)
         if published:
             done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
+    records = records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
     document = {
         **told(done, run),
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(
-            records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
-        ),
+        "records": str(records),
     }
-    output.emit(document, lambda console: _print(console, document, run))
+
+    def show(console: Console) -> None:
+        _print_table(console, done, run, records)
+        line(console, _result_text(model, done, published))
+
+    output.emit(document, show)
     return 0
 
 
 def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
     """Tune a file on a bench, or by a farm."""
-    with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
-        document = benchtuning.document(arguments, _searched(child, run), run)
+    with started(benchtuning.job(arguments), Limits()) as child:
+        done = _searched(child, run)
+    records = benchtuning.records(arguments)
+    document = {
+        "model": run.model,
+        "predicted": arguments.bench is not None,
+        "farm": arguments.farm,
+        "output": done.output,
+        **told(done, run),
+        "records": str(records),
+    }
 
     def show(console: Console) -> None:
-        _print_table(console, document, run)
-        benchtuning.print_result(console, document)
+        _print_table(console, done, run, records)
+        line(console, f"{done.sentence[:1].upper()}{done.sentence[1:]}.")
+        if done.output:
+            line(console, f"{done.output} is written; its answers are checked where it is added.")
 
     output.emit(document, show)
     return 0
@@ -115,8 +130,10 @@ def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) ->
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
-    options = {"model": arguments.model, **_budget(arguments)}
-    with started_in_service(client.socket, Tune, **options) as child:
+    seconds = benchtuning.seconds(arguments)
+    with started_in_service(
+        client.socket, Tune, model=arguments.model, trials=arguments.trials, seconds=seconds
+    ) as child:
         return _searched(child, run), child.answered.published
 
 
@@ -126,20 +143,13 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
             raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
-        with started(
-            benchtuning.farm_job(arguments, given, Path(folder), **_budget(arguments)), Limits()
-        ) as child:
+        with started(benchtuning.farm_job(arguments, given, Path(folder)), Limits()) as child:
             done = _searched(child, run)
         if done.output is None:
             return done, None
         why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
         answer = client.publish(name, done.output, expected=given.sha256, why=why)
         return done, MODEL_PUBLISH.result_of(answer)
-
-
-def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
-    seconds = None if arguments.minutes is None else float(arguments.minutes * 60)
-    return {"trials": arguments.trials, "seconds": seconds}
 
 
 def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
@@ -178,38 +188,32 @@ def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) 
             signal.signal(number, handler)
 
 
-def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
-    _print_table(console, document, run)
-    line(console, result_text(document))
-
-
-def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
+def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -> None:
     rows = list(run.rows.values())
     console.print(progress_table(rows, console.width))
     console.print()
     print_reasons(console, rows)
     print_forms(console, run.forms)
-    seconds = document["seconds"]
-    rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
+    rate = f", {done.trials / done.seconds:.2f} a second" if done.seconds else ""
     pairs = [
-        ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
-        ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
-        ("spent", spent_text(document["spent"])),
-        ("failed", failures_text(document["failures"]) or "none"),
+        ("tasks", f"{done.tuned} tuned, {done.skipped} skipped, {done.lost} lost"),
+        ("trials", f"{done.trials} in {seconds_text(done.seconds)}{rate}"),
+        ("spent", spent_text(done.spent)),
+        ("failed", failures_text(done.failures) or "none"),
         ("cost model", run.ranking_text),
-        ("records", document["records"]),
-        *(("note", note) for note in document["notes"]),
+        ("records", str(records)),
+        *(("note", note) for note in run.notes),
     ]
     console.print(fields(pairs))
     console.print()
 
 
-def result_text(document: Mapping[str, Any]) -> str:
+def _result_text(model: str, done: Tuned, published: bool) -> str:
     """What came of it, in a sentence."""
-    before, after = document["before_us"], document["after_us"]
-    if not document["published"] or not before or not after:
-        return f"{document['model']} is served as before: {document['sentence']}."
+    before, after = done.before_us, done.after_us
+    if not published or not before or not after:
+        return f"{model} is served as before: {done.sentence}."
     return (
-        f"{document['model']} is served tuned: {milliseconds(before)} an inference before, "
+        f"{model} is served tuned: {milliseconds(before)} an inference before, "
         f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
     )
