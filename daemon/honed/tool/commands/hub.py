@@ -39,6 +39,13 @@ _URL = "where the hub is: a URL or the path of a folder (default: hub.url of the
 def define_hub(hub: Parser) -> None:
     """What `hone hub` takes."""
     actions = add_actions(hub)
+    _add_owning(actions)
+    _add_sharing(actions)
+    hublearning.register(actions)
+
+
+def _add_owning(actions: Any) -> None:
+    """What the maker of a hub does."""
     _add(
         actions,
         "key",
@@ -74,6 +81,10 @@ def define_hub(hub: Parser) -> None:
     trust.add_argument("name", metavar="NAME", help="what the machine is called")
     trust.add_argument("key", metavar="KEY", help="as 'hone hub key' prints it there")
     revoke.add_argument("name", metavar="NAME", help="name on the list, or a key's 16 digits")
+
+
+def _add_sharing(actions: Any) -> None:
+    """What the machines do that share by it."""
     push = _add(
         actions,
         "push",
@@ -103,7 +114,6 @@ def define_hub(hub: Parser) -> None:
     )
     for parser in (push, pull, status):
         parser.add_argument("url", metavar="URL", nargs="?", help=_URL)
-    hublearning.register(actions)
 
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
