@@ -101,8 +101,8 @@ def _command(argv: Sequence[str]) -> int:
         arguments = parser(argv).parse_args(argv)
     except SystemExit as exit_:  # --help and --version have printed
         return int(exit_.code or 0)
-    status: int = arguments.run(arguments, Output(json=arguments.json))
-    return status
+    status: int | None = arguments.run(arguments, Output(json=arguments.json))
+    return status or DONE
 
 
 def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .output import Output
 
-Run = Callable[[argparse.Namespace, Output], int]
+Run = Callable[[argparse.Namespace, Output], int | None]  # its exit status, None for 0
 
 
 class UsageError(Exception):

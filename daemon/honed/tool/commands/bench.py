@@ -60,7 +60,7 @@ class Benched:
     engines: dict[str, int]
 
 
-def _bench(arguments: argparse.Namespace, output: Output) -> int:
+def _bench(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
@@ -82,7 +82,6 @@ def _bench(arguments: argparse.Namespace, output: Output) -> int:
         engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
     )
     output.emit(done, lambda console: _print(console, done))
-    return 0
 
 
 def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:

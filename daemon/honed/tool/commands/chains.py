@@ -76,13 +76,12 @@ def read(path: Path) -> ChainFile:
         ) from error
 
 
-def _chain(arguments: argparse.Namespace, output: Output) -> int:
+def _chain(arguments: argparse.Namespace, output: Output) -> None:
     given = read(arguments.file)
     name = arguments.name or arguments.file.stem
     with Client(arguments.socket) as client:
         added = client.add_chain(name, given.step, given.outputs, replace=arguments.replace)
     output.emit(added, lambda console: _print_added(console, added))
-    return 0
 
 
 def _print_added(console: Console, added: ChainAdded) -> None:

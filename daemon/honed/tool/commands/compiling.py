@@ -80,7 +80,7 @@ def define_demo(demo: Parser) -> None:
     demo.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
 
 
-def _compile(arguments: argparse.Namespace, output: Output) -> int:
+def _compile(arguments: argparse.Namespace, output: Output) -> None:
     check_calibration(arguments)
     job = Compile(
         file=arguments.file,
@@ -96,7 +96,6 @@ def _compile(arguments: argparse.Namespace, output: Output) -> int:
     )
     compiled = compiler.run(job, f"compile {arguments.file.name}", limits)
     output.emit(to_plain(compiled), lambda console: _print_compiled(console, compiled))
-    return 0
 
 
 def _print_compiled(console: Console, done: Compiled) -> None:
@@ -116,7 +115,7 @@ def _print_compiled(console: Console, done: Compiled) -> None:
     console.print(fields(rows))
 
 
-def _demo(arguments: argparse.Namespace, output: Output) -> int:
+def _demo(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.symbolic and arguments.keypoints is not None:
         raise UsageError("--symbolic leaves the number of keypoints open; leave out --keypoints")
     job = Demo(
@@ -129,4 +128,3 @@ def _demo(arguments: argparse.Namespace, output: Output) -> int:
         to_plain(done),
         lambda console: line(console, f"{done.output} is written; serve it with: hone add {done.output}"),
     )
-    return 0

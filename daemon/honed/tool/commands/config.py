@@ -45,18 +45,18 @@ def define_config(config: Parser) -> None:
     )
 
 
-def _config(arguments: argparse.Namespace, output: Output) -> int:
+def _config(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.check is not None:
-        return _check(arguments.check, output)
-    if arguments.reload:
-        return _reload(arguments.socket, output)
-    running, told = _in_force(arguments.socket)
-    document = {"running": running, **strict.to_plain(told)}
-    output.emit(document, lambda console: _print(console, running, told))
-    return 0
+        _check(arguments.check, output)
+    elif arguments.reload:
+        _reload(arguments.socket, output)
+    else:
+        running, told = _in_force(arguments.socket)
+        document = {"running": running, **strict.to_plain(told)}
+        output.emit(document, lambda console: _print(console, running, told))
 
 
-def _check(file: Path, output: Output) -> int:
+def _check(file: Path, output: Output) -> None:
     # A socket is named for users who have no place for one: the question is about the file alone.
     config = load(
         environ=os.environ, uid=os.geteuid(), config=file, overrides={"socket": "/run/honed/honed.sock"}
@@ -69,14 +69,12 @@ def _check(file: Path, output: Output) -> int:
     }
     said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
     output.emit(document, lambda console: line(console, said))
-    return 0
 
 
-def _reload(socket: str | None, output: Output) -> int:
+def _reload(socket: str | None, output: Output) -> None:
     with Client(socket) as client:
         reloaded = client.ask(CONFIG_RELOAD)
     output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
-    return 0
 
 
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:

@@ -52,7 +52,7 @@ def define_doctor(doctor: Parser) -> None:
     )
 
 
-def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
     if arguments.profile is not None:
         return _write_profile(arguments, output)
     readings, troubles = _readings(arguments)
@@ -138,7 +138,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
     return f"Nothing to mend, {warnings} to look at." if warnings else "All is well."
 
 
-def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
+def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
     from honed.machine import surveying  # which needs pyopencl
 
     cache = places(os.environ, os.getuid()).cache_dir
@@ -156,4 +156,3 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
             f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
         ),
     )
-    return 0

@@ -95,11 +95,11 @@ def _add_certificates(actions: Any) -> None:
     certificates.add_argument("names", metavar="NAME", nargs="+", help="a machine of the farm")
 
 
-def _scheduler(arguments: argparse.Namespace, output: Output) -> int:
-    return _stay(FarmScheduler(url=arguments.url, certificates=certificates(arguments)), output)
+def _scheduler(arguments: argparse.Namespace, output: Output) -> None:
+    _stay(FarmScheduler(url=arguments.url, certificates=certificates(arguments)), output)
 
 
-def _worker(arguments: argparse.Namespace, output: Output) -> int:
+def _worker(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.bench is None and arguments.bench_root is not None:
         raise UsageError("--bench-root goes with --bench; see 'hone farm worker --help'")
     if arguments.bench is not None and (arguments.alone or arguments.device is not None):
@@ -114,20 +114,19 @@ def _worker(arguments: argparse.Namespace, output: Output) -> int:
         bench_root=arguments.bench_root,
         cache_dir=places(os.environ, os.geteuid()).cache_dir,
     )
-    return _stay(job, output)
+    _stay(job, output)
 
 
-def _certificates(arguments: argparse.Namespace, output: Output) -> int:
+def _certificates(arguments: argparse.Namespace, output: Output) -> None:
     for name in arguments.names:
         if "," in name:
             raise UsageError(f"{name!r} is no name of a machine; see 'hone farm certificates --help'")
     job = FarmCertificates(folder=arguments.folder, names=",".join(arguments.names))
-    return _stay(job, output)
+    _stay(job, output)
 
 
-def _stay(job: Job[Done], output: Output) -> int:
+def _stay(job: Job[Done], output: Output) -> None:
     """Do a job without a limit of time, whose notes are shown; SIGINT and SIGTERM end it."""
     with started(job, Limits()) as child, stopping(child, lambda: None):
         followed(child, "farm")
     output.emit({}, lambda console: line(console, "Done."))
-    return 0

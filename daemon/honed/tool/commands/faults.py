@@ -44,7 +44,7 @@ def define_faults(faults: Parser) -> None:
     add_state_dir_option(faults)
 
 
-def _faults(arguments: argparse.Namespace, output: Output) -> int:
+def _faults(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     quarantine, log = _read(where)
     found = quarantine.faults
@@ -61,7 +61,6 @@ def _faults(arguments: argparse.Namespace, output: Output) -> int:
         _print_log(console, log, faults)
 
     output.emit(document, show)
-    return 0
 
 
 def _read(where: Where) -> tuple[Faults, KernelLog]:

@@ -64,7 +64,7 @@ def define_history(history: Parser) -> None:
     add_state_dir_option(history)
 
 
-def _history(arguments: argparse.Namespace, output: Output) -> int:
+def _history(arguments: argparse.Namespace, output: Output) -> None:
     served = _of_service(arguments)
     told, notes = _of_records(arguments, served)
     document = {
@@ -96,7 +96,6 @@ def _history(arguments: argparse.Namespace, output: Output) -> int:
             line(console, f"The curve is drawn in {arguments.png}.")
 
     output.emit(document, show)
-    return 0
 
 
 def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:

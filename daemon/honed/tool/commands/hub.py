@@ -117,7 +117,7 @@ def _add_sharing(actions: Any) -> None:
 
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
-    def installed(arguments: argparse.Namespace, output: Output) -> int:
+    def installed(arguments: argparse.Namespace, output: Output) -> int | None:
         hublearning.check_hub()
         return run(arguments, output)
 
@@ -138,11 +138,10 @@ def _place(arguments: argparse.Namespace) -> HubPlace:
     return machine.HubPlace(given.absolute()) if given else machine.place(os.environ, os.getuid())
 
 
-def _key(arguments: argparse.Namespace, output: Output) -> int:
+def _key(arguments: argparse.Namespace, output: Output) -> None:
     key = _own(arguments).public
     document = {"key_id": key.name, "key": str(key)}
     output.emit(document, lambda console: console.print(fields([("key id", key.name), ("key", str(key))])))
-    return 0
 
 
 def _own(arguments: argparse.Namespace) -> SecretKey:
@@ -151,7 +150,7 @@ def _own(arguments: argparse.Namespace) -> SecretKey:
     return key_of(_place(arguments))
 
 
-def _init(arguments: argparse.Namespace, output: Output) -> int:
+def _init(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import index, pushing, remote
 
     store = remote.store(_url(arguments.url))
@@ -159,11 +158,12 @@ def _init(arguments: argparse.Namespace, output: Output) -> int:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
     except (NotFound, Unavailable):
         pushing.make_overview(store)
-        return _listed(arguments, output, (), (), "There is a hub")
+        _listed(arguments, output, (), (), "There is a hub")
+        return
     raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
 
 
-def _trust(arguments: argparse.Namespace, output: Output) -> int:
+def _trust(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub.index import NamedKey
     from honed.hub.minisign import PublicKey
 
@@ -175,12 +175,10 @@ def _trust(arguments: argparse.Namespace, output: Output) -> int:
     boards = tuple(board for board in before.boards if board.name != name)
     if key.name in {PublicKey.parse(board.key).name for board in boards}:
         raise InvalidArgument(f"another machine's key has the id {key.name}; make another on that machine")
-    return _listed(
-        arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted"
-    )
+    _listed(arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted")
 
 
-def _revoke(arguments: argparse.Namespace, output: Output) -> int:
+def _revoke(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub.minisign import PublicKey
 
     before, name = _keyring(arguments), arguments.name
@@ -190,7 +188,7 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> int:
         raise NotFound(f"the hub's list has no {name!r}; give a name of it, or a key's 16 digits")
     boards = tuple(board for board in before.boards if ids[board.name] != key_id)
     revoked = tuple(dict.fromkeys((*before.revoked, key_id)))
-    return _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
+    _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
@@ -208,7 +206,7 @@ def _listed(
     boards: tuple[NamedKey, ...],
     revoked: tuple[str, ...],
     said: str,
-) -> int:
+) -> None:
     from honed.hub import pushing, remote
 
     store, key = remote.store(_url(arguments.url)), _own(arguments)
@@ -222,7 +220,6 @@ def _listed(
         console.print(fields(rows))
 
     output.emit(document, show)
-    return 0
 
 
 def _url(given: str) -> str:
@@ -230,7 +227,7 @@ def _url(given: str) -> str:
     return given if "://" in given else str(Path(given).absolute())
 
 
-def _push(arguments: argparse.Namespace, output: Output) -> int:
+def _push(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import machine
 
     place, key = _place(arguments), _own(arguments)
@@ -240,7 +237,6 @@ def _push(arguments: argparse.Namespace, output: Output) -> int:
     document = {"url": url, **dataclasses.asdict(pushed)}
     said = f"{url} has {pushed.records} records of this machine"
     output.emit(document, lambda console: line(console, f"{said}{'' if pushed.changed else ', as before'}."))
-    return 0
 
 
 def _pull(arguments: argparse.Namespace, output: Output) -> int:
@@ -269,7 +265,7 @@ def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
         line(console, f"  {reason}")
 
 
-def _status(arguments: argparse.Namespace, output: Output) -> int:
+def _status(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import status
 
     place = _place(arguments)
@@ -278,7 +274,6 @@ def _status(arguments: argparse.Namespace, output: Output) -> int:
         given = arguments.url or settings.url
         told = status.look(client, settings, place, _url(given) if given else "")
     output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
-    return 0
 
 
 def _print_status(console: Console, told: HubStatus) -> None:

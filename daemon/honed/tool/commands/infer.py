@@ -67,7 +67,7 @@ def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> di
     )
 
 
-def _infer(arguments: argparse.Namespace, output: Output) -> int:
+def _infer(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=arguments.random)
         answer = client.answer(arguments.model, values, timeout=arguments.timeout)
@@ -84,7 +84,6 @@ def _infer(arguments: argparse.Namespace, output: Output) -> int:
         ),
     }
     output.emit(document, lambda console: _print(console, answer, found, files))
-    return 0
 
 
 def _print(

@@ -21,10 +21,9 @@ def define_metrics(metrics: Parser) -> None:
     )
 
 
-def _metrics(arguments: argparse.Namespace, output: Output) -> int:
+def _metrics(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         if output.json:
             print_json(client.ask(METRICS))
         else:
             sys.stdout.write(client.openmetrics())
-    return 0

@@ -83,14 +83,13 @@ def define_remove(remove: Parser) -> None:
     remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
 
 
-def _status(arguments: argparse.Namespace, output: Output) -> int:
+def _status(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         status = client.ask(SERVER_STATUS)
         service = ours(client.ask(METRICS), status)
     faults = blamed(kernel_log(), service)
     document = {**strict.to_plain(status), "kernel_faults": faults}
     output.emit(document, lambda console: _print_status(console, status, faults))
-    return 0
 
 
 def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault]) -> None:
@@ -179,7 +178,7 @@ class ListedModel:
     mean_ms: float | None
 
 
-def _list(arguments: argparse.Namespace, output: Output) -> int:
+def _list(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         models = client.ask(REPOSITORY_INDEX).models
         counted = client.ask(MODEL_STATISTICS).model_stats
@@ -198,7 +197,6 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     )
     several = sum(device.engine == "gpu" for device in placed) > 1
     output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
-    return 0
 
 
 def _mean_ms(entry: ServedRequests | None) -> float | None:
@@ -242,25 +240,24 @@ def _why_cpu(model: ListedModel) -> str:
     return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
 
 
-def _remove(arguments: argparse.Namespace, output: Output) -> int:
+def _remove(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         client.remove(arguments.model, chains=arguments.chains)
     output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
-    return 0
 
 
-def _show(arguments: argparse.Namespace, output: Output) -> int:
+def _show(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.graph:
         from honed.tool.view.graph import checked, show_graph
 
-        return show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+        show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+        return
     if arguments.output is not None:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
     show = print_chain if model.steps else _print_model
     output.emit(model, lambda console: show(console, model))
-    return 0
 
 
 def _print_model(console: Console, model: ModelShown) -> None:

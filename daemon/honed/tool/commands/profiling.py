@@ -51,7 +51,7 @@ def define_profile(profile: Parser) -> None:
     )
 
 
-def _profile(arguments: argparse.Namespace, output: Output) -> int:
+def _profile(arguments: argparse.Namespace, output: Output) -> None:
     wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
         told = client.profile(arguments.model, arguments.runs, timeline=wanted)
@@ -61,7 +61,6 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
     output.emit(profile, lambda console: _print(console, profile))
-    return 0
 
 
 def _print(console: Console, profile: ModelProfile) -> None:

@@ -61,7 +61,7 @@ def define_records(records: Parser) -> None:
         add_state_dir_option(parser)
 
 
-def _export(arguments: argparse.Namespace, output: Output) -> int:
+def _export(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
         done = _exported_by_service(where, arguments)
@@ -72,7 +72,6 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
         document,
         lambda console: line(console, f"{done.count} records are written to {arguments.output}."),
     )
-    return 0
 
 
 def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exported:
@@ -86,7 +85,7 @@ def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exporte
         return done
 
 
-def _import(arguments: argparse.Namespace, output: Output) -> int:
+def _import(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
         done = _imported_by_service(where, arguments)
@@ -97,7 +96,6 @@ def _import(arguments: argparse.Namespace, output: Output) -> int:
         done = run(Import(records=where.path, file=arguments.file, device=device), "import")
     document = {"records": str(where.path), **asdict(done)}
     output.emit(document, lambda console: _print_imported(console, done))
-    return 0
 
 
 def _imported_by_service(where: Where, arguments: argparse.Namespace) -> Imported:

@@ -34,7 +34,7 @@ def define_report(report: Parser) -> None:
     )
 
 
-def _report(arguments: argparse.Namespace, output: Output) -> int:
+def _report(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client, Reporter("report") as reporter:
         report = gather(client, told=lambda name, done: reporter.update(name, done, f"ask for {name}"))
     text = page(report).encode()
@@ -55,4 +55,3 @@ def _report(arguments: argparse.Namespace, output: Output) -> int:
             line(console, f"note: {note}")
 
     output.emit(document, show)
-    return 0

@@ -49,7 +49,7 @@ def define_set(parser: Parser) -> None:
     )
 
 
-def _set(arguments: argparse.Namespace, output: Output) -> int:
+def _set(arguments: argparse.Namespace, output: Output) -> None:
     given = (arguments.batch, arguments.delay, arguments.warm_up, arguments.shape)
     if all(each is None for each in given):
         raise UsageError("give --batch, --delay, --warm-up or --shape")
@@ -67,7 +67,6 @@ def _set(arguments: argparse.Namespace, output: Output) -> int:
         {"model": arguments.model, **strict.to_plain(told)},
         lambda console: line(console, f"{arguments.model}: {described(told)}."),
     )
-    return 0
 
 
 def described(settings: ModelSettings) -> str:

@@ -49,7 +49,7 @@ def define_tasks(tasks: Parser) -> None:
     tasks.add_argument("model", metavar="M", help="name of the model")
 
 
-def _tasks(arguments: argparse.Namespace, output: Output) -> int:
+def _tasks(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
@@ -58,7 +58,6 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
     document = {"model": arguments.model, "tasks": rows, "estimate": told.model, "forms": told.forms}
     output.emit(document, lambda console: _print(console, told, served))
-    return 0
 
 
 def _told(child: Remote[Done], title: str) -> TasksFound:

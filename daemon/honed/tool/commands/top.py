@@ -53,14 +53,13 @@ def define_top(top: Parser) -> None:
     )
 
 
-def _top(arguments: argparse.Namespace, output: Output) -> int:
+def _top(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         document = client.ask(METRICS)
         if output.json or not sys.stdout.isatty():
             output.emit(document, lambda console: _print(console, document))
-            return 0
+            return
         _watch(client, document, arguments.interval)
-    return 0
 
 
 def _print(console: Console, document: Metrics) -> None:

@@ -21,13 +21,11 @@ from honed.jobs.events import (
     TaskRow,
     TasksFound,
     TaskTable,
-    Totals,
     Trial,
     Tuned,
     TwoFormsRow,
 )
 from honed.protocol.strict import to_plain
-from honed.protocol.tuning import TuningFigures
 from honed.tool.output import clean, console, fields, seconds_text
 
 from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
@@ -59,7 +57,6 @@ class TuningRun:
     told: float = 0.0  # when `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
-    totals: TuningFigures | None = None  # of all tuning so far
 
     def take(self, event: News | Tuned, now: float) -> None:
         """Learn from an event of the child, its last word included."""
@@ -68,8 +65,6 @@ class TuningRun:
                 self.stage, self.text = event.stage, event.text
             case Note():
                 self.notes.append(event.text)
-            case Totals():
-                self.totals = event.tuning
             case Trial():
                 self._trial(event)
             case TaskTable():

@@ -69,12 +69,11 @@ def define_tune(tune: Parser) -> None:
     benchtuning.add_options(tune)
 
 
-def _tune(arguments: argparse.Namespace, output: Output) -> int:
+def _tune(arguments: argparse.Namespace, output: Output) -> None:
     benchtuning.check(arguments)
     if benchtuning.elsewhere(arguments):
-        return _elsewhere(
-            arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
-        )
+        _elsewhere(arguments, output)
+        return
     model = arguments.model
     run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
@@ -101,11 +100,11 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         line(console, _result_text(model, done, published))
 
     output.emit(document, show)
-    return 0
 
 
-def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
+def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
     """Tune a file on a bench, or by a farm."""
+    run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
     with started(benchtuning.job(arguments), Limits()) as child:
         done = _searched(child, run)
     records = benchtuning.records(arguments)
@@ -125,7 +124,6 @@ def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) ->
             line(console, f"{done.output} is written; its answers are checked where it is added.")
 
     output.emit(document, show)
-    return 0
 
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:

@@ -98,32 +98,33 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _rollback(arguments: argparse.Namespace, output: Output) -> int:
+def _rollback(arguments: argparse.Namespace, output: Output) -> None:
     model = arguments.model
     with Client(arguments.socket) as client:
         left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
         params = RollbackParams(name=model, version=arguments.version)
         told = client.ask(MODEL_ROLLBACK, params, timeout=None)
     said = f"version {told.version} is served again, {left} is set aside"
-    return _tell(arguments, output, said, left=left, version=told.version)
+    _tell(arguments, output, said, left=left, version=told.version)
 
 
-def _pin(arguments: argparse.Namespace, output: Output) -> int:
+def _pin(arguments: argparse.Namespace, output: Output) -> None:
     if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
         raise UsageError("give one of VERSION, --engine and --off")
     if arguments.engine is not None:
         told = _pinned(arguments, version=None, engine=arguments.engine)
         engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
-        return _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        return
     told = _pinned(arguments, version=0 if arguments.off else arguments.version)
     kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
     said = f"version {told.version} {kept}"
-    return _tell(arguments, output, said, version=told.version, pinned=told.pinned)
+    _tell(arguments, output, said, version=told.version, pinned=told.pinned)
 
 
-def _unpin(arguments: argparse.Namespace, output: Output) -> int:
+def _unpin(arguments: argparse.Namespace, output: Output) -> None:
     told = _pinned(arguments, version=0, engine="")
-    return _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
+    _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
 
 
 def _pinned(
@@ -134,10 +135,9 @@ def _pinned(
         return client.ask(MODEL_PIN, params, timeout=None)
 
 
-def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> int:
+def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> None:
     text = f"{arguments.model}: {said}."
     output.emit({"model": arguments.model, **found}, lambda console: line(console, text))
-    return 0
 
 
 def _number(text: str) -> int:

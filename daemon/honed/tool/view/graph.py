@@ -33,7 +33,7 @@ def checked(path: Path | None) -> Path:
     return path
 
 
-def show_graph(socket: str | None, model: str, path: Path, output: Output) -> int:
+def show_graph(socket: str | None, model: str, path: Path, output: Output) -> None:
     """Draw the graph of a model to a file."""
     with Client(socket) as client:
         compiled = _compiled(client, model)
@@ -47,7 +47,6 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> in
     document = {"file": str(path), "boxes": boxes, "width": drawn.width, "height": drawn.height}
     said = f"{path} has the graph: {boxes} boxes, {drawn.width} x {drawn.height} pixels."
     output.emit(document, lambda console: line(console, said))
-    return 0
 
 
 def _compiled(client: Client, model: str) -> CompiledModel:
