@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.daemon.settings.limits import Limits
 from honed.jobs import priorfile
@@ -23,11 +23,8 @@ from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 
 from .compiler import followed, started
-from .output import Output, clean, fields, line, table
+from .output import Console, Output, clean, fields, line, table
 from .parser import UsageError, add_action
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def register(actions: Any) -> None:

@@ -12,14 +12,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from honed.protocol import strict
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    import rich.console
+    import rich.table
 
+# As types alone: rich is loaded when something is to be printed by it.
+Console: TypeAlias = "rich.console.Console"
+RenderableType: TypeAlias = "rich.console.RenderableType"
+Table: TypeAlias = "rich.table.Table"
 _WIDTH = (100, 24)  # where the output is no terminal
 
 

@@ -6,14 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import REPOSITORY_MODEL_LOAD
 from honed.protocol.results import ModelAdded
 from honed.runtime.client import Client
-from honed.tool.output import Output, clean, line
+from honed.tool.output import Console, Output, clean, line
 from honed.tool.parser import (
     Parser,
     UsageError,
@@ -24,9 +23,6 @@ from honed.tool.parser import (
     unique,
 )
 from honed.tool.progress import Reporter
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SUFFIXES = (".onnx", ".honed")
 _BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}

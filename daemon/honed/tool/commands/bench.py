@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,11 @@ from honed.protocol.methods import METRICS, MODEL_STATISTICS
 from honed.protocol.params import ModelParams
 from honed.protocol.results import InferenceStatistics, Tallied
 from honed.runtime.client import Client
-from honed.tool.output import Output, fields, line
+from honed.tool.output import Console, Output, fields, line
 from honed.tool.parser import Parser, count, define
 from honed.tool.progress import Reporter
 
 from .infer import add_input_options, inputs
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 

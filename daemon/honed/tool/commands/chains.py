@@ -7,18 +7,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.chains import ChainStep
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
 from honed.runtime.client import Client
-from honed.tool.output import Output, clean, fields, line, moment_text, shape_text, table
+from honed.tool.output import Console, Output, clean, fields, line, moment_text, shape_text, table
 from honed.tool.parser import Parser, define
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _EXAMPLE = """\
 hone chain faces.toml

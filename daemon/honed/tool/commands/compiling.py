@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.daemon.settings.limits import Limits
 from honed.jobs.commands import Compile, Demo
 from honed.jobs.events import Compiled
 from honed.protocol.strict import to_plain
 from honed.tool import compiler
-from honed.tool.output import Output, fields, line
+from honed.tool.output import Console, Output, fields, line
 from honed.tool.parser import (
     Parser,
     UsageError,
@@ -23,9 +22,6 @@ from honed.tool.parser import (
     seconds,
     unique,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_compile(compile_: Parser) -> None:

@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.daemon.config import load
 from honed.daemon.reload import shown
@@ -15,11 +14,8 @@ from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
 from honed.runtime.client import Client
-from honed.tool.output import Output, line, table
+from honed.tool.output import Console, Output, line, table
 from honed.tool.parser import Parser, define
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_config(config: Parser) -> None:

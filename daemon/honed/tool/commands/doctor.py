@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.daemon.settings.places import places
 from honed.machine import profilefile
@@ -17,12 +16,9 @@ from honed.runtime.calling import endpoint
 from honed.tool.doctor import check_machine, check_opencl, check_service, gather, service
 from honed.tool.doctor.finding import Finding, failed
 from honed.tool.doctor.readings import Readings
-from honed.tool.output import Output, clean, line
+from honed.tool.output import Console, Output, clean, line
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

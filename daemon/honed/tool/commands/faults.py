@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, of_service
 from honed.daemon.observe.kernelfaults import kernel_log
@@ -13,12 +12,9 @@ from honed.jobs.events import Faults, Quarantined
 from honed.protocol.faults import KernelLog
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Output, line, moment_text
+from honed.tool.output import Console, Output, line, moment_text
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 REACH = {
     "out-of-memory": "GPU memory ran out",

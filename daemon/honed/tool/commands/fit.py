@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.jobs.commands import Fit
 from honed.jobs.events import Fitted, FittedPart
 from honed.protocol.errors import HonedError
 from honed.protocol.strict import to_plain
 from honed.tool import compiler
-from honed.tool.output import Output, bytes_text, fields, line, table
+from honed.tool.output import Console, Output, bytes_text, fields, line, table
 from honed.tool.parser import Parser, UsageError, add_compile_options, check_calibration, define, unique
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.jobs.commands import ShowHistory
 from honed.jobs.events import History
@@ -19,7 +18,7 @@ from honed.protocol.versions import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Output, line, moment_text, table
+from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 from honed.tool.view.picture import draw
@@ -27,9 +26,6 @@ from honed.tool.view.plot import Curve, Mark, microseconds, text
 
 from .tasks import milliseconds
 from .versions import version_rows
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 _HEIGHT = 16  # lines of the curve in a terminal

@@ -16,14 +16,12 @@ from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
 from honed.tool import hublearning
-from honed.tool.output import Output, fields, line, seconds_text, table
+from honed.tool.output import Console, Output, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, add_action, add_actions
 
 from .models import set_aside
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from honed.hub.index import Keyring, NamedKey
     from honed.hub.machine import HubPlace
     from honed.hub.memory import KeyStanding

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.protocol.methods import MODEL_METADATA
 from honed.protocol.params import ModelParams
@@ -14,11 +13,8 @@ from honed.runtime.calling.calls import InferenceAnswer
 from honed.runtime.client import Client
 from honed.tool import arrays
 from honed.tool.arrays import Array, ArraySummary
-from honed.tool.output import Output, line, shape_text, table
+from honed.tool.output import Console, Output, line, shape_text, table
 from honed.tool.parser import Parser, define, named_file, seconds, unique
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_infer(infer: Parser) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, ours
 from honed.daemon.observe.kernelfaults import kernel_log
@@ -20,6 +20,7 @@ from honed.protocol.service import Status
 from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
 from honed.tool.output import (
+    Console,
     Output,
     bytes_text,
     clean,
@@ -39,9 +40,6 @@ from honed.tool.view.variants import variants_table
 
 from .chains import print_chain
 from .setting import described
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_status(status: Parser) -> None:

@@ -6,21 +6,18 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.machine.files import replacing
 from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelProfile, ProfiledRow
 from honed.runtime.client import Client
-from honed.tool.output import Output, figure_text, line, table
+from honed.tool.output import Console, Output, figure_text, line, table
 from honed.tool.parser import Parser, count, define
 from honed.tool.view.trace import trace
 
 from .models import peaks_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_profile(profile: Parser) -> None:

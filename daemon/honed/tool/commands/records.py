@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.jobs.commands import Export, Import
 from honed.jobs.events import Exported, Imported
@@ -16,12 +15,9 @@ from honed.protocol.errors import Internal
 from honed.runtime.calling.additions import open_model
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Output, line
+from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records, prepare, service_device
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SHOWN = 5  # refused lines that are shown to people
 

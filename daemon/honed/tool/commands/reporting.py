@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.machine.files import replacing
 from honed.runtime.client import Client
-from honed.tool.output import Output, bytes_text, line
+from honed.tool.output import Console, Output, bytes_text, line
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
 from honed.tool.report.gather import gather
 from honed.tool.report.page import page
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def define_report(report: Parser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from honed.jobs.commands import Tasks
 from honed.jobs.events import Done, Estimate, Spent, TaskRow, TasksFound, TwoFormsRow
@@ -16,13 +15,9 @@ from honed.runtime.client import Client
 from honed.runtime.origin import Origin, ScheduleSource
 from honed.tool.compiler import CompilerDied
 from honed.tool.inservice import Remote, started_in_service
-from honed.tool.output import Output, clean, figure_text, line, table
+from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _Column = tuple[str, Callable[[TaskRow], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown

@@ -9,21 +9,28 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
 from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
 from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
-from honed.tool.output import Output, clean, console, fields, line, seconds_text, table
+from honed.tool.output import (
+    Console,
+    Output,
+    RenderableType,
+    Table,
+    clean,
+    console,
+    fields,
+    line,
+    seconds_text,
+    table,
+)
 from honed.tool.parser import Parser, define, seconds
 
 from .tasks import short
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
 
 _AROUND = 14  # lines of the view besides the models
 _AROUND_CHAINS = 2  # lines besides the chains, where there are any

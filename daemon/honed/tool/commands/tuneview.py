@@ -26,12 +26,11 @@ from honed.jobs.events import (
     TwoFormsRow,
 )
 from honed.protocol.strict import to_plain
-from honed.tool.output import clean, console, fields, seconds_text
+from honed.tool.output import Console, RenderableType, clean, console, fields, seconds_text
 
 from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
     from rich.live import Live
 
 _AROUND = 10  # lines of the live view besides the tasks

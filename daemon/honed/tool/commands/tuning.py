@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import records_in
@@ -24,15 +24,12 @@ from honed.protocol.versions import ModelPublished
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerChild, CompilerDied, started
 from honed.tool.inservice import Remote, started_in_service
-from honed.tool.output import Output, fields, line, seconds_text
+from honed.tool.output import Console, Output, fields, line, seconds_text
 from honed.tool.parser import Parser, count, define, minutes
 
 from . import benchtuning
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
 from .tuneview import TuningRun, TuningView, told
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

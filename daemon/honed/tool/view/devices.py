@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.results import ModelPlacement
 from honed.protocol.service import DeviceStatus, WorkerStatus
-from honed.tool.output import table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from honed.tool.output import Table, table
 
 
 def device_text(device: DeviceIdentity | None) -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pwd
-from typing import TYPE_CHECKING
 
 from honed.daemon.idle.readings import value_text
 from honed.protocol.service import IdleStatus, LeaseStatus
-from honed.tool.output import seconds_text, table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from honed.tool.output import Table, seconds_text, table
 
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:

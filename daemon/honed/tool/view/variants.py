@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from honed.protocol.results import ShownVariant
-from honed.tool.output import bytes_text, table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from honed.tool.output import Table, bytes_text, table
 
 
 def variants_table(variants: Sequence[ShownVariant]) -> Table:
