@@ -33,10 +33,16 @@ from honed.tool.output import (
     table,
 )
 from honed.tool.parser import Parser, UsageError, define
-from honed.tool.view.devices import device_text, devices_table, placement_text, served_by, worker_text
-from honed.tool.view.idleness import lease_rows, signals
-from honed.tool.view.parts import in_parts
-from honed.tool.view.variants import variants_table
+from honed.tool.view.devices import (
+    device_text,
+    devices_table,
+    lease_rows,
+    placement_text,
+    served_by,
+    signals,
+    worker_text,
+)
+from honed.tool.view.forms import in_parts, variants_table
 
 from .chains import print_chain
 from .setting import described

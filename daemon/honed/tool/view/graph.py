@@ -18,7 +18,7 @@ from honed.tool.output import Output, bytes_text, line
 from honed.tool.parser import UsageError
 
 from .boxes import draw
-from .parts import compiled_share
+from .forms import compiled_share
 from .svg import page, picture
 
 _RUNS = 5  # inferences that times are the mean of
