@@ -1,4 +1,4 @@
-"""The devices of a service, what they do, and who has them for tuning: as `hone status` and others print it."""
+"""The devices of a service, what they do, and who has them for tuning, as commands print it."""
 
 from __future__ import annotations
 
