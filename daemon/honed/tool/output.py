@@ -109,6 +109,11 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def capital(text: str) -> str:
+    """The same with a large first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def shape_text(datatype: str, shape: Sequence[int]) -> str:
     """`float32 [1, 3, 224, 224]`."""
     return f"{datatype} [{', '.join(map(str, shape))}]"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .output import Output
+from .output import Output, capital
 
 Run = Callable[[argparse.Namespace, Output], int | None]  # its exit status, None for 0
 
@@ -53,7 +53,7 @@ def add_command(commands: Any, name: str, about: str) -> Parser:
 
 def define(command: Parser, run: Run, *, details: str = "", examples: str) -> None:
     """Have `run` carry a command out; its help ends with `examples`."""
-    about = f"{_capital(command.description or '')}.{' ' if details else ''}{details}"
+    about = f"{capital(command.description or '')}.{' ' if details else ''}{details}"
     command.description = textwrap.fill(about, 90)
     command.epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}"
     command.set_defaults(run=run)
@@ -192,7 +192,3 @@ def _span(text: str, unit: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
     return value
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

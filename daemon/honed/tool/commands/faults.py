@@ -12,7 +12,7 @@ from honed.jobs.events import Faults, Quarantined
 from honed.protocol.faults import KernelLog
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Console, Output, line, moment_text
+from honed.tool.output import Console, Output, capital, line, moment_text
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 
@@ -70,7 +70,7 @@ def _read(where: Where) -> tuple[Faults, KernelLog]:
 
 def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:
     if not log.readable:
-        line(console, f"{log.reason[:1].upper()}{log.reason[1:]}.")
+        line(console, f"{capital(log.reason)}.")
     elif not faults:
         line(console, "The kernel log holds no fault of a GPU since the machine started.")
     else:

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -38,7 +38,8 @@ _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-F = TypeVar("F", ModelFigures, ChainFigures)
+F = TypeVar("F", bound=Figures)
+_Column = tuple[str, Callable[[F], str]]  # its heading, and a cell of a row
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
@@ -159,11 +160,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
     """The first `room` rows in `width` columns: with fewer it shows less."""
-    columns: list[tuple[str, Callable[[ModelFigures], str]]] = [
-        (">req/s", _per_second),
-        (">p50 ms", _latency(lambda spans: spans.p50)),
-        (">p99 ms", _latency(lambda spans: spans.p99)),
-    ]
+    columns: list[_Column[ModelFigures]] = [*_rates()]
     if width >= _NARROW:
         columns.insert(2, (">p95 ms", _latency(lambda spans: spans.p95)))
         columns.append((">queue", lambda model: str(model.waiting)))
@@ -176,31 +173,32 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
         ]
     if width >= _NARROW:
         columns.append(("engine", lambda model: model.engine))
-    name_room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [
-        [short(name, name_room), *(cell(figures) for _, cell in columns)]
-        for name, figures in _rows(document)[:room]
-    ]
-    return table(["model", *(heading for heading, _ in columns)], rows)
+    return _drawn("model", columns, _rows(document)[:room], width)
 
 
 def chains_table(document: Metrics, width: int, most: int) -> Table:
     """The busiest chains, as models_table has models; what their steps take is counted there, too."""
-    columns: list[tuple[str, Callable[[ChainFigures], str]]] = [
-        (">req/s", _per_second),
-        (">p50 ms", _latency(lambda spans: spans.p50)),
-        (">p99 ms", _latency(lambda spans: spans.p99)),
-    ]
+    columns: list[_Column[ChainFigures]] = [*_rates()]
     if width >= _NARROW:
         columns.append((">served", lambda chain: str(chain.served)))
         columns.append((">failed", lambda chain: str(sum(chain.failures.values()))))
         columns.append(("state", lambda chain: chain.state.lower()))
-    room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [
-        [short(each.name, room), *(cell(each) for _, cell in columns)]
-        for each in _busiest(document.chains)[:most]
+    rows = [(each.name, each) for each in _busiest(document.chains)[:most]]
+    return _drawn("chain", columns, rows, width)
+
+
+def _rates() -> list[_Column[Figures]]:
+    return [
+        (">req/s", _per_second),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
     ]
-    return table(["chain", *(heading for heading, _ in columns)], rows)
+
+
+def _drawn(what: str, columns: Sequence[_Column[F]], rows: Iterable[tuple[str, F]], width: int) -> Table:
+    room = max(_NAME, width - _COLUMN * len(columns))
+    cells = [(short(name, room), *(cell(figures) for _, cell in columns)) for name, figures in rows]
+    return table((what, *(heading for heading, _ in columns)), cells)
 
 
 def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:

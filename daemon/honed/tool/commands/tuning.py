@@ -24,7 +24,7 @@ from honed.protocol.versions import ModelPublished
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerChild, CompilerDied, started
 from honed.tool.inservice import Remote, started_in_service
-from honed.tool.output import Console, Output, fields, line, seconds_text
+from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, count, define, minutes
 
 from . import benchtuning
@@ -116,7 +116,7 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
 
     def show(console: Console) -> None:
         _print_table(console, done, run, records)
-        line(console, f"{done.sentence[:1].upper()}{done.sentence[1:]}.")
+        line(console, f"{capital(done.sentence)}.")
         if done.output:
             line(console, f"{done.output} is written; its answers are checked where it is added.")
 

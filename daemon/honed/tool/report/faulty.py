@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 from honed.daemon.observe.attribution import OTHER, WHOSE, BlamedFault
 from honed.jobs.events import Quarantined
 from honed.tool.commands.faults import REACH
+from honed.tool.output import capital
 
 from .contents import Report
 from .markup import Cell, badge, element, more, name_of, table
@@ -101,7 +102,7 @@ def _story(each: Quarantined) -> Element | None:
 def _log(report: Report) -> list[Element]:
     told = report.faults
     if told.log_reason:
-        return [_nothing(f"{told.log_reason[:1].upper()}{told.log_reason[1:]}.")]
+        return [_nothing(f"{capital(told.log_reason)}.")]
     if not told.log:
         return [_nothing("It holds no fault of a GPU since the machine started.")]
     latest = [_fault(fault) for fault in reversed(told.log)]
