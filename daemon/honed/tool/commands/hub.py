@@ -15,10 +15,10 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
-from honed.tool import hublearning
 from honed.tool.output import Console, Output, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, add_action, add_actions
 
+from .hublearning import add_learning, check_hub
 from .models import set_aside
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def define_hub(hub: Parser) -> None:
     actions = add_actions(hub)
     _add_owning(actions)
     _add_sharing(actions)
-    hublearning.register(actions)
+    add_learning(actions)
 
 
 def _add_owning(actions: Any) -> None:
@@ -116,7 +116,7 @@ def _add_sharing(actions: Any) -> None:
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
     def installed(arguments: argparse.Namespace, output: Output) -> int | None:
-        hublearning.check_hub()
+        check_hub()
         return run(arguments, output)
 
     parser = add_action(actions, name, installed, **told)
