@@ -38,8 +38,9 @@ _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-F = TypeVar("F", bound=Figures)
-_Column = tuple[str, Callable[[F], str]]  # its heading, and a cell of a row
+F = TypeVar("F", ModelFigures, ChainFigures)
+R = TypeVar("R")
+_Column = tuple[str, Callable[[R], str]]  # its heading, and a row's cell
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
@@ -195,7 +196,7 @@ def _rates() -> list[_Column[Figures]]:
     ]
 
 
-def _drawn(what: str, columns: Sequence[_Column[F]], rows: Iterable[tuple[str, F]], width: int) -> Table:
+def _drawn(what: str, columns: Sequence[_Column[R]], rows: Iterable[tuple[str, R]], width: int) -> Table:
     room = max(_NAME, width - _COLUMN * len(columns))
     cells = [(short(name, room), *(cell(figures) for _, cell in columns)) for name, figures in rows]
     return table((what, *(heading for heading, _ in columns)), cells)
