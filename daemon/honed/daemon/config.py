@@ -67,7 +67,11 @@ class Config:
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {name: kind for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)}
+    {
+        name: kind
+        for name, kind in typing.get_type_hints(Config).items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
 )
 
 

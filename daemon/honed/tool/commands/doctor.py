@@ -50,7 +50,8 @@ def define_doctor(doctor: Parser) -> None:
 
 def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
     if arguments.profile is not None:
-        return _write_profile(arguments, output)
+        _write_profile(arguments, output)
+        return None
     readings, troubles = _readings(arguments)
     findings = [
         *check_opencl.check(readings),
