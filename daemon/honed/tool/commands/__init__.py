@@ -13,7 +13,7 @@ from honed.tool.parser import Parser
 
 
 class CommandRow(NamedTuple):
-    """`hone NAME`, of which the function `define_NAME` of `module`, in this package, says more."""
+    """`hone NAME`, of which the function `define_NAME` of `module`, seen from this package, says more."""
 
     name: str
     module: str
@@ -55,7 +55,7 @@ COMMANDS: Final = (
     CommandRow("demo", "compiling", "write a demo model as an ONNX file"),
     CommandRow("farm", "farm", "search on many machines at once"),
     CommandRow("top", "top", "watch what the service serves, and how fast"),
-    CommandRow("report", "reporting",
+    CommandRow("report", ".report.command",
                "draw the service on one page: models, latencies, what tuning won, faults, the machine"),
     CommandRow("metrics", "metrics", "print every figure the service has of itself, as OpenMetrics text"),
     CommandRow("config", "config", "show every setting with its value and where that comes from"),

@@ -13,8 +13,8 @@ from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tool.compiler import CompilerDied
-from honed.tool.inservice import Remote, started_in_service
+from honed.tool.compiler import CompilerDied, Work
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
@@ -55,7 +55,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, lambda console: _print(console, told, served))
 
 
-def _told(child: Remote[Done], title: str) -> TasksFound:
+def _told(child: Work[Done], title: str) -> TasksFound:
     """The event with the tasks."""
     told = None
     with Reporter(title) as reporter:

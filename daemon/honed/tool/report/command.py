@@ -10,8 +10,9 @@ from honed.runtime.client import Client
 from honed.tool.output import Console, Output, bytes_text, line
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
-from honed.tool.report.gather import gather
-from honed.tool.report.page import page
+
+from .gather import gather
+from .page import page
 
 
 def define_report(report: Parser) -> None:
