@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -63,10 +62,8 @@ class Bench:
         self._judge = MachineCodeJudge(self._compiler.__enter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._compiler.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._compiler.close()
 
     def least(
         self, funcs: Sequence[tirx.PrimFunc], kernels: Sequence[Sequence[Lowered]], constant: int
@@ -99,9 +96,7 @@ class Board:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._queue.finish()
 
     def least(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from honed.hub import machine, objects, records
+from honed.hub import machine, objects
 from honed.hub.memory import HubMemory
 from honed.hub.minisign import SecretKey
 from honed.hub.settings import HubConfig
@@ -50,7 +50,7 @@ def hub(service: Service) -> Iterator[Client]:
 @pytest.fixture
 def measured(hub: Client) -> Callable[..., dict[str, Any]]:
     """A record of the service's device, as a machine exports it."""
-    (device,) = records.devices(hub)
+    (device,) = machine.devices(hub)
 
     def made(workload: str, **changes: Any) -> dict[str, Any]:
         whole = {"device": strict.to_plain(device), "workload": workload, "timing": TIMING, "reason": ""}
@@ -60,7 +60,7 @@ def measured(hub: Client) -> Callable[..., dict[str, Any]]:
 
 
 def spec(connected: Client) -> str:
-    (found,) = records.devices(connected).values()
+    (found,) = machine.devices(connected).values()
     return found
 
 
@@ -104,9 +104,9 @@ def test_members_of_honed_alone_share_nothing(service: Service) -> None:
 
 def test_it_takes_in_hints(service: Service, hub: Client, measured: Callable[..., dict[str, Any]]) -> None:
     given = [hint(measured("w1")), hint(measured("w2", state="quarantined", outcome="faulted", timing=None))]
-    done = records.take_in(hub, spec(hub), given)
+    done = machine.take_in(hub, spec(hub), given)
     assert (done.count, done.merged, done.refused) == (2, 0, ())
-    assert records.take_in(hub, spec(hub), given).merged == 2
+    assert machine.take_in(hub, spec(hub), given).merged == 2
     found = {line["workload"]: line for line in kept(service)}
     assert found["w1"]["measured_by"] == found["w2"]["measured_by"] == "hub: attic"
     assert found["w1"]["compiler"] == "tvm 1, lowering 2, by attic"
@@ -130,9 +130,9 @@ def test_it_takes_in_nothing_but_hints(
 ) -> None:
     """Neither records of this machine nor hints that say more than one may."""
     with pytest.raises(InvalidArgument, match="it is no hint"):
-        records.take_in(hub, spec(hub), [json.dumps(measured("forged")).encode() + b"\n"])
+        machine.take_in(hub, spec(hub), [json.dumps(measured("forged")).encode() + b"\n"])
     lines = [hint(measured(f"forged {number}"), **forged) for number, forged in enumerate(FORGED)]
-    done = records.take_in(hub, spec(hub), [*lines, hint(measured("w3"))])
+    done = machine.take_in(hub, spec(hub), [*lines, hint(measured("w3"))])
     assert done.count == 1
     assert len(done.refused) == len(FORGED)
     assert all("it is no hint" in why for why in done.refused)
@@ -146,7 +146,7 @@ def test_a_hint_changes_no_record_of_this_machine(
     take_in_as_root(service, own)
     before = [line for line in kept(service) if line["workload"] == "own"]
     banned = own | {"state": "quarantined", "outcome": "faulted", "timing": None}
-    assert records.take_in(hub, spec(hub), [hint(banned), hint(own | {"trace": "[2]"})]).count == 2
+    assert machine.take_in(hub, spec(hub), [hint(banned), hint(own | {"trace": "[2]"})]).count == 2
     after = [line for line in kept(service) if line["workload"] == "own"]
     assert before == [line for line in after if line["measured_by"] == "my-board"]
     assert len(after) == 3
@@ -173,8 +173,8 @@ def test_it_pushes_and_pulls(
         service, measured("mine"), measured("mine", trace="[5]", timing=TIMING | {"median_s": 1.0})
     )
     take_in_as_root(service, banned)
-    records.take_in(hub, spec(hub), [hint(measured("theirs"))])
-    lines = {(line["workload"], line["trace"]) for line in records.measured(hub)}
+    machine.take_in(hub, spec(hub), [hint(measured("theirs"))])
+    lines = {(line["workload"], line["trace"]) for line in machine.measured(hub)}
     assert {("mine", "[1]"), ("mine", "[9]")} <= lines
     assert ("mine", "[5]") not in lines, "of each task the best"
     assert not {workload for workload, _ in lines} & {"theirs", "w1", "w3"}
@@ -194,5 +194,5 @@ def test_what_honed_hub_asks_besides(hub: Client) -> None:
     assert hub.ask(methods.METRICS) is not None
     assert machine.models(hub) == frozenset()
     assert machine.withdrawn(hub) == []
-    assert isinstance(next(iter(records.devices(hub))), DeviceIdentity)
+    assert isinstance(next(iter(machine.devices(hub))), DeviceIdentity)
     assert HubConfig.of(hub.ask(methods.CONFIG_SHOW)).url == ""

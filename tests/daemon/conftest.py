@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from honed.runtime import Client
+from honed.tool.main import main
 from tests.runtime.builder import add_constant
 
 from .running import Service, serving, start
 
+Hone = Callable[..., tuple[int, str, str]]
 SIZE = 8  # elements of the small model's input
 
 
@@ -59,3 +61,20 @@ def client(service: Service) -> Iterator[Client]:
     """A client of the module's daemon."""
     with service.client() as connected:
         yield connected
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hone:
+    """Runs `hone` in a terminal of 80 columns: status, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(arguments)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        if status == 0 and "--json" not in arguments:
+            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
+        return status, said.out, said.err
+
+    return run

@@ -123,7 +123,7 @@ def test_this_machine_can_be_read() -> None:
 
 def test_a_library_loads_or_says_why() -> None:
     good = probe.load_library("libc.so.6", os.environ)
-    assert (good.ended, Path(good.document["path"]).name) == ("ok", "libc.so.6")
+    assert (good.ended, Path(good.path).name) == ("ok", "libc.so.6")
     bad = probe.load_library("libnothere.so.7", os.environ)
     assert bad.ended == "failed"
     assert "libnothere.so.7: cannot open shared object file" in bad.error

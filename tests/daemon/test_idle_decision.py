@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.idle.activity import Activity
-from honed.daemon.idle.decision import MAX_GAP, Decision, decide
-from honed.daemon.idle.judge import Context, judge
+from honed.daemon.idle.judge import MAX_GAP, Context, Decision, decide, judge
 from honed.daemon.idle.own import Own
 from honed.daemon.idle.readings import Sample
 from honed.daemon.idle.settings import IdleSettings

@@ -15,9 +15,8 @@ import pytest
 from honed.daemon.config import settings
 from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, Unavailable
-from honed.tool.main import main
 
-from .conftest import SIZE
+from .conftest import SIZE, Hone
 from .running import COMPILED_ONLY, NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -201,60 +200,41 @@ def test_what_the_lease_is_decided_by_changes_too(service: Service) -> None:
         assert "[idle] enabled" in client.status()["idle"]["why"]
 
 
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs `hone` in a terminal of 80 columns: status, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(arguments)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        if "--json" not in arguments:
-            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
-        return status, said.out, said.err
-
-    return run
-
-
 def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_command(service: Service, command: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command(service: Service, typed: Hone) -> None:
     there = f"--socket={service.socket}"
-    status, out, _ = command("config", there)
+    status, out, _ = typed("config", there)
     assert status == 0
     assert "limits.max_message_bytes 67108864 bytes default" in words(out)
     assert "option --socket" in words(out)
     configure(service, '[limits]\nmax_queue = 3\n[service]\ndevice = "x"\n')
-    _, out, _ = command("config", there)
+    _, out, _ = typed("config", there)
     assert 'service.device "" "x" after a restart limits.max_queue 256 3' in words(out)
     assert "hone config --reload" in out
-    _, out, _ = command("config", "--reload", there)
+    _, out, _ = typed("config", "--reload", there)
     assert "limits.max_queue 256 3" in words(out)
     assert 'service.device "" "x" after a restart' in words(out)
-    _, out, _ = command("config", there)
+    _, out, _ = typed("config", there)
     assert "systemctl restart honed" in out
     configure(service, "[limits]\nmax_queue = 3\n")
-    _, out, _ = command("config", "--reload", there)
+    _, out, _ = typed("config", "--reload", there)
     assert out == "The files say what is in force already.\n"
     configure(service, "[limits]\nmax_quue = 3\n")
-    _, out, _ = command("config", there)
+    _, out, _ = typed("config", there)
     assert "did you mean max_queue?" in words(out)
-    status, out, error = command("config", "--reload", there)
+    status, out, error = typed("config", "--reload", there)
     assert (status, out) == (1, "")
     assert "did you mean max_queue?" in error
-    document = json.loads(command("config", "--json", there)[1])
+    document = json.loads(typed("config", "--json", there)[1])
     assert document["running"]
     assert "max_queue" in document["problem"]
 
 
 def test_checking_a_file_needs_no_service(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, typed: Hone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "none"))
@@ -263,25 +243,23 @@ def test_checking_a_file_needs_no_service(
     drop_in = tmp_path / "honed.toml.d" / "1.toml"
     drop_in.parent.mkdir()
     drop_in.write_text("[limits]\nmax_queue = 5\nmax_jobs = 2\n")
-    status, out, _ = command("config", "--check", str(file))
+    status, out, _ = typed("config", "--check", str(file))
     assert (status, "it gives 2 of" in words(out)) == (0, True)
-    document = json.loads(command("config", "--check", str(file), "--json")[1])
+    document = json.loads(typed("config", "--check", str(file), "--json")[1])
     assert document["files"] == [str(file), str(drop_in)]
     assert document["settings"] == [
         {"name": "limits.max_jobs", "origin": f"{drop_in}:3"},
         {"name": "limits.max_queue", "origin": f"{drop_in}:2"},
     ]
     drop_in.write_text("[limits]\nmax_queue = 'many'\n")
-    status, out, error = command("config", "--check", str(file))
+    status, out, error = typed("config", "--check", str(file))
     assert (status, out) == (1, "")
     assert error == f"hone: {drop_in}:2: [limits] max_queue is 'many'; give a whole number\n"
-    assert command("config", "--check", str(file), "--reload")[0] == 2
+    assert typed("config", "--check", str(file), "--reload")[0] == 2
 
 
-def test_without_a_service_the_command_says_what_one_would_use(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    status, out, _ = command("config", f"--socket={tmp_path / 'none'}")
+def test_without_a_service_the_command_says_what_one_would_use(tmp_path: Path, typed: Hone) -> None:
+    status, out, _ = typed("config", f"--socket={tmp_path / 'none'}")
     assert status == 0
     assert "No service runs" in out
     assert "limits.max_queue 256 default" in words(out)

@@ -51,9 +51,9 @@ def setup(service: Service) -> Iterator[Setup]:
 
 
 def _devices(client: Any) -> Any:
-    from honed.hub import records
+    from honed.hub import machine
 
-    return records.devices(client)
+    return machine.devices(client)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ import pytest
 from honed.machine.kernellog import Record
 from honed.runtime.errors import PermissionDenied
 from honed.tool.commands import faults
-from honed.tool.main import main
 from honed.tool.recordsfile import check_access, prepare
 from tests.tuner.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
+
+from .conftest import Hone
 
 pytest.importorskip("honed.tuner")
 from honed.tuner.records import Records, Setup, TaskRecord
 
 TASK = TaskRecord(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
-Hone = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -46,21 +46,10 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hone:
-    """Runs the tool where no service answers, in a terminal of 80 columns."""
+def hone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Hone) -> Hone:
+    """Runs the tool where no service answers."""
     monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "no-service"))
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(arguments)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        if status == 0 and "--json" not in arguments:
-            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 def document(result: tuple[int, str, str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,21 @@ import numpy as np
 import pytest
 
 from honed.machine.devices import Device
-from honed.tool.main import main
 from tests.runtime.builder import Builder, add_constant, add_prepared
 
-from .conftest import SIZE
+from .conftest import SIZE, Hone
 from .running import Service
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 Y = X + np.arange(SIZE, dtype=np.float32) + 1
-Hone = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def hone(service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hone:
-    """Runs the tool against the module's daemon in a terminal of 80 columns: status, stdout, stderr."""
+def hone(service: Service, monkeypatch: pytest.MonkeyPatch, typed: Hone) -> Hone:
+    """Runs the tool against the module's daemon."""
     monkeypatch.setenv("HONED_SOCKET", str(service.socket))
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(arguments)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        if status == 0 and "--json" not in arguments:
-            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 @pytest.fixture

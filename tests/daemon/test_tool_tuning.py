@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from honed.tool.commands.tasks import origin
-from honed.tool.main import main
 from tests.runtime.builder import Builder, chain
 
-from .conftest import SIZE
+from .conftest import SIZE, Hone
 from .running import Service, serving
 from .stubs import StubTuner, write_from
 from .terminal import Terminal
@@ -127,24 +126,14 @@ def hone(
     stub: StubTuner,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., tuple[int, str, str]]:
+    typed: Hone,
+) -> Hone:
     """Runs the tool; "m" was freshly added from `source`."""
     monkeypatch.setenv("HONED_SOCKET", str(tuning_service.socket))
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("PYTHONPATH", stub.environment["PYTHONPATH"])
     with tuning_service.client() as client:
         client.add(source, name="m", shapes={"x": (SIZE,)}, precision="fp32", replace=True)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(arguments)
-        said = capsys.readouterr()
-        if status == 0 and "--json" not in arguments:
-            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 def answers(service: Service) -> Any:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def test_every_record_through_a_real_journal(tmp_path: Path) -> None:
     messages = [message for message in MESSAGES if message.strip()]
     path = into_journal(tmp_path / "j", (entry(message, i) for i, message in enumerate(messages)))
     for place in (path, path.parent):
-        with JournalReader(place, from_start=True) as reader:
+        with closing(JournalReader(place, from_start=True)) as reader:
             records = reader.read()
             assert [record.message for record in records] == messages
             assert [parse(record.message) for record in records] == [parse(message) for message in messages]
@@ -192,7 +193,7 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
             entry(b"mali fb000000.gpu: \xff broken text", 4),
         ],
     )
-    with JournalReader(path, from_start=True) as reader:
+    with closing(JournalReader(path, from_start=True)) as reader:
         records = reader.read()
     assert [record.device for record in records] == ["fb000000.gpu", "1-1", None, None]
     assert [record.genuine for record in records] == [True, True, False, True]
@@ -204,7 +205,7 @@ def test_journal_gives_devices_and_marks_forgeries(tmp_path: Path) -> None:
 @needs_remote
 def test_journal_is_followed_from_its_end(tmp_path: Path) -> None:
     path = into_journal(tmp_path / "j", [entry("before", 0)])
-    with JournalReader(path) as reader:
+    with closing(JournalReader(path)) as reader:
         assert reader.read() == []
         into_journal(tmp_path / "j", [entry("one", 1), entry("two\nlines", 2)])
         assert [record.message for record in wait_for(reader, 2)] == ["one", "two\nlines"]
@@ -215,7 +216,7 @@ def test_journal_is_followed_from_its_end(tmp_path: Path) -> None:
 @needs_remote
 def test_journal_without_kernel_records_is_followed_from_the_first(tmp_path: Path) -> None:
     path = into_journal(tmp_path / "j", [{**entry("a program's", 0), "_TRANSPORT": "stdout"}])
-    with JournalReader(path) as reader:
+    with closing(JournalReader(path)) as reader:
         assert reader.read() == []
         into_journal(tmp_path / "j", [entry("the kernel's", 1)])
         assert [record.message for record in wait_for(reader, 1)] == ["the kernel's"]
@@ -245,7 +246,7 @@ def write_kmsg(message: str, priority: int = 4) -> None:
 def test_records_through_the_real_kmsg() -> None:
     device = f"honed-{secrets.token_hex(4)}.gpu"
     messages = [m.replace("fb000000.gpu", device) for m in MESSAGES if "mali fb000000.gpu" in m]
-    with KmsgReader() as reader:
+    with closing(KmsgReader()) as reader:
         before = time.monotonic()
         for message in messages:
             write_kmsg(message)
@@ -270,7 +271,7 @@ def test_records_through_the_real_kmsg() -> None:
 @needs_kmsg
 def test_program_cannot_pass_for_the_kernel() -> None:
     mark = secrets.token_hex(8)
-    with KmsgReader() as reader:
+    with closing(KmsgReader()) as reader:
         write_kmsg(f"mali fb000000.gpu: Reset complete {mark}", priority=0)
         assert [record.facility for record in wait_for(reader, 1, mark)] == [1]
 
@@ -279,9 +280,9 @@ def test_program_cannot_pass_for_the_kernel() -> None:
 def test_kmsg_from_its_start_and_from_its_end() -> None:
     mark = secrets.token_hex(8)
     write_kmsg(mark)
-    with KmsgReader(from_start=True) as reader:
+    with closing(KmsgReader(from_start=True)) as reader:
         assert len(wait_for(reader, 1, mark)) == 1
-    with KmsgReader() as reader:
+    with closing(KmsgReader()) as reader:
         assert all(mark not in record.message for record in reader.read())
 
 
@@ -301,7 +302,7 @@ def test_overwritten_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
             raise answer
         return answer
 
-    with KmsgReader() as reader:
+    with closing(KmsgReader()) as reader:
         monkeypatch.setattr(os, "read", read)
         records = reader.read()
         monkeypatch.undo()
@@ -313,7 +314,7 @@ def test_overwritten_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.flood
 def test_reader_overtaken_by_a_real_flood() -> None:
     mark = secrets.token_hex(8)
-    with KmsgReader() as reader:
+    with closing(KmsgReader()) as reader:
         write_kmsg("the first")
         reader.read()
         for i in range(20_000):

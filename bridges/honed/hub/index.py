@@ -59,16 +59,37 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardIndex:
-    """What one board has put there. `serial` grows with each; times are seconds since 1970.
+class _Signed:
+    """What each signed file says of itself. `serial` grows with each; times are seconds since 1970."""
+
+    honed_hub: int  # FORMAT
+    serial: int
+    created_s: float
+    expires_s: float
+
+    def check(self, now: float | None) -> None:
+        """Raise InvalidArgument where that cannot be, or it has expired; `now` None: it may have."""
+        if self.honed_hub != FORMAT:
+            raise InvalidArgument(
+                f"it is of format {self.honed_hub} and this honed knows {FORMAT}; update one of them"
+            )
+        if self.serial < 0 or not (math.isfinite(self.created_s) and math.isfinite(self.expires_s)):
+            raise InvalidArgument("its number or its times cannot be")
+        if now is None:
+            return
+        if self.created_s > now + _CLOCKS_DIFFER:
+            raise InvalidArgument("it is from the future; set the clock")
+        if self.expires_s < now:
+            raise InvalidArgument(f"it expired {(now - self.expires_s) / 86400:.1f} days ago; push again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardIndex(_Signed):
+    """What one board has put there.
 
     `entries` are taken by others to tune by, `spread` is there to learn priors from.
     """
 
-    honed_hub: int
-    serial: int
-    created_s: float
-    expires_s: float
     entries: tuple[IndexedFile, ...]
     withdrawn: tuple[Withdrawn, ...] = ()
     spread: tuple[IndexedFile, ...] = ()
@@ -88,13 +109,9 @@ class NamedKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keyring:
+class Keyring(_Signed):
     """Whose records the hub's maker believes; `revoked` are key ids that nobody is to believe any more."""
 
-    honed_hub: int
-    serial: int
-    created_s: float
-    expires_s: float
     boards: tuple[NamedKey, ...] = ()
     revoked: tuple[str, ...] = ()
 
@@ -138,7 +155,7 @@ def read_index(data: bytes, now: float) -> BoardIndex:
             raise InvalidArgument("it names a file by what is no hash")
         if entry.bytes < 0 or entry.records < 0:
             raise InvalidArgument("it names a file of less than nothing")
-    _check(index.honed_hub, index.serial, index.created_s, index.expires_s, now)
+    index.check(now)
     return index
 
 
@@ -153,7 +170,7 @@ def read_keyring(data: bytes, now: float | None) -> Keyring:
     for board in keyring.boards:
         check_name(board.name, "board")
         PublicKey.parse(board.key)
-    _check(keyring.honed_hub, keyring.serial, keyring.created_s, keyring.expires_s, now)
+    keyring.check(now)
     return keyring
 
 
@@ -234,16 +251,3 @@ def _read(kind: type[T], data: bytes) -> T:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
-
-
-def _check(form: int, serial: int, created_s: float, expires_s: float, now: float | None) -> None:
-    if form != FORMAT:
-        raise InvalidArgument(f"it is of format {form} and this honed knows {FORMAT}; update one of them")
-    if serial < 0 or not (math.isfinite(created_s) and math.isfinite(expires_s)):
-        raise InvalidArgument("its number or its times cannot be")
-    if now is None:
-        return
-    if created_s > now + _CLOCKS_DIFFER:
-        raise InvalidArgument("it is from the future; set the clock")
-    if expires_s < now:
-        raise InvalidArgument(f"it expired {(now - expires_s) / 86400:.1f} days ago; push again")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from honed.protocol import methods
+from honed.jobs.events import Imported
+from honed.protocol import methods, strict
+from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.protocol.params import HistoryParams
 from honed.runtime.client import Client
 
-from . import pulling, pushing, records, remote
+from . import pulling, pushing, remote
 from .index import Withdrawn
 from .memory import HubMemory
 from .minisign import PublicKey, SecretKey
@@ -136,8 +140,8 @@ def pull(
     pulled = pulling.pull(
         remote.store(shelf.url),
         settings.keys,
-        records.devices(client),
-        lambda device, given: records.take_in(client, device, given),
+        devices(client),
+        lambda device, given: take_in(client, device, given),
         memory,
         shelf,
         time.time(),
@@ -154,14 +158,41 @@ def pull(
 
 def push(client: Client, key: SecretKey, memory: HubMemory, url: str) -> Pushed:
     """Put what this machine has learned there."""
-    lines = records.measured(client)
+    lines = measured(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]
     best = [line for line in lines if line["state"] != "quarantined"]
-    learned = records.spread(client)
+    learned = measured(client, spread=True)
     back, now = withdrawn(client), time.time()
     pushed = pushing.push(remote.store(url), key, best, quarantined, learned, back, memory, now)
     memory.trials = trials(client)
     return pushed
+
+
+def devices(client: Client) -> dict[DeviceIdentity, str]:
+    """The GPUs, and what else it tunes for, with their specs. Raises Unavailable while there is none."""
+    found = client.ask(methods.SERVER_STATUS).devices
+    here = {each.device: each.spec for each in found if each.engine == "gpu" and each.device is not None}
+    if not here:
+        raise Unavailable("the service has no device yet; try again")
+    return here
+
+
+def measured(client: Client, *, spread: bool = False) -> list[dict[str, Any]]:
+    """What others can use of what was measured here: the fastest of each task, and what is in quarantine.
+
+    With `spread` what they can learn from: fast, slow and refused schedules.
+    """
+    with client.export_hints(spread=spread) as file:
+        return [json.loads(line) for line in file]
+
+
+def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
+    """Have the service take in such hints of a device, by its spec; raises what it answers."""
+    with tempfile.TemporaryFile(prefix="honed-hub-") as file:
+        file.writelines(given)
+        file.flush()
+        file.seek(0)
+        return strict.like(Imported, client.import_hints(file.fileno(), device=device))
 
 
 def models(client: Client) -> frozenset[str]:

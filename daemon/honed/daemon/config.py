@@ -1,6 +1,6 @@
 """The service's settings: defaults, then TOML files, then the environment, then the command line.
 
-`honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
+`honed.toml` has the tables in `Config`, whose fields are its settings: [service] says where things are and
 which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
 that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
 models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
@@ -29,11 +29,10 @@ from .idle.settings import IdleSettings
 from .observe.ledger import UsageSettings
 from .serving.placement import Placement
 from .serving.sequences import SequenceSettings
-from .settings.hub import HubSettings
 from .settings.limits import Limits
 from .settings.places import Places, drop_in_dir, places
 from .settings.sections import Setting, of_table
-from .settings.tables import CpuSettings, ServeSettings, Service
+from .settings.tables import CpuSettings, HubSettings, ServeSettings, Service
 from .settings.tomllines import lines_of
 from .tuning.child import TunerSettings
 from .variants.settings import VariantSettings
@@ -42,23 +41,6 @@ MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
 DEFAULT_ORIGIN: Final = "default"
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
-
-
-TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {
-        "service": Service,
-        "serve": ServeSettings,
-        "cpu": CpuSettings,
-        "sequences": SequenceSettings,
-        "limits": Limits,
-        "variants": VariantSettings,
-        "apps": AppsSettings,
-        "usage": UsageSettings,
-        "idle": IdleSettings,
-        "tuner": TunerSettings,
-        "hub": HubSettings,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +64,15 @@ class Config:
     hub: HubSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
+
+
+TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {
+        name: kind
+        for name, kind in typing.get_type_hints(Config).items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +136,15 @@ def value(config: Config, name: str) -> Any:
 
 
 def _defaults(usual: Places) -> dict[str, _Value]:
-    values: dict[str, object] = {
-        "service.state_dir": usual.state_dir,
-        "service.cache_dir": usual.cache_dir,
-        "service.device": "",
-        "service.devices": (),
-        "service.placement": {},
-        "service.fallback": "cpu",
+    service = Service(socket=usual.socket or Path(), state_dir=usual.state_dir, cache_dir=usual.cache_dir)
+    tables = {table: service if kind is Service else kind() for table, kind in TABLES.items()}
+    values = {
+        name: _Value(getattr(tables[each.table], each.key), DEFAULT_ORIGIN)
+        for name, each in settings().items()
     }
-    if usual.socket is not None:
-        values["service.socket"] = usual.socket
-    for table, kind in TABLES.items():
-        if kind is not Service:
-            default = kind()
-            values |= {each.name: getattr(default, each.key) for each in of_table(table, kind)}
-    return {name: _Value(value, DEFAULT_ORIGIN) for name, value in values.items()}
+    if usual.socket is None:
+        del values["service.socket"]
+    return values
 
 
 def _files(config: Path, *, required: bool) -> tuple[Path, ...]:

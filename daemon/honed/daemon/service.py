@@ -12,9 +12,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from honed.protocol.errors import HonedError
 from honed.runtime.version import HONED_VERSION
@@ -136,14 +137,7 @@ async def _run(
     damaged += await parts.chains.restore()
     base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
-        for save in base.saves():
-            running.push_async_callback(save)
-        for work in (_keep_watchdog(systemd), *parts.works()):
-            task = asyncio.ensure_future(work)
-            task.add_done_callback(partial(_stop_if_failed, stop))
-            running.push_async_callback(_end, task)
-        running.push_async_callback(base.jobs.close)
-        running.push_async_callback(parts.bringer.close)
+        _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)
         for change in restoring.unfinished_work(base.jobs, base.pool, models, broken, config.serve.engine):
             running.push_async_callback(_end, asyncio.ensure_future(change))
         _settle_memory()
@@ -152,6 +146,23 @@ async def _run(
         systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
         await stop.wait()
         await _finish(base, parts, systemd)
+
+
+def _begin(
+    running: contextlib.AsyncExitStack,
+    parts: assembly.ServiceParts,
+    works: Iterable[Coroutine[Any, Any, None]],
+    stop: asyncio.Event,
+) -> None:
+    """Start what runs as long as the service, to be ended and saved with `running`."""
+    for save in parts.base.saves():
+        running.push_async_callback(save)
+    for work in works:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(partial(_stop_if_failed, stop))
+        running.push_async_callback(_end, task)
+    running.push_async_callback(parts.base.jobs.close)
+    running.push_async_callback(parts.bringer.close)
 
 
 async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Systemd) -> None:

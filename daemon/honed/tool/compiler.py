@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from honed.daemon import installed
 from honed.daemon.settings.limits import Limits
@@ -13,14 +13,24 @@ from honed.jobs.events import News, NoEvent, R
 from honed.jobs.listening import Died, Listener
 from honed.machine import children
 from honed.machine.children import Bounds, RunningChild
-from honed.protocol.errors import (
-    DeadlineExceeded,
-    HonedError,
-    NotFound,
-    ResourceExhausted,
-)
+from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
 from .progress import Reporter
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Work(Protocol[R_co]):
+    """A running job, wherever that is."""
+
+    def events(self) -> Iterator[News]:
+        """What it tells while it works, until it has said its last word."""
+
+    def interrupt(self) -> None:
+        """Ask it to stop soon and to use what it has."""
+
+    def result(self) -> R_co:
+        """Its last word; to be called when `events` has ended. Raises what it reports, and CompilerDied."""
 
 
 class CompilerDied(HonedError):
@@ -28,14 +38,14 @@ class CompilerDied(HonedError):
 
 
 class CompilerChild(Generic[R]):
-    """A running job."""
+    """A job that runs in a child; as `Work`."""
 
     def __init__(self, job: Job[R], running: RunningChild) -> None:
         self._listener = Listener(job)
         self._running = running
 
     def events(self) -> Iterator[News]:
-        """What it tells while it works, until it has said its last word."""
+        """See `Work`."""
         for line in self._running.lines():
             try:
                 news = self._listener.hear(line)
@@ -47,11 +57,11 @@ class CompilerChild(Generic[R]):
                 yield news
 
     def interrupt(self) -> None:
-        """Ask it to stop soon and to use what it has."""
+        """See `Work`."""
         self._running.interrupt()
 
     def result(self) -> R:
-        """Its last word; to be called when `events` has ended. Raises what it reports, and CompilerDied."""
+        """See `Work`."""
         try:
             return self._listener.result(self._running.death())
         except Died as died:
@@ -83,13 +93,20 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
         yield CompilerChild(job, running)
 
 
-def run(job: Job[R], title: str, limits: Limits) -> R:
+def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
     """Do a job with progress on stderr.
 
     The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
     ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
     """
-    with started(job, limits, seconds=limits.compile_seconds) as child, Reporter(title) as reporter:
-        for news in child.events():
+    limits = limits or Limits()
+    with started(job, limits, seconds=limits.compile_seconds) as child:
+        return followed(child, title)
+
+
+def followed(work: Work[R], title: str) -> R:
+    """Its result, with progress on stderr."""
+    with Reporter(title) as reporter:
+        for news in work.events():
             reporter.show(news)
-        return child.result()
+        return work.result()

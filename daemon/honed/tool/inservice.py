@@ -6,30 +6,27 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R, from_map
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, Internal
 from honed.protocol.methods import TUNER_RUN
+from honed.protocol.params import TunerRunParams
+from honed.protocol.service import TunerRan
 from honed.protocol.strict import Map
+from honed.runtime.client import Client
 
 from .compiler import CompilerDied
 
-if TYPE_CHECKING:
-    from honed.protocol.params import TunerRunParams
-    from honed.protocol.service import TunerRan
-
 
 class Remote(Generic[R]):
-    """A command running in the service; as `compiler.Child`. `descriptors` came with the result."""
+    """A command running in the service; as `Work`. `descriptors` came with the result."""
 
     def __init__(
         self, socket: str | None, job: type[Job[R]], params: TunerRunParams, descriptors: Sequence[int]
     ) -> None:
-        from honed.runtime.client import Client
-
         self.descriptors: list[int] = []
         self._answered: TunerRan | None = None
         self._result = job.result()
@@ -43,7 +40,7 @@ class Remote(Generic[R]):
         self._thread.start()
 
     def events(self) -> Iterator[News]:
-        """What it tells while it works, until it has said its last word."""
+        """See `Work`."""
         while (plain := self._news.get()) is not None:
             event = _event(plain, self._result)
             if isinstance(event, News):
@@ -54,7 +51,7 @@ class Remote(Generic[R]):
         threading.Thread(target=self._stop, daemon=True).start()
 
     def result(self) -> R:
-        """Its last word; to be called when `events` has ended. Raises what the service answered."""
+        """See `Work`; raises what the service answered."""
         self._thread.join()
         if isinstance(self._error, Internal):
             raise CompilerDied(str(self._error)) from self._error
@@ -89,8 +86,6 @@ class Remote(Generic[R]):
             self._news.put(None)
 
     def _stop(self) -> None:
-        from honed.runtime.client import Client
-
         with suppress(HonedError), Client(self._socket) as client:
             client.stop_tuner(self._params.model or "")
 
@@ -107,8 +102,6 @@ def started_in_service(
     socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
 ) -> Iterator[Remote[R]]:
     """Has the service at `socket` do a job of this kind (TunerRun); it ends with this context."""
-    from honed.protocol.params import TunerRunParams
-
     given = {key: value for key, value in options.items() if value not in (None, "", False)}
     remote = Remote(socket, job, TunerRunParams(command=job.command[-1], **given), descriptors)
     try:

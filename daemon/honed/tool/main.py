@@ -1,7 +1,4 @@
-"""`hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
-
-Commands import what they need when they run, so that the quick ones stay quick.
-"""
+"""`hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -14,32 +11,9 @@ from collections.abc import Sequence
 
 from honed.protocol.errors import HonedError
 
-from .commands import (
-    adding,
-    bench,
-    chains,
-    compiling,
-    config,
-    doctor,
-    farm,
-    faults,
-    fit,
-    history,
-    hub,
-    infer,
-    metrics,
-    models,
-    profiling,
-    records,
-    setting,
-    tasks,
-    top,
-    tuning,
-    versions,
-)
+from .commands import COMMANDS
 from .output import Output, clean, print_json
-from .parser import Parser, UsageError, VersionAction, add_global_options
-from .report import command as reporting
+from .parser import Parser, UsageError, VersionAction, add_command, add_global_options
 
 DONE, FAILED, USED_WRONGLY = 0, 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -78,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
-def parser() -> Parser:
-    """The whole command line."""
+def parser(argv: Sequence[str] | None = None) -> Parser:
+    """The whole command line; with `argv`, a command that is not in it only by its name."""
     made = Parser(
         prog="hone",
         description="Models on this machine's OpenCL device, through the honed service.",
@@ -90,25 +64,10 @@ def parser() -> Parser:
     add_global_options(made)
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
-    tuned = (tuning, tasks, history, versions, setting, records, hub, faults)
-    for group in (
-        models,
-        adding,
-        chains,
-        fit,
-        infer,
-        bench,
-        profiling,
-        *tuned,
-        compiling,
-        farm,
-        top,
-        reporting,
-        metrics,
-        config,
-        doctor,
-    ):
-        group.register(commands)
+    for each in COMMANDS:
+        command = add_command(commands, each.name, each.about)
+        if argv is None or each.name in argv:
+            each.define(command)
     return made
 
 
@@ -139,11 +98,11 @@ def _run(argv: Sequence[str]) -> int:
 
 def _command(argv: Sequence[str]) -> int:
     try:
-        arguments = parser().parse_args(argv)
+        arguments = parser(argv).parse_args(argv)
     except SystemExit as exit_:  # --help and --version have printed
         return int(exit_.code or 0)
-    status: int = arguments.run(arguments, Output(json=arguments.json))
-    return status
+    status: int | None = arguments.run(arguments, Output(json=arguments.json))
+    return status or DONE
 
 
 def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:

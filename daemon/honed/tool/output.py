@@ -11,14 +11,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from honed.protocol import strict
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    import rich.console
+    import rich.table
 
+# As types alone: rich is loaded when something is to be printed by it.
+Console: TypeAlias = "rich.console.Console"
+RenderableType: TypeAlias = "rich.console.RenderableType"
+Table: TypeAlias = "rich.table.Table"
 _WIDTH = (100, 24)  # where the output is no terminal
 
 
@@ -104,6 +109,11 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def capital(text: str) -> str:
+    """The same with a large first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def shape_text(datatype: str, shape: Sequence[int]) -> str:
     """`float32 [1, 3, 224, 224]`."""
     return f"{datatype} [{', '.join(map(str, shape))}]"
@@ -133,6 +143,11 @@ def seconds_text(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def moment_text(seconds: float, precision: str = "seconds") -> str:
+    """A moment, in seconds since 1970, as local time."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", precision)
 
 
 def _finite(value: Any) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .output import Output
+from .output import Output, capital
 
-Run = Callable[[argparse.Namespace, Output], int]
+Run = Callable[[argparse.Namespace, Output], int | None]  # its exit status, None for 0
 
 
 class UsageError(Exception):
@@ -39,22 +39,38 @@ class VersionAction(argparse.Action):
         parser.exit()
 
 
-def add_command(
-    commands: Any, name: str, run: Run, *, about: str, details: str = "", examples: str
-) -> Parser:
-    """A subcommand that `run` carries out; its help ends with `examples`."""
+def add_command(commands: Any, name: str, about: str) -> Parser:
+    """A subcommand, which `define` is to say more of."""
     parser: Parser = commands.add_parser(
         name,
         help=about,
-        description=f"{_capital(about)}.{' ' if details else ''}{details}",
-        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}",
+        description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.description = textwrap.fill(parser.description or "", 90)
-    parser.set_defaults(run=run)
-    add_global_options(parser, nested=True)
     return parser
+
+
+def define(command: Parser, run: Run, *, details: str = "", examples: str) -> None:
+    """Have `run` carry a command out; its help ends with `examples`."""
+    about = f"{capital(command.description or '')}.{' ' if details else ''}{details}"
+    command.description = textwrap.fill(about, 90)
+    command.epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}"
+    command.set_defaults(run=run)
+    add_global_options(command, nested=True)
+
+
+def add_action(actions: Any, name: str, run: Run, *, about: str, details: str = "", examples: str) -> Parser:
+    """One of the actions of a command, carried out by `run`."""
+    action = add_command(actions, name, about)
+    define(action, run, details=details, examples=examples)
+    return action
+
+
+def add_actions(command: Parser) -> Any:
+    """What the actions of a command are added to, which does nothing by itself."""
+    command.description = None
+    return command.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
 
 
 def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
@@ -176,7 +192,3 @@ def _span(text: str, unit: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
     return value
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -7,14 +7,12 @@ import os
 import pwd
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.daemon.settings.places import places, records_in
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 from honed.protocol.methods import SERVER_STATUS
-
-if TYPE_CHECKING:
-    from honed.protocol.service import Status
+from honed.protocol.service import Status
+from honed.runtime.client import Client
 
 _SIDE_FILES = ("", ".lock")
 
@@ -95,8 +93,6 @@ def service_device(socket: str | None) -> str | None:
 
 def _status(socket: str | None) -> Status | None:
     """The status of the service that answers; None where none does."""
-    from honed.runtime.client import Client
-
     try:
         with Client(socket) as client:
             return client.ask(SERVER_STATUS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
@@ -386,21 +386,11 @@ class Learned:
 News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
 Result = Done | Fitted | Compiled | Tuned | Written | Exported | Imported | History | Faults | Learned
 R = TypeVar("R", bound=Result)
-_NEWS: dict[str, type[News]] = {
-    "stage": Stage,
-    "note": Note,
-    "tasks": TasksFound,
-    "round": Round,
-    "trial": Trial,
-    "totals": Totals,
-    "filtered": Filtered,
-    "broke": Broke,
-    "condemned": Condemned,
+_NAMES: dict[type, str] = {  # as they travel; all other results are "done"
+    **{kind: kind.__name__.lower() for kind in (*get_args(News), History, Faults)},
+    TasksFound: "tasks",
 }
-_NAMES: dict[type, str] = {kind: name for name, kind in _NEWS.items()} | {
-    History: "history",
-    Faults: "faults",
-}
+_NEWS: dict[str, type[News]] = {_NAMES[kind]: kind for kind in get_args(News)}
 
 
 def to_map(event: News | Result | HonedError) -> dict[str, Any]:

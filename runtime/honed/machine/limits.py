@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import threading
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
@@ -58,5 +57,5 @@ def thread_stacks(nbytes: int) -> None:
 
 def data_bytes() -> int:
     """What `limit_data` bounds, now."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))

@@ -28,8 +28,7 @@ from honed.protocol.service import (
 )
 
 from .activity import Activity
-from .decision import MAX_GAP, Decision, decide
-from .judge import Context, judge
+from .judge import MAX_GAP, Context, Decision, decide, judge
 from .own import Own
 from .readings import Sample
 from .settings import IdleSettings

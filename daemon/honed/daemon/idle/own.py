@@ -14,8 +14,6 @@ from pathlib import Path
 
 from honed.machine import sysfs
 
-from .pressure import cores
-
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
 _PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second, of times in /proc/PID/stat
@@ -95,3 +93,13 @@ def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> i
         seen.add(pid)
         pid = parents.get(pid, pid)
     return None
+
+
+def cores(root: Path) -> int:
+    """Processors that are online; 1 where the machine does not tell."""
+    count = 0
+    for part in (sysfs.read(root / "sys/devices/system/cpu/online") or "").split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            count += int(last or first) - int(first) + 1
+    return max(1, count)

@@ -1,4 +1,4 @@
-"""The tables [service], [serve] and [cpu] of the configuration."""
+"""The tables [service], [serve], [cpu] and [hub] of the configuration."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Service:
     socket: Path = field(metadata=RESTART)
     state_dir: Path = field(metadata=RESTART)
     cache_dir: Path = field(metadata=RESTART)
-    device: str = field(metadata=RESTART)
-    devices: tuple[str, ...] = field(metadata=RESTART)
-    placement: dict[str, str] = field(metadata=RESTART)
-    fallback: str = field(metadata=RESTART)
+    device: str = setting("", effect="restart")
+    devices: tuple[str, ...] = setting((), effect="restart")
+    placement: dict[str, str] = field(default_factory=dict, metadata=RESTART)
+    fallback: str = setting("cpu", effect="restart")
 
 
 def check_engine(name: str) -> None:
@@ -63,3 +63,26 @@ class CpuSettings:
 
     threads: int = setting(0, minimum=0, effect="restart")
     memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
+
+    url: where the hub is read; "": none is. push_url: where this machine's records go; "": the same.
+    owner: the key of whoever made the hub, which may name others; "": nobody may.
+    keys: whose records are taken, by a name for each.
+    pull, push: whether honed-hub does so by itself. hold: it looks, and takes nothing.
+    hours: between two pulls.
+    trials: of one task that others' records may cost in a day.
+    """
+
+    url: str = setting("")
+    push_url: str = setting("")
+    owner: str = setting("")
+    keys: dict[str, str] = field(default_factory=dict)
+    pull: bool = setting(True)
+    push: bool = setting(True)
+    hold: bool = setting(False)
+    hours: float = setting(6.0, unit="h", minimum=0.1)
+    trials: int = setting(4, minimum=0)

@@ -1,1 +1,64 @@
-"""The commands, one module for a group of them."""
+"""The commands of `hone`, one module for a group of them.
+
+Only the module of the command that runs is imported, so that each imports what it needs, and all start
+quickly.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final, NamedTuple
+
+from honed.tool.parser import Parser
+
+
+class CommandRow(NamedTuple):
+    """`hone NAME`, of which the function `define_NAME` of `module`, seen from this package, says more."""
+
+    name: str
+    module: str
+    about: str
+
+    def define(self, command: Parser) -> None:
+        """Tell its parser what it takes, and what carries it out."""
+        module = import_module(f".{self.module}", __package__)
+        getattr(module, f"define_{self.name}")(command)
+
+
+# In the order of 'hone --help'.
+# fmt: off
+COMMANDS: Final = (
+    CommandRow("status", "models",
+               "say what the service is doing, on which device, and whether the machine is idle"),
+    CommandRow("list", "models", "list the models of the service"),
+    CommandRow("show", "models", "show where a model comes from, how it was proven right, and its kernels"),
+    CommandRow("remove", "models", "remove a model and its files for good, or a chain of models"),
+    CommandRow("add", "adding", "add a model: serve it, compile it, prove it right"),
+    CommandRow("chain", "chains", "have several models of the service run one after the other, as one model"),
+    CommandRow("fit", "fit", "say what of an ONNX file would be compiled, and what the CPU engine would run"),
+    CommandRow("infer", "infer", "run a model once on .npy files, or on made-up inputs"),
+    CommandRow("bench", "bench", "time a model through the socket, as an app sees it"),
+    CommandRow("profile", "profiling",
+               "show where the time of an inference goes, kernel by kernel or node by node"),
+    CommandRow("tune", "tuning", "make a model faster on this machine"),
+    CommandRow("tasks", "tasks", "list the tuning tasks of a model"),
+    CommandRow("history", "history", "show how tuning made a model faster, and its versions"),
+    CommandRow("rollback", "versions", "serve an earlier version of a model again"),
+    CommandRow("pin", "versions",
+               "keep a version of a model from being replaced by tuning, or have one engine serve it"),
+    CommandRow("unpin", "versions", "let go of the version and the engine of a model that are pinned"),
+    CommandRow("set", "setting", "have requests run together, or a model warmed up"),
+    CommandRow("records", "records", "export and import what tuning has learned"),
+    CommandRow("hub", "hub", "share what tuning has learned with other machines"),
+    CommandRow("faults", "faults", "list candidates in quarantine and faults of the GPU"),
+    CommandRow("compile", "compiling", "compile an ONNX file to a .honed file, here and without the service"),
+    CommandRow("demo", "compiling", "write a demo model as an ONNX file"),
+    CommandRow("farm", "farm", "search on many machines at once"),
+    CommandRow("top", "top", "watch what the service serves, and how fast"),
+    CommandRow("report", ".report.command",
+               "draw the service on one page: models, latencies, what tuning won, faults, the machine"),
+    CommandRow("metrics", "metrics", "print every figure the service has of itself, as OpenMetrics text"),
+    CommandRow("config", "config", "show every setting with its value and where that comes from"),
+    CommandRow("doctor", "doctor", "explain this machine's OpenCL and say what to do about what is wrong"),
+)
+# fmt: on

@@ -6,38 +6,33 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import REPOSITORY_MODEL_LOAD
-from honed.tool.output import Output, clean, line
+from honed.protocol.results import ModelAdded
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, clean, line
 from honed.tool.parser import (
+    Parser,
     UsageError,
-    add_command,
     add_compile_options,
     check_calibration,
+    define,
     shape_sets,
     unique,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.protocol.results import ModelAdded
-    from honed.runtime.client import Client
+from honed.tool.progress import Reporter
 
 _SUFFIXES = (".onnx", ".honed")
 _BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}
 
 
-def register(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add this command to the parser."""
-    add = add_command(
-        commands,
-        "add",
+def define_add(add: Parser) -> None:
+    """What `hone add` takes."""
+    define(
+        add,
         _add,
-        about="add a model: serve it, compile it, prove it right",
         details=(
             "Takes ONNX files, with their external data beside them, or compiled .honed files; of a folder "
             "all that are in it. Each is a model named after its file. One that fails does not keep the "
@@ -111,8 +106,6 @@ def _state(text: str) -> tuple[str, str]:
 
 
 def _add(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
     check_calibration(arguments)
     files = list(_files(arguments.files))
     if len(files) == 1:
@@ -134,8 +127,6 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
 
 def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: Output) -> int:
     """One after the other; 1 where one could not be added, which is told at once."""
-    from honed.runtime.client import Client
-
     told: list[dict[str, object]] = []
     failed = 0
     for file in files:
@@ -170,8 +161,6 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 
 
 def _added(client: Client, file: Path, arguments: argparse.Namespace) -> ModelAdded:
-    from honed.tool.progress import Reporter
-
     shapes, *variants = shape_sets(arguments.shape)
     with Reporter(f"add {arguments.name or file.name}") as reporter:
         told = client.add(

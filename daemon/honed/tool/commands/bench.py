@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from honed.protocol.methods import METRICS, MODEL_STATISTICS
-from honed.tool.output import Output, fields, line
-from honed.tool.parser import add_command, count
+from honed.protocol.params import ModelParams
+from honed.protocol.results import InferenceStatistics, Tallied
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, fields, line
+from honed.tool.parser import Parser, count, define
+from honed.tool.progress import Reporter
 
 from .infer import add_input_options, inputs
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.protocol.results import InferenceStatistics, Tallied
-    from honed.runtime.client import Client
 
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    bench = add_command(
-        commands,
-        "bench",
+def define_bench(bench: Parser) -> None:
+    """What `hone bench` takes."""
+    define(
+        bench,
         _bench,
-        about="time a model through the socket, as an app sees it",
         details="Inputs that are not given are made up. Runs one inference after the other.",
         examples="hone bench lightglue\nhone bench lightglue -n 200 --json",
     )
@@ -41,7 +40,8 @@ def register(commands: Any) -> None:
 class Benched:
     """What came of a run: times through the socket, and the means in the engine and in the queue.
 
-    `engines` counts the answers of each meanwhile, with those to other clients.
+    `std_ms` is of the sample, 0 for a single time. `engines` counts the answers of each meanwhile, with those
+    to other clients.
     """
 
     model: str
@@ -57,9 +57,7 @@ class Benched:
     engines: dict[str, int]
 
 
-def _bench(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _bench(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
@@ -69,18 +67,22 @@ def _bench(arguments: argparse.Namespace, output: Output) -> int:
         after, answers = _spent(client, arguments.model), _answers(client, arguments.model)
     done = Benched(
         model=arguments.model,
-        **summary(times),
-        device_ms=mean_between(before.compute_infer, after.compute_infer),
-        queue_ms=mean_between(before.queue, after.queue),
+        runs=len(times),
+        median_ms=float(np.median(times)),
+        mean_ms=float(times.mean()),
+        std_ms=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
+        p95_ms=float(np.percentile(times, 95)),
+        min_ms=float(times.min()),
+        max_ms=float(times.max()),
+        device_ms=_mean_between(before.compute_infer, after.compute_infer),
+        queue_ms=_mean_between(before.queue, after.queue),
         engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
     )
     output.emit(done, lambda console: _print(console, done))
-    return 0
 
 
-def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> list[float]:
-    from honed.tool.progress import Reporter
-
+def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
+    """Milliseconds."""
     times = []
     with Reporter(f"bench {model}") as reporter:
         for run in range(runs):
@@ -88,26 +90,10 @@ def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> 
             start = time.perf_counter()
             client.infer(model, values)
             times.append(time.perf_counter() - start)
-    return times
+    return np.asarray(times) * 1e3
 
 
-def summary(times: Sequence[float]) -> dict[str, Any]:
-    """Figures of these times (seconds) in milliseconds; `std_ms` is of the sample, 0 for a single time."""
-    import numpy as np
-
-    milliseconds = np.asarray(times) * 1e3
-    return {
-        "runs": len(times),
-        "median_ms": float(np.median(milliseconds)),
-        "mean_ms": float(milliseconds.mean()),
-        "std_ms": float(milliseconds.std(ddof=1)) if len(times) > 1 else 0.0,
-        "p95_ms": float(np.percentile(milliseconds, 95)),
-        "min_ms": float(milliseconds.min()),
-        "max_ms": float(milliseconds.max()),
-    }
-
-
-def mean_between(before: Tallied, after: Tallied) -> float | None:
+def _mean_between(before: Tallied, after: Tallied) -> float | None:
     """Mean time between two readings, in ms; None where nothing was counted.
 
     Requests of other clients count too.
@@ -117,8 +103,6 @@ def mean_between(before: Tallied, after: Tallied) -> float | None:
 
 
 def _spent(client: Client, model: str) -> InferenceStatistics:
-    from honed.protocol.params import ModelParams
-
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 

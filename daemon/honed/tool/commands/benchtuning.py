@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from honed.tool.output import line
+from honed.daemon.settings.places import places
+from honed.jobs.commands import Tune
+from honed.runtime.calling.exported import ExportedFiles
 from honed.tool.parser import UsageError, add_compile_options, check_calibration, unique
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.commands import Tune
-    from honed.jobs.events import Tuned
-    from honed.runtime.calling.exported import ExportedFiles
-
-    from .tuneview import TuningRun
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
@@ -35,12 +27,7 @@ def add_options(tune: argparse.ArgumentParser) -> None:
         choices=BENCHES,
         help=f"predict times for this device from machine code ({', '.join(BENCHES)}); M is an ONNX file",
     )
-    group.add_argument(
-        "--bench-root",
-        metavar="DIR",
-        type=Path,
-        help="where benchmarks/valhall/build has made the offline compiler",
-    )
+    add_bench_root(group)
     group.add_argument(
         "--farm",
         metavar="URL",
@@ -52,6 +39,16 @@ def add_options(tune: argparse.ArgumentParser) -> None:
     )
     group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
     add_compile_options(group)
+
+
+def add_bench_root(parser: argparse._ActionsContainer) -> None:
+    """--bench-root."""
+    parser.add_argument(
+        "--bench-root",
+        metavar="DIR",
+        type=Path,
+        help="where benchmarks/valhall/build has made the offline compiler",
+    )
 
 
 def add_certificates(parser: argparse._ActionsContainer) -> None:
@@ -66,8 +63,6 @@ def add_certificates(parser: argparse._ActionsContainer) -> None:
 
 def certificates(arguments: argparse.Namespace) -> Path:
     """Their folder."""
-    from honed.daemon.settings.places import places
-
     given: Path | None = arguments.certificates
     return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
 
@@ -106,77 +101,51 @@ def elsewhere(arguments: argparse.Namespace) -> bool:
     return arguments.bench is not None or (arguments.farm is not None and is_file)
 
 
-def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, **budget: Any) -> Tune:
+def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path) -> Tune:
     """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
-    from honed.jobs.commands import Tune
-
-    return Tune(
-        file=given.save_sources(folder / "source"),
+    return replace(
+        _job(arguments, given.save_sources(folder / "source")),
         name=arguments.model,
         shapes=given.shapes,
         precision=given.precision,
         current=given.save_compiled(folder / "given.honed"),
         output=folder / "tuned.honed",
-        **_machines(arguments),
-        **budget,
     )
 
 
-def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
+def job(arguments: argparse.Namespace) -> Tune:
     """For the tuning child."""
-    from honed.jobs.commands import Tune
-
-    return Tune(
-        file=Path(arguments.model),
+    return replace(
+        _job(arguments, Path(arguments.model)),
         shapes=unique("--shape", arguments.shape),
         precision=arguments.precision,
         calibration=arguments.calibration,
         output=arguments.output,
         bench=arguments.bench,
         bench_root=arguments.bench_root,
-        **_machines(arguments),
-        **budget,
     )
 
 
-def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Who measures, and where what is found is kept."""
-    from honed.daemon.settings.places import places
+def _job(arguments: argparse.Namespace, file: Path) -> Tune:
+    """Of this file: who measures and for how long, and where what is found is kept."""
+    return Tune(
+        file=file,
+        farm=arguments.farm,
+        certificates=certificates(arguments) if arguments.farm is not None else None,
+        device=arguments.device,
+        records=records(arguments),
+        cache_dir=places(os.environ, os.geteuid()).cache_dir,
+        trials=arguments.trials,
+        seconds=seconds(arguments),
+    )
 
-    return {
-        "farm": arguments.farm,
-        "certificates": certificates(arguments) if arguments.farm is not None else None,
-        "device": arguments.device,
-        "records": records(arguments),
-        "cache_dir": places(os.environ, os.geteuid()).cache_dir,
-    }
 
-
-def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
-    """What --json says of a run."""
-    from .tuneview import told
-
-    return {
-        "model": run.model,
-        "predicted": arguments.bench is not None,
-        "farm": arguments.farm,
-        "output": done.output,
-        **told(done, run),
-        "records": str(records(arguments)),
-    }
+def seconds(arguments: argparse.Namespace) -> float | None:
+    """How long it may take."""
+    return None if arguments.minutes is None else float(arguments.minutes * 60)
 
 
 def records(arguments: argparse.Namespace) -> Path:
     """Where what a bench or a farm found is kept."""
-    from honed.daemon.settings.places import places
-
     name = _FARM_RECORDS if arguments.bench is None else _RECORDS
     return places(os.environ, os.geteuid()).state_dir / name
-
-
-def print_result(console: Console, found: Mapping[str, Any]) -> None:
-    """What came of it, in a sentence or two."""
-    sentence = str(found["sentence"])
-    line(console, f"{sentence[:1].upper()}{sentence[1:]}.")
-    if found["output"]:
-        line(console, f"{found['output']} is written; its answers are checked where it is added.")

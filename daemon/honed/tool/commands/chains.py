@@ -7,18 +7,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import ChainStep
-from honed.tool.output import Output, clean, fields, line, shape_text, table
-from honed.tool.parser import add_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
+from honed.protocol.results import ChainAdded, ModelShown, TensorMetadata
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, clean, fields, line, moment_text, shape_text, table
+from honed.tool.parser import Parser, define
 
 _EXAMPLE = """\
 hone chain faces.toml
@@ -48,13 +45,11 @@ class ChainFile:
     outputs: dict[str, str]
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    chain = add_command(
-        commands,
-        "chain",
+def define_chain(chain: Parser) -> None:
+    """What `hone chain` takes."""
+    define(
+        chain,
         _chain,
-        about="have several models of the service run one after the other, as one model",
         details=(
             "Apps send one request; tensors between the steps stay in the service. The chain is there until "
             "'hone remove' removes it."
@@ -78,15 +73,12 @@ def read(path: Path) -> ChainFile:
         ) from error
 
 
-def _chain(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _chain(arguments: argparse.Namespace, output: Output) -> None:
     given = read(arguments.file)
     name = arguments.name or arguments.file.stem
     with Client(arguments.socket) as client:
         added = client.add_chain(name, given.step, given.outputs, replace=arguments.replace)
     output.emit(added, lambda console: _print_added(console, added))
-    return 0
 
 
 def _print_added(console: Console, added: ChainAdded) -> None:
@@ -97,11 +89,9 @@ def _print_added(console: Console, added: ChainAdded) -> None:
 
 def print_chain(console: Console, chain: ModelShown) -> None:
     """A chain, as `hone show` tells it."""
-    from datetime import datetime
-
     state = chain.state.lower() + (f": {chain.reason}" if chain.reason else "")
-    added = datetime.fromtimestamp(chain.added).astimezone().isoformat(" ", "seconds")
-    console.print(fields([("chain", f"{chain.name} ({state})"), ("sha256", chain.sha256), ("added", added)]))
+    added = ("added", moment_text(chain.added))
+    console.print(fields([("chain", f"{chain.name} ({state})"), ("sha256", chain.sha256), added]))
     console.print()
     console.print(table(("step", "model", "input", "comes from"), _step_rows(chain.steps)))
     console.print()

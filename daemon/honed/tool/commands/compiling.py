@@ -5,38 +5,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from honed.daemon.settings.limits import Limits
-from honed.tool.output import Output, fields, line
+from honed.jobs.commands import Compile, Demo
+from honed.jobs.events import Compiled
+from honed.protocol.strict import to_plain
+from honed.tool import compiler
+from honed.tool.output import Console, Output, fields, line
 from honed.tool.parser import (
+    Parser,
     UsageError,
-    add_command,
     add_compile_options,
     check_calibration,
     count,
+    define,
     seconds,
     unique,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-    from honed.jobs.events import Compiled
-
-
-def register(commands: Any) -> None:
-    """Add these commands to the parser."""
-    _register_compile(commands)
-    _register_demo(commands)
-
-
-def _register_compile(commands: Any) -> None:
-    compile_ = add_command(
-        commands,
-        "compile",
+def define_compile(compile_: Parser) -> None:
+    """What `hone compile` takes."""
+    define(
+        compile_,
         _compile,
-        about="compile an ONNX file to a .honed file, here and without the service",
         details=(
             "With --profile it compiles for the machine where 'hone doctor --profile FILE' wrote it; the "
             "answers are then checked there, when the .honed file is added."
@@ -69,12 +61,11 @@ def _register_compile(commands: Any) -> None:
     )
 
 
-def _register_demo(commands: Any) -> None:
-    demo = add_command(
-        commands,
-        "demo",
+def define_demo(demo: Parser) -> None:
+    """What `hone demo` takes."""
+    define(
+        demo,
         _demo,
-        about="write a demo model as an ONNX file",
         details="lightglue matches the keypoints of two images; its weights are random but seeded.",
         examples="hone demo lightglue -o lightglue.onnx\nhone demo lightglue -o small.onnx --keypoints 64",
     )
@@ -85,11 +76,7 @@ def _register_demo(commands: Any) -> None:
     demo.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
 
 
-def _compile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Compile
-    from honed.protocol.strict import to_plain
-    from honed.tool import compiler
-
+def _compile(arguments: argparse.Namespace, output: Output) -> None:
     check_calibration(arguments)
     job = Compile(
         file=arguments.file,
@@ -105,7 +92,6 @@ def _compile(arguments: argparse.Namespace, output: Output) -> int:
     )
     compiled = compiler.run(job, f"compile {arguments.file.name}", limits)
     output.emit(to_plain(compiled), lambda console: _print_compiled(console, compiled))
-    return 0
 
 
 def _print_compiled(console: Console, done: Compiled) -> None:
@@ -125,11 +111,7 @@ def _print_compiled(console: Console, done: Compiled) -> None:
     console.print(fields(rows))
 
 
-def _demo(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Demo
-    from honed.protocol.strict import to_plain
-    from honed.tool import compiler
-
+def _demo(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.symbolic and arguments.keypoints is not None:
         raise UsageError("--symbolic leaves the number of keypoints open; leave out --keypoints")
     job = Demo(
@@ -137,9 +119,8 @@ def _demo(arguments: argparse.Namespace, output: Output) -> int:
     )
     if arguments.keypoints is not None:
         job = dataclasses.replace(job, keypoints=arguments.keypoints)
-    done = compiler.run(job, f"demo {arguments.model}", Limits())
+    done = compiler.run(job, f"demo {arguments.model}")
     output.emit(
         to_plain(done),
         lambda console: line(console, f"{done.output} is written; serve it with: hone add {done.output}"),
     )
-    return 0

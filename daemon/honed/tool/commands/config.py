@@ -6,26 +6,23 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from honed.daemon.config import load
+from honed.daemon.reload import shown
 from honed.protocol import strict
+from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
+from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
-from honed.tool.output import Output, line, table
-from honed.tool.parser import add_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, line, table
+from honed.tool.parser import Parser, define
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    config = add_command(
-        commands,
-        "config",
+def define_config(config: Parser) -> None:
+    """What `hone config` takes."""
+    define(
+        config,
         _config,
-        about="show every setting with its value and where that comes from",
         details=(
             "Asks the running service; where none runs, shows what one started by this user would use. "
             "docs/configuration.md explains the settings."
@@ -44,20 +41,18 @@ def register(commands: Any) -> None:
     )
 
 
-def _config(arguments: argparse.Namespace, output: Output) -> int:
+def _config(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.check is not None:
-        return _check(arguments.check, output)
-    if arguments.reload:
-        return _reload(arguments.socket, output)
-    running, shown = _in_force(arguments.socket)
-    document = {"running": running, **strict.to_plain(shown)}
-    output.emit(document, lambda console: _print(console, running, shown))
-    return 0
+        _check(arguments.check, output)
+    elif arguments.reload:
+        _reload(arguments.socket, output)
+    else:
+        running, told = _in_force(arguments.socket)
+        document = {"running": running, **strict.to_plain(told)}
+        output.emit(document, lambda console: _print(console, running, told))
 
 
-def _check(file: Path, output: Output) -> int:
-    from honed.daemon.config import load
-
+def _check(file: Path, output: Output) -> None:
     # A socket is named for users who have no place for one: the question is about the file alone.
     config = load(
         environ=os.environ, uid=os.geteuid(), config=file, overrides={"socket": "/run/honed/honed.sock"}
@@ -70,49 +65,37 @@ def _check(file: Path, output: Output) -> int:
     }
     said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
     output.emit(document, lambda console: line(console, said))
-    return 0
 
 
-def _reload(socket: str | None, output: Output) -> int:
-    from honed.protocol.params import Nothing
-    from honed.runtime.client import Client
-
+def _reload(socket: str | None, output: Output) -> None:
     with Client(socket) as client:
-        reloaded = client.ask(CONFIG_RELOAD, Nothing())
+        reloaded = client.ask(CONFIG_RELOAD)
     output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
-    return 0
 
 
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
     """Whether a service runs, and what ConfigShow gives, or would."""
-    from honed.protocol.errors import Unavailable
-    from honed.protocol.params import Nothing
-    from honed.runtime.client import Client
-
     try:
         with Client(socket) as client:
-            return True, client.ask(CONFIG_SHOW, Nothing())
+            return True, client.ask(CONFIG_SHOW)
     except Unavailable:
-        from honed.daemon.config import load
-        from honed.daemon.reload import shown
-
         return False, shown(load(environ=os.environ, uid=os.geteuid()))
 
 
-def _print(console: Console, running: bool, shown: ConfigShown) -> None:
+def _print(console: Console, running: bool, told: ConfigShown) -> None:
     if not running:
         line(console, "No service runs; one that this user started now would use these settings.")
         console.print()
-    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in shown.settings]
+    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in told.settings]
     console.print(table(("setting", "value", "unit", "origin"), rows))
-    if shown.problem:
+    if told.problem:
         console.print()
-        line(console, f"The files cannot be used as they are now: {shown.problem}", "bold")
-    elif shown.pending:
+        line(console, f"The files cannot be used as they are now: {told.problem}", "bold")
+    elif told.pending:
         console.print()
         line(console, "The files were changed since the service read them:")
-        _print_changes(console, shown.pending)
-        reload = any(each.effect != "restart" for each in shown.pending)
+        _print_changes(console, told.pending)
+        reload = any(each.effect != "restart" for each in told.pending)
         line(console, "'hone config --reload' makes the service use them." if reload else _RESTART)
 
 

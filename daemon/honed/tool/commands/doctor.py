@@ -6,28 +6,28 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from honed.tool.output import Output, line
-from honed.tool.parser import add_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.protocol.service import Status
-    from honed.tool.doctor.finding import Finding
-    from honed.tool.doctor.readings import Readings
+from honed.daemon.settings.places import places
+from honed.machine import profilefile
+from honed.machine.files import replacing
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import Status
+from honed.runtime.calling import endpoint
+from honed.tool.doctor import check_machine, check_opencl, check_service, gather, service
+from honed.tool.doctor.finding import Finding, failed
+from honed.tool.doctor.readings import Readings
+from honed.tool.output import Console, Output, clean, line
+from honed.tool.parser import Parser, define
+from honed.tool.progress import Reporter
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    doctor = add_command(
-        commands,
-        "doctor",
+def define_doctor(doctor: Parser) -> None:
+    """What `hone doctor` takes."""
+    define(
+        doctor,
         _doctor,
-        about="explain this machine's OpenCL and say what to do about what is wrong",
         details=(
             "Looks at the OpenCL loader and drivers, the GPU's kernel driver, device nodes and permissions, "
             "clock, service, folders and software. Ends with status 1 if something must be mended."
@@ -48,12 +48,10 @@ def register(commands: Any) -> None:
     )
 
 
-def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
     if arguments.profile is not None:
-        return _write_profile(arguments, output)
-    from honed.tool.doctor import check_machine, check_opencl, check_service
-    from honed.tool.doctor.finding import failed
-
+        _write_profile(arguments, output)
+        return None
     readings, troubles = _readings(arguments)
     findings = [
         *check_opencl.check(readings),
@@ -61,18 +59,14 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int:
         *troubles,
         *check_service.check(readings),
     ]
-    document = _document(findings, readings)
+    ok = not failed(findings)
+    document = {"ok": ok, "findings": tuple(findings), "readings": readings}
     output.emit(document, lambda console: _print(console, findings))
-    return 1 if failed(findings) else 0
+    return 0 if ok else 1
 
 
 def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     """What can be read, and what stands in the way of reading more."""
-    from honed.protocol.errors import InvalidArgument
-    from honed.runtime.calling import endpoint
-    from honed.tool.doctor import check_service, gather, service
-    from honed.tool.doctor.finding import Finding
-
     uid = os.getuid()
     troubles = []
     path = arguments.socket or endpoint.default_socket(os.environ)
@@ -82,7 +76,7 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
         folders = _folders(status, uid)
     except InvalidArgument as error:
         folders = []
-        troubles.append(Finding(check_service.SERVICE, "warn", str(error), "set HOME to the user's folder"))
+        troubles.append(check_service.SERVICE.warn(str(error), "set HOME to the user's folder"))
     readings = gather.gather(
         root=Path("/"),
         environ=os.environ,
@@ -97,14 +91,12 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
 
 def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
     """The folders this user's service writes to; those of another user's service are not ours to judge."""
-    from honed.daemon.settings import places
-
     if status:
         told = status.places
         if uid not in (0, _owner(told.state_dir)):
             return []
         return [("models", Path(told.state_dir)), ("caches", Path(told.cache_dir))]
-    usual = places.places(os.environ, uid)
+    usual = places(os.environ, uid)
     return [("models", usual.state_dir), ("caches", usual.cache_dir)]
 
 
@@ -115,26 +107,9 @@ def _owner(path: str) -> int | None:
         return None
 
 
-def _document(findings: Sequence[Finding], readings: Readings) -> dict[str, Any]:
-    import dataclasses
-
-    plain = dataclasses.asdict(readings, dict_factory=_plain)
-    return {
-        "ok": all(finding.level != "fail" for finding in findings),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "readings": plain,
-    }
-
-
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in pairs}
-
-
 def _print(console: Console, findings: Sequence[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from honed.tool.output import clean
 
     for topic in dict.fromkeys(finding.topic for finding in findings):
         line(console, topic, "bold")
@@ -160,13 +135,10 @@ def _verdict(findings: Sequence[Finding]) -> str:
     return f"Nothing to mend, {warnings} to look at." if warnings else "All is well."
 
 
-def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.daemon.settings import places
-    from honed.machine import profilefile, surveying
-    from honed.machine.files import replacing
-    from honed.tool.progress import Reporter
+def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
+    from honed.machine import surveying  # which needs pyopencl
 
-    cache = places.places(os.environ, os.getuid()).cache_dir
+    cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:
         reporter.update("measure", 0.0, "measuring the device's peaks")
         found = surveying.survey(arguments.device, cache)
@@ -181,4 +153,3 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
             f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
         ),
     )
-    return 0

@@ -5,33 +5,32 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.places import places
+from honed.jobs.commands import FarmCertificates, FarmScheduler, FarmWorker, Job
+from honed.jobs.events import Done
+from honed.tool.compiler import followed, started
 from honed.tool.output import Output, line
-from honed.tool.parser import Parser, UsageError, add_command
+from honed.tool.parser import Parser, UsageError, add_action, add_actions
 
-from .benchtuning import BENCHES, add_certificates, certificates
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.commands import Job
-    from honed.jobs.events import Done
+from .benchtuning import BENCHES, add_bench_root, add_certificates, certificates
+from .tuning import stopping
 
 _LOCAL = "tcp://127.0.0.1:8786"
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    farm = commands.add_parser("farm", help="search on many machines at once", allow_abbrev=False)
-    actions = farm.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+def define_farm(farm: Parser) -> None:
+    """What `hone farm` takes."""
+    actions = add_actions(farm)
     _add_worker(actions)
     _add_scheduler(actions)
     _add_certificates(actions)
 
 
 def _add_worker(actions: Any) -> None:
-    worker = add_command(
+    worker = add_action(
         actions,
         "worker",
         _worker,
@@ -53,16 +52,11 @@ def _add_worker(actions: Any) -> None:
     worker.add_argument(
         "--bench", metavar="DEVICE", choices=BENCHES, help="predict times for this device on all cores"
     )
-    worker.add_argument(
-        "--bench-root",
-        metavar="DIR",
-        type=Path,
-        help="where benchmarks/valhall/build has made the offline compiler",
-    )
+    add_bench_root(worker)
 
 
 def _add_scheduler(actions: Any) -> None:
-    scheduler = add_command(
+    scheduler = add_action(
         actions,
         "scheduler",
         _scheduler,
@@ -86,7 +80,7 @@ def _add_url(parser: Parser) -> None:
 
 
 def _add_certificates(actions: Any) -> None:
-    certificates = add_command(
+    certificates = add_action(
         actions,
         "certificates",
         _certificates,
@@ -101,16 +95,11 @@ def _add_certificates(actions: Any) -> None:
     certificates.add_argument("names", metavar="NAME", nargs="+", help="a machine of the farm")
 
 
-def _scheduler(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import FarmScheduler
-
-    return _stay(FarmScheduler(url=arguments.url, certificates=certificates(arguments)), "farm", output)
+def _scheduler(arguments: argparse.Namespace, output: Output) -> None:
+    _stay(FarmScheduler(url=arguments.url, certificates=certificates(arguments)), output)
 
 
-def _worker(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.daemon.settings.places import places
-    from honed.jobs.commands import FarmWorker
-
+def _worker(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.bench is None and arguments.bench_root is not None:
         raise UsageError("--bench-root goes with --bench; see 'hone farm worker --help'")
     if arguments.bench is not None and (arguments.alone or arguments.device is not None):
@@ -125,34 +114,19 @@ def _worker(arguments: argparse.Namespace, output: Output) -> int:
         bench_root=arguments.bench_root,
         cache_dir=places(os.environ, os.geteuid()).cache_dir,
     )
-    return _stay(job, "farm", output)
+    _stay(job, output)
 
 
-def _certificates(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import FarmCertificates
-
+def _certificates(arguments: argparse.Namespace, output: Output) -> None:
     for name in arguments.names:
         if "," in name:
             raise UsageError(f"{name!r} is no name of a machine; see 'hone farm certificates --help'")
     job = FarmCertificates(folder=arguments.folder, names=",".join(arguments.names))
-    return _stay(job, "farm", output)
+    _stay(job, output)
 
 
-def _stay(job: Job[Done], title: str, output: Output) -> int:
+def _stay(job: Job[Done], output: Output) -> None:
     """Do a job without a limit of time, whose notes are shown; SIGINT and SIGTERM end it."""
-    from honed.daemon.settings.limits import Limits
-    from honed.tool.compiler import started
-    from honed.tool.progress import Reporter
-
-    from .tuning import stopping
-
-    with started(job, Limits()) as child, Reporter(title) as reporter, stopping(child, lambda: None):
-        for news in child.events():
-            reporter.show(news)
-        child.result()
-
-    def show(console: Console) -> None:
-        line(console, "Done.")
-
-    output.emit({}, show)
-    return 0
+    with started(job, Limits()) as child, stopping(child, lambda: None):
+        followed(child, "farm")
+    output.emit({}, lambda console: line(console, "Done."))

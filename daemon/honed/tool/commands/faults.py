@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
 from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, kernel_log, of_service
-from honed.tool.output import Output, line
-from honed.tool.parser import add_command
-from honed.tool.recordsfile import add_state_dir_option, find_records
-
-from .records import read_faults
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.events import Quarantined
-    from honed.protocol.faults import KernelLog
+from honed.jobs.commands import ListFaults
+from honed.jobs.events import Faults, Quarantined
+from honed.protocol.faults import KernelLog
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
+from honed.tool.output import Console, Output, capital, line, moment_text
+from honed.tool.parser import Parser, define
+from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 
 REACH = {
     "out-of-memory": "GPU memory ran out",
@@ -30,13 +25,11 @@ REACH = {
 }
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    faults = add_command(
-        commands,
-        "faults",
+def define_faults(faults: Parser) -> None:
+    """What `hone faults` takes."""
+    define(
+        faults,
         _faults,
-        about="list candidates in quarantine and faults of the GPU",
         details=(
             "A candidate that faulted, hung, or was running when the machine went down is never run again on "
             "this device. Faults of the GPU are read from the kernel log since the machine started."
@@ -46,14 +39,10 @@ def register(commands: Any) -> None:
     add_state_dir_option(faults)
 
 
-def _faults(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.events import Faults
-
+def _faults(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
-    quarantine, log = Faults(faults=()), None
-    if where.by_service or where.path.exists():
-        quarantine, log = read_faults(where)
-    log, found = log or kernel_log(), quarantine.faults
+    quarantine, log = _read(where)
+    found = quarantine.faults
     faults = blamed(log, of_service(arguments.socket), found)
     document = {
         "records": str(where.path),
@@ -67,12 +56,20 @@ def _faults(arguments: argparse.Namespace, output: Output) -> int:
         _print_log(console, log, faults)
 
     output.emit(document, show)
-    return 0
+
+
+def _read(where: Where) -> tuple[Faults, KernelLog]:
+    """What the records have in quarantine, and the kernel log: as the service reads it, where it is asked."""
+    if where.by_service:
+        with started_in_service(where.socket, ListFaults) as child:
+            return followed(child, "faults"), child.answered.kernel_log or kernel_log()
+    there = where.path.exists()
+    return run(ListFaults(records=where.path), "faults") if there else Faults(faults=()), kernel_log()
 
 
 def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:
     if not log.readable:
-        line(console, f"{log.reason[:1].upper()}{log.reason[1:]}.")
+        line(console, f"{capital(log.reason)}.")
     elif not faults:
         line(console, "The kernel log holds no fault of a GPU since the machine started.")
     else:
@@ -84,7 +81,7 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) 
         console.print()
         by = f", process {fault.process}" if fault.process is not None else ""
         by += f" ({fault.command})" if fault.command else ""
-        line(console, f"{_date(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
+        line(console, f"{moment_text(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
         line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
         for record in fault.records:
             _indented(console, record)
@@ -99,7 +96,7 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
     for each in quarantined:
         console.print()
         name = each.name or each.task
-        line(console, f"{_date(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
+        line(console, f"{moment_text(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
         line(console, f"  {each.reason}")
         line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
         if each.story and each.story != each.reason:
@@ -109,7 +106,3 @@ def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> N
 def _indented(console: Console, text: str) -> None:
     for part in text.splitlines():
         line(console, f"    {part}")
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")

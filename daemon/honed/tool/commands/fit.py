@@ -5,29 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from honed.daemon.settings.limits import Limits
+from honed.jobs.commands import Fit
+from honed.jobs.events import Fitted, FittedPart
 from honed.protocol.errors import HonedError
 from honed.protocol.strict import to_plain
-from honed.tool.output import Output, bytes_text, fields, line, table
-from honed.tool.parser import UsageError, add_command, add_compile_options, check_calibration, unique
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.events import Fitted, FittedPart
+from honed.tool import compiler
+from honed.tool.output import Console, Output, bytes_text, fields, line, table
+from honed.tool.parser import Parser, UsageError, add_compile_options, check_calibration, define, unique
 
 _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    fit = add_command(
-        commands,
-        "fit",
+def define_fit(fit: Parser) -> None:
+    """What `hone fit` takes."""
+    define(
+        fit,
         _fit,
-        about="say what of an ONNX file would be compiled, and what the CPU engine would run",
         details=(
             "Nothing is added, and no kernel is made; that takes seconds. Which engine is faster only adding "
             "tells, which compares them. The exit status is 1 where a file would not be served."
@@ -73,9 +67,6 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _found(file: Path, arguments: argparse.Namespace) -> Fitted:
-    from honed.jobs.commands import Fit
-    from honed.tool import compiler
-
     job = Fit(
         file=file,
         shapes=unique("--shape", arguments.shape),
@@ -84,7 +75,7 @@ def _found(file: Path, arguments: argparse.Namespace) -> Fitted:
         profile=arguments.profile,
         device=arguments.device,
     )
-    return compiler.run(job, f"fit {file.name}", Limits())
+    return compiler.run(job, f"fit {file.name}")
 
 
 def _serves(found: Fitted) -> bool:

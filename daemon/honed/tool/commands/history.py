@@ -6,37 +6,36 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from honed.jobs.commands import ShowHistory
+from honed.jobs.events import History
+from honed.machine.files import replacing
+from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.methods import MODEL_HISTORY
-from honed.tool.output import Output, line, table
-from honed.tool.parser import add_command
-from honed.tool.recordsfile import add_state_dir_option, find_records
+from honed.protocol.params import HistoryParams
+from honed.protocol.versions import LatencyPoint, ModelHistory
+from honed.runtime.client import Client
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
+from honed.tool.output import Console, Output, line, moment_text, table
+from honed.tool.parser import Parser, define
+from honed.tool.recordsfile import Where, add_state_dir_option, find_records
+from honed.tool.view.picture import draw
+from honed.tool.view.plot import Curve, Mark, microseconds, text
 
-from .records import read_history
 from .tasks import milliseconds
 from .versions import version_rows
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.events import History
-    from honed.protocol.versions import LatencyPoint, ModelHistory
-    from honed.tool.view.plot import Curve
 
 _SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 _HEIGHT = 16  # lines of the curve in a terminal
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    history = add_command(
-        commands,
-        "history",
+def define_history(history: Parser) -> None:
+    """What `hone history` takes."""
+    define(
+        history,
         _history,
-        about="show how tuning made a model faster, and its versions",
         details=(
             "The curve is the estimated time of one inference, the sum of its tasks' best times, over the "
             "candidates tried. With --served it is the time that inferences really took in the service, over "
@@ -61,7 +60,7 @@ def register(commands: Any) -> None:
     add_state_dir_option(history)
 
 
-def _history(arguments: argparse.Namespace, output: Output) -> int:
+def _history(arguments: argparse.Namespace, output: Output) -> None:
     served = _of_service(arguments)
     told, notes = _of_records(arguments, served)
     document = {
@@ -93,15 +92,10 @@ def _history(arguments: argparse.Namespace, output: Output) -> int:
             line(console, f"The curve is drawn in {arguments.png}.")
 
     output.emit(document, show)
-    return 0
 
 
 def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
     """What the service remembers; None where a folder was named instead, or none answers or knows it."""
-    from honed.protocol.errors import NotFound, Unavailable
-    from honed.protocol.params import HistoryParams
-    from honed.runtime.client import Client
-
     if arguments.state_dir is not None:
         return None
     try:
@@ -115,21 +109,23 @@ def _of_records(
     arguments: argparse.Namespace, served: ModelHistory | None
 ) -> tuple[History, tuple[str, ...]]:
     """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
-    from honed.jobs.events import History
-    from honed.protocol.errors import HonedError
-
     try:
-        return read_history(find_records(arguments), arguments.model), ()
+        return _recorded(find_records(arguments), arguments.model), ()
     except HonedError as error:
         if served is None:
             raise
         return History(points=(), versions=()), (str(error),)
 
 
+def _recorded(where: Where, model: str) -> History:
+    if not where.by_service:
+        return run(ShowHistory(records=where.path, name=model), "history")
+    with started_in_service(where.socket, ShowHistory, model=model) as child:
+        return followed(child, "history")
+
+
 def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
     """Medians of the inferences served, over time; None where none was."""
-    from honed.tool.view.plot import Curve, Mark, microseconds
-
     if not points:
         return None
     size, unit = microseconds(max(point.us for point in points))
@@ -152,8 +148,6 @@ def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
 
 def _curve(model: str, told: History) -> Curve | None:
     """The estimates over trials, in the unit that fits; None where there is none."""
-    from honed.tool.view.plot import Curve, Mark, microseconds
-
     if not told.points:
         return None
     measured = [(version, version.us) for version in told.versions if version.us is not None]
@@ -171,10 +165,6 @@ def _curve(model: str, told: History) -> Curve | None:
 
 
 def _draw(path: Path, curve: Curve | None, model: str) -> None:
-    from honed.machine.files import replacing
-    from honed.protocol.errors import NotFound
-    from honed.tool.view.picture import draw
-
     if curve is None:
         raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
     with replacing(path) as file:
@@ -182,8 +172,6 @@ def _draw(path: Path, curve: Curve | None, model: str) -> None:
 
 
 def _print_curve(console: Console, curve: Curve) -> None:
-    from honed.tool.view.plot import text
-
     for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
         line(console, drawn)
     console.print()
@@ -193,7 +181,7 @@ def _print_measured(console: Console, model: str, told: History) -> None:
     rows = [
         (
             str(version.version),
-            datetime.fromtimestamp(version.time).astimezone().isoformat(" ", "minutes"),
+            moment_text(version.time, "minutes"),
             str(version.trials),
             milliseconds(version.us) if version.us is not None else "-",
             version.why,

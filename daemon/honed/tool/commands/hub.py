@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -12,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
-from honed.tool import hublearning
-from honed.tool.output import Output, fields, line, seconds_text, table
-from honed.tool.parser import Parser, Run, add_command
+from honed.protocol.tuning import HintFigures
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, fields, line, seconds_text, table
+from honed.tool.parser import Parser, Run, add_action, add_actions
 
+from .hublearning import add_learning, check_hub
 from .models import set_aside
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from honed.hub.index import Keyring, NamedKey
     from honed.hub.machine import HubPlace
     from honed.hub.memory import KeyStanding
@@ -30,19 +29,21 @@ if TYPE_CHECKING:
     from honed.hub.pulling import Pulled
     from honed.hub.settings import HubConfig
     from honed.hub.status import HubStatus
-    from honed.protocol.tuning import HintFigures
-    from honed.runtime.client import Client
 
 _SHOWN: Final = 5  # sentences about refused records
 _URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    hub = commands.add_parser(
-        "hub", help="share what tuning has learned with other machines", allow_abbrev=False
-    )
-    actions = hub.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+def define_hub(hub: Parser) -> None:
+    """What `hone hub` takes."""
+    actions = add_actions(hub)
+    _add_owning(actions)
+    _add_sharing(actions)
+    add_learning(actions)
+
+
+def _add_owning(actions: Any) -> None:
+    """What the maker of a hub does."""
     _add(
         actions,
         "key",
@@ -78,6 +79,10 @@ def register(commands: Any) -> None:
     trust.add_argument("name", metavar="NAME", help="what the machine is called")
     trust.add_argument("key", metavar="KEY", help="as 'hone hub key' prints it there")
     revoke.add_argument("name", metavar="NAME", help="name on the list, or a key's 16 digits")
+
+
+def _add_sharing(actions: Any) -> None:
+    """What the machines do that share by it."""
     push = _add(
         actions,
         "push",
@@ -107,16 +112,14 @@ def register(commands: Any) -> None:
     )
     for parser in (push, pull, status):
         parser.add_argument("url", metavar="URL", nargs="?", help=_URL)
-    hublearning.register(actions)
 
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
-    def installed(arguments: argparse.Namespace, output: Output) -> int:
-        if importlib.util.find_spec("honed.hub") is None:
-            raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
+    def installed(arguments: argparse.Namespace, output: Output) -> int | None:
+        check_hub()
         return run(arguments, output)
 
-    parser = add_command(actions, name, installed, **told)
+    parser = add_action(actions, name, installed, **told)
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -133,11 +136,10 @@ def _place(arguments: argparse.Namespace) -> HubPlace:
     return machine.HubPlace(given.absolute()) if given else machine.place(os.environ, os.getuid())
 
 
-def _key(arguments: argparse.Namespace, output: Output) -> int:
+def _key(arguments: argparse.Namespace, output: Output) -> None:
     key = _own(arguments).public
     document = {"key_id": key.name, "key": str(key)}
     output.emit(document, lambda console: console.print(fields([("key id", key.name), ("key", str(key))])))
-    return 0
 
 
 def _own(arguments: argparse.Namespace) -> SecretKey:
@@ -146,7 +148,7 @@ def _own(arguments: argparse.Namespace) -> SecretKey:
     return key_of(_place(arguments))
 
 
-def _init(arguments: argparse.Namespace, output: Output) -> int:
+def _init(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import index, pushing, remote
 
     store = remote.store(_url(arguments.url))
@@ -154,11 +156,12 @@ def _init(arguments: argparse.Namespace, output: Output) -> int:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
     except (NotFound, Unavailable):
         pushing.make_overview(store)
-        return _listed(arguments, output, (), (), "There is a hub")
+        _listed(arguments, output, (), (), "There is a hub")
+        return
     raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
 
 
-def _trust(arguments: argparse.Namespace, output: Output) -> int:
+def _trust(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub.index import NamedKey
     from honed.hub.minisign import PublicKey
 
@@ -170,12 +173,10 @@ def _trust(arguments: argparse.Namespace, output: Output) -> int:
     boards = tuple(board for board in before.boards if board.name != name)
     if key.name in {PublicKey.parse(board.key).name for board in boards}:
         raise InvalidArgument(f"another machine's key has the id {key.name}; make another on that machine")
-    return _listed(
-        arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted"
-    )
+    _listed(arguments, output, (*boards, NamedKey(name, str(key))), before.revoked, f"{name} is trusted")
 
 
-def _revoke(arguments: argparse.Namespace, output: Output) -> int:
+def _revoke(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub.minisign import PublicKey
 
     before, name = _keyring(arguments), arguments.name
@@ -185,7 +186,7 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> int:
         raise NotFound(f"the hub's list has no {name!r}; give a name of it, or a key's 16 digits")
     boards = tuple(board for board in before.boards if ids[board.name] != key_id)
     revoked = tuple(dict.fromkeys((*before.revoked, key_id)))
-    return _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
+    _listed(arguments, output, boards, revoked, f"Key {key_id} is revoked")
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
@@ -203,7 +204,7 @@ def _listed(
     boards: tuple[NamedKey, ...],
     revoked: tuple[str, ...],
     said: str,
-) -> int:
+) -> None:
     from honed.hub import pushing, remote
 
     store, key = remote.store(_url(arguments.url)), _own(arguments)
@@ -217,7 +218,6 @@ def _listed(
         console.print(fields(rows))
 
     output.emit(document, show)
-    return 0
 
 
 def _url(given: str) -> str:
@@ -225,9 +225,8 @@ def _url(given: str) -> str:
     return given if "://" in given else str(Path(given).absolute())
 
 
-def _push(arguments: argparse.Namespace, output: Output) -> int:
+def _push(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import machine
-    from honed.runtime.client import Client
 
     place, key = _place(arguments), _own(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
@@ -236,12 +235,10 @@ def _push(arguments: argparse.Namespace, output: Output) -> int:
     document = {"url": url, **dataclasses.asdict(pushed)}
     said = f"{url} has {pushed.records} records of this machine"
     output.emit(document, lambda console: line(console, f"{said}{'' if pushed.changed else ', as before'}."))
-    return 0
 
 
 def _pull(arguments: argparse.Namespace, output: Output) -> int:
     from honed.hub import machine
-    from honed.runtime.client import Client
 
     place = _place(arguments)
     with Client(arguments.socket) as client, place.changing() as memory:
@@ -266,9 +263,8 @@ def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
         line(console, f"  {reason}")
 
 
-def _status(arguments: argparse.Namespace, output: Output) -> int:
+def _status(arguments: argparse.Namespace, output: Output) -> None:
     from honed.hub import status
-    from honed.runtime.client import Client
 
     place = _place(arguments)
     with Client(arguments.socket) as client:
@@ -276,7 +272,6 @@ def _status(arguments: argparse.Namespace, output: Output) -> int:
         given = arguments.url or settings.url
         told = status.look(client, settings, place, _url(given) if given else "")
     output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
-    return 0
 
 
 def _print_status(console: Console, told: HubStatus) -> None:

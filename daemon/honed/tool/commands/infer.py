@@ -6,27 +6,22 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from honed.protocol.methods import MODEL_METADATA
-from honed.tool.output import Output, line, shape_text, table
-from honed.tool.parser import Parser, add_command, named_file, seconds, unique
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.runtime.calling.calls import InferenceAnswer
-    from honed.runtime.client import Client
-    from honed.tool.arrays import Array, ArraySummary
+from honed.protocol.params import ModelParams
+from honed.runtime.calling.calls import InferenceAnswer
+from honed.runtime.client import Client
+from honed.tool import arrays
+from honed.tool.arrays import Array, ArraySummary
+from honed.tool.output import Console, Output, line, shape_text, table
+from honed.tool.parser import Parser, define, named_file, seconds, unique
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    infer = add_command(
-        commands,
-        "infer",
+def define_infer(infer: Parser) -> None:
+    """What `hone infer` takes."""
+    define(
+        infer,
         _infer,
-        about="run a model once on .npy files, or on made-up inputs",
         details="Prints a summary of each output and writes it to OUTPUT-DIR/<output>.npy.",
         examples="""\
             hone infer lightglue --random
@@ -59,9 +54,6 @@ def add_input_options(parser: Parser) -> None:
 
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
     """An array for every input of the model: from its file, or made up where `random`."""
-    from honed.protocol.params import ModelParams
-    from honed.tool import arrays
-
     return arrays.collect(
         client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
         unique("--input", arguments.input),
@@ -71,10 +63,7 @@ def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> di
     )
 
 
-def _infer(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-    from honed.tool import arrays
-
+def _infer(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=arguments.random)
         answer = client.answer(arguments.model, values, timeout=arguments.timeout)
@@ -91,7 +80,6 @@ def _infer(arguments: argparse.Namespace, output: Output) -> int:
         ),
     }
     output.emit(document, lambda console: _print(console, answer, found, files))
-    return 0
 
 
 def _print(

@@ -6,69 +6,62 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
-from honed.protocol.methods import (
-    METRICS,
-    MODEL_SHOW,
-    MODEL_STATISTICS,
-    REPOSITORY_INDEX,
-    SERVER_STATUS,
-)
-from honed.protocol.results import ModelSettings
+from honed.protocol.device import DevicePeaks
+from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ComparedOutput, ModelSettings, ModelShown, ServedRequests, ShownKernel
+from honed.protocol.service import Status
+from honed.protocol.tuning import HintFigures
+from honed.runtime.client import Client
 from honed.tool.output import (
+    Console,
     Output,
     bytes_text,
     clean,
     fields,
     figure_text,
     line,
+    moment_text,
     seconds_text,
     shape_text,
     table,
 )
-from honed.tool.parser import UsageError, add_command
-from honed.tool.view.devices import device_text, devices_table, placement_text, served_by, worker_text
-from honed.tool.view.idleness import lease_rows, signals
-from honed.tool.view.parts import in_parts
-from honed.tool.view.variants import variants_table
+from honed.tool.parser import Parser, UsageError, define
+from honed.tool.view.devices import (
+    device_text,
+    devices_table,
+    lease_rows,
+    placement_text,
+    served_by,
+    signals,
+    worker_text,
+)
+from honed.tool.view.forms import in_parts, variants_table
 
 from .chains import print_chain
 from .setting import described
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-    from honed.protocol.device import DevicePeaks
-    from honed.protocol.results import ComparedOutput, ModelShown, ServedRequests, ShownKernel
-    from honed.protocol.service import Status
-    from honed.protocol.tuning import HintFigures
+def define_status(status: Parser) -> None:
+    """What `hone status` takes."""
+    define(status, _status, examples="hone status\nhone status --json")
 
 
-def register(commands: Any) -> None:
-    """Add these commands to the parser."""
-    add_command(
-        commands,
-        "status",
-        _status,
-        about="say what the service is doing, on which device, and whether the machine is idle",
-        examples="hone status\nhone status --json",
-    )
-    add_command(
-        commands,
-        "list",
-        _list,
-        about="list the models of the service",
-        examples="hone list\nhone list --json",
-    )
-    show = add_command(
-        commands,
-        "show",
+def define_list(models: Parser) -> None:
+    """What `hone list` takes."""
+    define(models, _list, examples="hone list\nhone list --json")
+
+
+def define_show(show: Parser) -> None:
+    """What `hone show` takes."""
+    define(
+        show,
         _show,
-        about="show where a model comes from, how it was proven right, and its kernels",
         details=(
             "With --graph: draw what it computes. Each box is one fused function, with the time of its "
             "kernels, its operators, the passes over the graph that made them, and which results are views. "
@@ -84,27 +77,22 @@ def register(commands: Any) -> None:
     show.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
     )
-    remove = add_command(
-        commands,
-        "remove",
-        _remove,
-        about="remove a model and its files for good, or a chain of models",
-        examples="hone remove lightglue\nhone remove detector --chains",
-    )
+
+
+def define_remove(remove: Parser) -> None:
+    """What `hone remove` takes."""
+    define(remove, _remove, examples="hone remove lightglue\nhone remove detector --chains")
     remove.add_argument("model", metavar="M", help="name of the model, or of a chain")
     remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
 
 
-def _status(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _status(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         status = client.ask(SERVER_STATUS)
         service = ours(client.ask(METRICS), status)
     faults = blamed(kernel_log(), service)
     document = {**strict.to_plain(status), "kernel_faults": faults}
     output.emit(document, lambda console: _print_status(console, status, faults))
-    return 0
 
 
 def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault]) -> None:
@@ -193,9 +181,7 @@ class ListedModel:
     mean_ms: float | None
 
 
-def _list(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _list(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         models = client.ask(REPOSITORY_INDEX).models
         counted = client.ask(MODEL_STATISTICS).model_stats
@@ -214,7 +200,6 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     )
     several = sum(device.engine == "gpu" for device in placed) > 1
     output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
-    return 0
 
 
 def _mean_ms(entry: ServedRequests | None) -> float | None:
@@ -258,35 +243,27 @@ def _why_cpu(model: ListedModel) -> str:
     return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
 
 
-def _remove(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _remove(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         client.remove(arguments.model, chains=arguments.chains)
     output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
-    return 0
 
 
-def _show(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
+def _show(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.graph:
         from honed.tool.view.graph import checked, show_graph
 
-        return show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+        show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+        return
     if arguments.output is not None:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
     show = print_chain if model.steps else _print_model
     output.emit(model, lambda console: show(console, model))
-    return 0
 
 
 def _print_model(console: Console, model: ModelShown) -> None:
-    from datetime import datetime
-
     source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
     console.print(fields([
@@ -294,7 +271,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
         ("its sha256", source.sha256),
         ("file sha256", model.sha256),
-        ("added", datetime.fromtimestamp(model.added).astimezone().isoformat(" ", "seconds")),
+        ("added", moment_text(model.added)),
         ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
         ("computes in", source.precision),
         *(("", why) for why in _chosen(source.choice)),

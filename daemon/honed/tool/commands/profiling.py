@@ -6,29 +6,25 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.machine.files import replacing
 from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
-from honed.tool.output import Output, figure_text, line, table
-from honed.tool.parser import add_command, count
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ModelProfile, ProfiledRow
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, figure_text, line, table
+from honed.tool.parser import Parser, count, define
 from honed.tool.view.trace import trace
 
 from .models import peaks_text
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-    from honed.protocol.results import ModelProfile, ProfiledRow
-
-
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    profile = add_command(
-        commands,
-        "profile",
+def define_profile(profile: Parser) -> None:
+    """What `hone profile` takes."""
+    define(
+        profile,
         _profile,
-        about="show where the time of an inference goes, kernel by kernel or node by node",
         details=(
             "Of peak is the least time that the device's measured peaks allow (of arithmetic or of memory, "
             "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster. "
@@ -52,10 +48,7 @@ def register(commands: Any) -> None:
     )
 
 
-def _profile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
+def _profile(arguments: argparse.Namespace, output: Output) -> None:
     wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
         told = client.profile(arguments.model, arguments.runs, timeline=wanted)
@@ -65,7 +58,6 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
     output.emit(profile, lambda console: _print(console, profile))
-    return 0
 
 
 def _print(console: Console, profile: ModelProfile) -> None:

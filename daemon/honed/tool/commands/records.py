@@ -7,30 +7,25 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from honed.tool.output import Output, line
-from honed.tool.parser import Parser, add_command
+from honed.jobs.commands import Export, Import
+from honed.jobs.events import Exported, Imported
+from honed.machine.files import replacing
+from honed.protocol.errors import Internal
+from honed.runtime.calling.additions import open_model
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
+from honed.tool.output import Console, Output, line
+from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records, prepare, service_device
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.commands import Job
-    from honed.jobs.events import Exported, Faults, History, Imported, R
-    from honed.protocol.faults import KernelLog
-    from honed.tool.inservice import Remote
 
 _SHOWN = 5  # refused lines that are shown to people
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    records = commands.add_parser(
-        "records", help="export and import what tuning has learned", allow_abbrev=False
-    )
-    actions = records.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
-    export = add_command(
+def define_records(records: Parser) -> None:
+    """What `hone records` takes."""
+    actions = add_actions(records)
+    export = add_action(
         actions,
         "export",
         _export,
@@ -43,7 +38,7 @@ def register(commands: Any) -> None:
     )
     export.add_argument("-o", "--output", metavar="F", type=Path, required=True, help="the file to write")
     export.add_argument("--best", action="store_true", help="only the best of each task")
-    import_ = add_command(
+    import_ = add_action(
         actions,
         "import",
         _import,
@@ -62,32 +57,23 @@ def register(commands: Any) -> None:
         add_state_dir_option(parser)
 
 
-def _export(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Export
-
+def _export(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
         done = _exported_by_service(where, arguments)
     else:
-        job = Export(records=where.path, output=arguments.output, best=arguments.best)
-        done = run_records(job, "export")
+        done = run(Export(records=where.path, output=arguments.output, best=arguments.best), "export")
     document = {"records": str(where.path), "output": str(arguments.output), "count": done.count}
     output.emit(
         document,
         lambda console: line(console, f"{done.count} records are written to {arguments.output}."),
     )
-    return 0
 
 
 def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exported:
-    from honed.jobs.commands import Export
-    from honed.machine.files import replacing
-    from honed.protocol.errors import Internal
-    from honed.tool.inservice import started_in_service
-
     with replacing(arguments.output) as file:  # first of all, so that it is known that it can be written
         with started_in_service(where.socket, Export, best=arguments.best) as child:
-            done = _followed(child, "export")
+            done = followed(child, "export")
             if len(child.descriptors) != 1:
                 raise Internal("the service sent no records; compare versions")
             with open(child.descriptors.pop(), "rb") as sent:
@@ -95,9 +81,7 @@ def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exporte
         return done
 
 
-def _import(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Import
-
+def _import(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     if where.by_service:
         done = _imported_by_service(where, arguments)
@@ -105,21 +89,16 @@ def _import(arguments: argparse.Namespace, output: Output) -> int:
         where.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare(where.path)
         device = arguments.device or service_device(arguments.socket)
-        done = run_records(Import(records=where.path, file=arguments.file, device=device), "import")
+        done = run(Import(records=where.path, file=arguments.file, device=device), "import")
     document = {"records": str(where.path), **asdict(done)}
     output.emit(document, lambda console: _print_imported(console, done))
-    return 0
 
 
 def _imported_by_service(where: Where, arguments: argparse.Namespace) -> Imported:
-    from honed.jobs.commands import Import
-    from honed.runtime.calling.additions import open_model
-    from honed.tool.inservice import started_in_service
-
     descriptor = open_model(arguments.file)
     try:
         with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
-            return _followed(child, "import")
+            return followed(child, "import")
     finally:
         os.close(descriptor)
 
@@ -134,45 +113,3 @@ def _print_imported(console: Console, done: Imported) -> None:
         line(console, f"  {reason}")
     if len(refused) > _SHOWN:
         line(console, f"  and {len(refused) - _SHOWN} more; --json shows them all")
-
-
-def run_records(job: Job[R], title: str) -> R:
-    """The result of a job on records of this user."""
-    from honed.daemon.settings.limits import Limits
-    from honed.tool import compiler
-
-    return compiler.run(job, title, Limits())
-
-
-def _followed(child: Remote[R], title: str) -> R:
-    """Its result, with progress on stderr."""
-    from honed.tool.progress import Reporter
-
-    with Reporter(title) as reporter:
-        for news in child.events():
-            reporter.show(news)
-        return child.result()
-
-
-def read_history(where: Where, model: str) -> History:
-    """What the records have of a model."""
-    from honed.jobs.commands import ShowHistory
-
-    if not where.by_service:
-        return run_records(ShowHistory(records=where.path, name=model), "history")
-    from honed.tool.inservice import started_in_service
-
-    with started_in_service(where.socket, ShowHistory, model=model) as child:
-        return _followed(child, "history")
-
-
-def read_faults(where: Where) -> tuple[Faults, KernelLog | None]:
-    """What the records have in quarantine, and the kernel log as the service reads it, where it was asked."""
-    from honed.jobs.commands import ListFaults
-
-    if not where.by_service:
-        return run_records(ListFaults(records=where.path), "faults"), None
-    from honed.tool.inservice import started_in_service
-
-    with started_in_service(where.socket, ListFaults) as child:
-        return _followed(child, "faults"), child.answered.kernel_log

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
+from honed.protocol import strict
 from honed.protocol.methods import MODEL_SET
+from honed.protocol.params import SetParams
+from honed.protocol.results import ModelSettings
+from honed.runtime.client import Client
 from honed.tool.output import Output, line
-from honed.tool.parser import UsageError, add_command, shape, unique
-
-if TYPE_CHECKING:
-    from honed.protocol.results import ModelSettings
+from honed.tool.parser import Parser, UsageError, define, shape, unique
 
 _DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    parser = add_command(
-        commands,
-        "set",
+def define_set(parser: Parser) -> None:
+    """What `hone set` takes."""
+    define(
+        parser,
         _set,
-        about="have requests run together, or a model warmed up",
         details=(
             "With --batch, requests that differ in their first dimension only are run as one: each waits for "
             "others until the batch is full, or --delay is over. That is for models whose file leaves the "
@@ -51,11 +49,7 @@ def register(commands: Any) -> None:
     )
 
 
-def _set(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol import strict
-    from honed.protocol.params import SetParams
-    from honed.runtime.client import Client
-
+def _set(arguments: argparse.Namespace, output: Output) -> None:
     given = (arguments.batch, arguments.delay, arguments.warm_up, arguments.shape)
     if all(each is None for each in given):
         raise UsageError("give --batch, --delay, --warm-up or --shape")
@@ -73,7 +67,6 @@ def _set(arguments: argparse.Namespace, output: Output) -> int:
         {"model": arguments.model, **strict.to_plain(told)},
         lambda console: line(console, f"{arguments.model}: {described(told)}."),
     )
-    return 0
 
 
 def described(settings: ModelSettings) -> str:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
 
+from honed.jobs.commands import Tasks
+from honed.jobs.events import Done, Estimate, Spent, TaskRow, TasksFound, TwoFormsRow
 from honed.protocol.methods import MODEL_SHOW
+from honed.protocol.params import ModelParams
+from honed.protocol.strict import to_plain
+from honed.runtime.client import Client
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tool.output import Output, clean, figure_text, line, table
-from honed.tool.parser import add_command
+from honed.tool.compiler import CompilerDied, Work
+from honed.tool.inservice import started_in_service
+from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
+from honed.tool.parser import Parser, define
+from honed.tool.progress import Reporter
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from honed.jobs.events import Done, Estimate, TaskRow, TasksFound, TwoFormsRow
-    from honed.tool.compiler import CompilerChild
-    from honed.tool.inservice import Remote
-    from honed.tool.progress import Reporter
-
-_Column = tuple[str, Callable[["TaskRow"], str]]  # its heading, and a task's cell
+_Column = tuple[str, Callable[[TaskRow], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
 _WIDE = 110  # columns from which everything is shown
 _NARROW = 70  # columns below which only what matters most is shown
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    tasks = add_command(
-        commands,
-        "tasks",
+def define_tasks(tasks: Parser) -> None:
+    """What `hone tasks` takes."""
+    define(
+        tasks,
         _tasks,
-        about="list the tuning tasks of a model",
         details=(
             "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
             "that the device's measured peaks allow (Williams' roofline). 'from' says where the schedule "
@@ -49,37 +44,26 @@ def register(commands: Any) -> None:
     tasks.add_argument("model", metavar="M", help="name of the model")
 
 
-def _tasks(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Tasks
-    from honed.protocol.params import ModelParams
-    from honed.protocol.strict import to_plain
-    from honed.runtime.client import Client
-    from honed.tool.inservice import started_in_service
-    from honed.tool.progress import Reporter
-
-    with ExitStack() as held:
-        client = held.enter_context(Client(arguments.socket))
+def _tasks(arguments: argparse.Namespace, output: Output) -> None:
+    with Client(arguments.socket) as client:
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
-        child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
-        told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
+        with started_in_service(arguments.socket, Tasks, model=arguments.model) as child:
+            told = _told(child, f"tasks {arguments.model}")
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
     document = {"model": arguments.model, "tasks": rows, "estimate": told.model, "forms": told.forms}
     output.emit(document, lambda console: _print(console, told, served))
-    return 0
 
 
-def _told(child: CompilerChild[Done] | Remote[Done], reporter: Reporter) -> TasksFound:
+def _told(child: Work[Done], title: str) -> TasksFound:
     """The event with the tasks."""
-    from honed.jobs.events import TasksFound
-    from honed.tool.compiler import CompilerDied
-
     told = None
-    for event in child.events():
-        reporter.show(event)
-        if isinstance(event, TasksFound):
-            told = event
-    child.result()
+    with Reporter(title) as reporter:
+        for event in child.events():
+            reporter.show(event)
+            if isinstance(event, TasksFound):
+                told = event
+        child.result()
     if told is None:
         raise CompilerDied("the compiler ended without telling the tasks; compare versions")
     return told
@@ -190,13 +174,18 @@ def latency_text(estimate: Estimate) -> str:
     return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
 
 
-def spent_text(spent: Mapping[str, float]) -> str:
+def spent_text(spent: Spent) -> str:
     """Where the seconds of a search went, as shares."""
-    doing = {"search": "searching", "build": "building", "check": "checking", "measure": "timing"}
-    whole = sum(spent.values())
+    doing = {
+        "searching": spent.search,
+        "building": spent.build,
+        "checking": spent.check,
+        "timing": spent.measure,
+    }
+    whole = sum(doing.values())
     if not whole:
         return "nothing"
-    return ", ".join(f"{100 * spent[name] / whole:.0f} % {text}" for name, text in doing.items())
+    return ", ".join(f"{100 * seconds / whole:.0f} % {text}" for text, seconds in doing.items())
 
 
 def failures_text(failures: Mapping[str, int]) -> str:

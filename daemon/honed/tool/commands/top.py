@@ -7,23 +7,30 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
-from honed.tool.output import Output, clean, console, fields, line, seconds_text, table
-from honed.tool.parser import add_command, seconds
+from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
+from honed.protocol.tuning import TuningFigures
+from honed.runtime.client import Client
+from honed.tool.output import (
+    Console,
+    Output,
+    RenderableType,
+    Table,
+    clean,
+    console,
+    fields,
+    line,
+    seconds_text,
+    table,
+)
+from honed.tool.parser import Parser, define, seconds
 
 from .tasks import short
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
-    from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
-    from honed.protocol.tuning import TuningFigures
-    from honed.runtime.client import Client
 
 _AROUND = 14  # lines of the view besides the models
 _AROUND_CHAINS = 2  # lines besides the chains, where there are any
@@ -31,17 +38,17 @@ _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-F = TypeVar("F", "ModelFigures", "ChainFigures")
+F = TypeVar("F", ModelFigures, ChainFigures)
+R = TypeVar("R")
+_Column = tuple[str, Callable[[R], str]]  # its heading, and a row's cell
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    top = add_command(
-        commands,
-        "top",
+def define_top(top: Parser) -> None:
+    """What `hone top` takes."""
+    define(
+        top,
         _top,
-        about="watch what the service serves, and how fast",
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
             "Below a model are the shapes that have a compiled form of their own, with the requests that it "
@@ -55,16 +62,13 @@ def register(commands: Any) -> None:
     )
 
 
-def _top(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
+def _top(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         document = client.ask(METRICS)
         if output.json or not sys.stdout.isatty():
             output.emit(document, lambda console: _print(console, document))
-            return 0
+            return
         _watch(client, document, arguments.interval)
-    return 0
 
 
 def _print(console: Console, document: Metrics) -> None:
@@ -82,8 +86,6 @@ def _print(console: Console, document: Metrics) -> None:
 def _watch(client: Client, document: Metrics, interval: float) -> None:
     """Show the service until the user has seen enough; one that stops is waited for."""
     from rich.live import Live
-
-    from honed.protocol.errors import Unavailable
 
     shown = console(sys.stdout, follow=True)
     trouble = ""
@@ -159,11 +161,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
     """The first `room` rows in `width` columns: with fewer it shows less."""
-    columns: list[tuple[str, Callable[[ModelFigures], str]]] = [
-        (">req/s", _per_second),
-        (">p50 ms", _latency(lambda spans: spans.p50)),
-        (">p99 ms", _latency(lambda spans: spans.p99)),
-    ]
+    columns: list[_Column[ModelFigures]] = [*_rates()]
     if width >= _NARROW:
         columns.insert(2, (">p95 ms", _latency(lambda spans: spans.p95)))
         columns.append((">queue", lambda model: str(model.waiting)))
@@ -176,31 +174,32 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
         ]
     if width >= _NARROW:
         columns.append(("engine", lambda model: model.engine))
-    name_room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [
-        [short(name, name_room), *(cell(figures) for _, cell in columns)]
-        for name, figures in _rows(document)[:room]
-    ]
-    return table(["model", *(heading for heading, _ in columns)], rows)
+    return _drawn("model", columns, _rows(document)[:room], width)
 
 
 def chains_table(document: Metrics, width: int, most: int) -> Table:
     """The busiest chains, as models_table has models; what their steps take is counted there, too."""
-    columns: list[tuple[str, Callable[[ChainFigures], str]]] = [
-        (">req/s", _per_second),
-        (">p50 ms", _latency(lambda spans: spans.p50)),
-        (">p99 ms", _latency(lambda spans: spans.p99)),
-    ]
+    columns: list[_Column[ChainFigures]] = [*_rates()]
     if width >= _NARROW:
         columns.append((">served", lambda chain: str(chain.served)))
         columns.append((">failed", lambda chain: str(sum(chain.failures.values()))))
         columns.append(("state", lambda chain: chain.state.lower()))
-    room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [
-        [short(each.name, room), *(cell(each) for _, cell in columns)]
-        for each in _busiest(document.chains)[:most]
+    rows = [(each.name, each) for each in _busiest(document.chains)[:most]]
+    return _drawn("chain", columns, rows, width)
+
+
+def _rates() -> list[_Column[Figures]]:
+    return [
+        (">req/s", _per_second),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
     ]
-    return table(["chain", *(heading for heading, _ in columns)], rows)
+
+
+def _drawn(what: str, columns: Sequence[_Column[R]], rows: Iterable[tuple[str, R]], width: int) -> Table:
+    room = max(_NAME, width - _COLUMN * len(columns))
+    cells = [(short(name, room), *(cell(figures) for _, cell in columns)) for name, figures in rows]
+    return table((what, *(heading for heading, _ in columns)), cells)
 
 
 def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from honed.jobs.events import (
@@ -22,19 +21,16 @@ from honed.jobs.events import (
     TaskRow,
     TasksFound,
     TaskTable,
-    Totals,
     Trial,
     Tuned,
     TwoFormsRow,
 )
 from honed.protocol.strict import to_plain
-from honed.protocol.tuning import TuningFigures
-from honed.tool.output import clean, console, fields, seconds_text
+from honed.tool.output import Console, RenderableType, clean, console, fields, seconds_text
 
 from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
     from rich.live import Live
 
 _AROUND = 10  # lines of the live view besides the tasks
@@ -60,7 +56,6 @@ class TuningRun:
     told: float = 0.0  # when `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
-    totals: TuningFigures | None = None  # of all tuning so far
 
     def take(self, event: News | Tuned, now: float) -> None:
         """Learn from an event of the child, its last word included."""
@@ -69,8 +64,6 @@ class TuningRun:
                 self.stage, self.text = event.stage, event.text
             case Note():
                 self.notes.append(event.text)
-            case Totals():
-                self.totals = event.tuning
             case Trial():
                 self._trial(event)
             case TaskTable():
@@ -180,9 +173,7 @@ class TuningView:
             said = f"tune {self._run.model}: stopping after this candidate; Ctrl-C again to abort\n"
             os.write(2, said.encode())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

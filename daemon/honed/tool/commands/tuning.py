@@ -5,44 +5,41 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import records_in
-from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
-from honed.tool.output import Output, fields, line, seconds_text
-from honed.tool.parser import add_command, count, minutes
+from honed.jobs.commands import Tune
+from honed.jobs.events import Tuned
+from honed.protocol.errors import ModelRefused
+from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
+from honed.protocol.params import ModelParams
+from honed.protocol.versions import ModelPublished
+from honed.runtime.client import Client
+from honed.tool.compiler import CompilerDied, Work, started
+from honed.tool.inservice import started_in_service
+from honed.tool.output import Console, Output, capital, fields, line, seconds_text
+from honed.tool.parser import Parser, count, define, minutes
 
 from . import benchtuning
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
+from .tuneview import TuningRun, TuningView, told
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.events import Tuned
-    from honed.protocol.versions import ModelPublished
-    from honed.runtime.client import Client
-    from honed.tool.compiler import CompilerChild
-    from honed.tool.inservice import Remote
-
-    from .tuneview import TuningRun
-
-Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
+Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    tune = add_command(
-        commands,
-        "tune",
+def define_tune(tune: Parser) -> None:
+    """What `hone tune` takes."""
+    define(
+        tune,
         _tune,
-        about="make a model faster on this machine",
         details=(
             "Searches schedules for the model's kernels, measures them on the service's device, and serves "
             "the best, proven right, in place of the present ones. It stops when what is left is not worth "
@@ -69,17 +66,11 @@ def register(commands: Any) -> None:
     benchtuning.add_options(tune)
 
 
-def _tune(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import ModelParams
-    from honed.runtime.client import Client
-
-    from .tuneview import TuningRun, told
-
+def _tune(arguments: argparse.Namespace, output: Output) -> None:
     benchtuning.check(arguments)
     if benchtuning.elsewhere(arguments):
-        return _elsewhere(
-            arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
-        )
+        _elsewhere(arguments, output)
+        return
     model = arguments.model
     run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
@@ -92,78 +83,72 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         done = replace(done, sentence=answer.sentence)
         if published:
             done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
+    records = records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
     document = {
         **told(done, run),
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(
-            records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
-        ),
+        "records": str(records),
     }
-    output.emit(document, lambda console: _print(console, document, run))
-    return 0
-
-
-def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
-    """Tune a file on a bench, or by a farm."""
-    from honed.daemon.settings.limits import Limits
-    from honed.tool.compiler import started
-
-    with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
-        document = benchtuning.document(arguments, _searched(child, run), run)
 
     def show(console: Console) -> None:
-        _print_table(console, document, run)
-        benchtuning.print_result(console, document)
+        _print_table(console, done, run, records)
+        line(console, _result_text(model, done, published))
 
     output.emit(document, show)
-    return 0
+
+
+def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
+    """Tune a file on a bench, or by a farm."""
+    run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+    with started(benchtuning.job(arguments), Limits()) as child:
+        done = _searched(child, run)
+    records = benchtuning.records(arguments)
+    document = {
+        "model": run.model,
+        "predicted": arguments.bench is not None,
+        "farm": arguments.farm,
+        "output": done.output,
+        **told(done, run),
+        "records": str(records),
+    }
+
+    def show(console: Console) -> None:
+        _print_table(console, done, run, records)
+        line(console, f"{capital(done.sentence)}.")
+        if done.output:
+            line(console, f"{done.output} is written; its answers are checked where it is added.")
+
+    output.emit(document, show)
 
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
-    from honed.jobs.commands import Tune
-    from honed.tool.inservice import started_in_service
-
-    options = {"model": arguments.model, **_budget(arguments)}
-    with started_in_service(client.socket, Tune, **options) as child:
+    seconds = benchtuning.seconds(arguments)
+    with started_in_service(
+        client.socket, Tune, model=arguments.model, trials=arguments.trials, seconds=seconds
+    ) as child:
         return _searched(child, run), child.answered.published
 
 
 def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have a farm tune a model of the service, which serves what is right and faster here, too."""
-    from honed.daemon.settings.limits import Limits
-    from honed.protocol.errors import ModelRefused
-    from honed.protocol.methods import MODEL_PUBLISH
-    from honed.tool.compiler import started
-
     name = arguments.model
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
             raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
-        with started(
-            benchtuning.farm_job(arguments, given, Path(folder), **_budget(arguments)), Limits()
-        ) as child:
+        with started(benchtuning.farm_job(arguments, given, Path(folder)), Limits()) as child:
             done = _searched(child, run)
         if done.output is None:
             return done, None
         why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
-        told = client.publish(name, done.output, expected=given.sha256, why=why)
-        return done, MODEL_PUBLISH.result_of(told)
+        answer = client.publish(name, done.output, expected=given.sha256, why=why)
+        return done, MODEL_PUBLISH.result_of(answer)
 
 
-def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
-    seconds = None if arguments.minutes is None else float(arguments.minutes * 60)
-    return {"trials": arguments.trials, "seconds": seconds}
-
-
-def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
+def _searched(child: Work[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
-    from honed.tool.compiler import CompilerDied
-
-    from .tuneview import TuningView
-
     with TuningView(run) as view, stopping(child, view.stop):
         for event in child.events():
             view.show(event)
@@ -178,7 +163,7 @@ def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tu
 
 
 @contextmanager
-def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) -> Iterator[None]:
+def stopping(child: Work[Any], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 
@@ -198,38 +183,32 @@ def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) 
             signal.signal(number, handler)
 
 
-def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
-    _print_table(console, document, run)
-    line(console, result_text(document))
-
-
-def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
+def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -> None:
     rows = list(run.rows.values())
     console.print(progress_table(rows, console.width))
     console.print()
     print_reasons(console, rows)
     print_forms(console, run.forms)
-    seconds = document["seconds"]
-    rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
+    rate = f", {done.trials / done.seconds:.2f} a second" if done.seconds else ""
     pairs = [
-        ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
-        ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
-        ("spent", spent_text(document["spent"])),
-        ("failed", failures_text(document["failures"]) or "none"),
+        ("tasks", f"{done.tuned} tuned, {done.skipped} skipped, {done.lost} lost"),
+        ("trials", f"{done.trials} in {seconds_text(done.seconds)}{rate}"),
+        ("spent", spent_text(done.spent)),
+        ("failed", failures_text(done.failures) or "none"),
         ("cost model", run.ranking_text),
-        ("records", document["records"]),
-        *(("note", note) for note in document["notes"]),
+        ("records", str(records)),
+        *(("note", note) for note in run.notes),
     ]
     console.print(fields(pairs))
     console.print()
 
 
-def result_text(document: Mapping[str, Any]) -> str:
+def _result_text(model: str, done: Tuned, published: bool) -> str:
     """What came of it, in a sentence."""
-    before, after = document["before_us"], document["after_us"]
-    if not document["published"] or not before or not after:
-        return f"{document['model']} is served as before: {document['sentence']}."
+    before, after = done.before_us, done.after_us
+    if not published or not before or not after:
+        return f"{model} is served as before: {done.sentence}."
     return (
-        f"{document['model']} is served tuned: {milliseconds(before)} an inference before, "
+        f"{model} is served tuned: {milliseconds(before)} an inference before, "
         f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
     )

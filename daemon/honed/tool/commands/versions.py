@@ -5,36 +5,38 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.protocol.methods import MODEL_HISTORY, MODEL_PIN, MODEL_ROLLBACK
+from honed.protocol.params import HistoryParams, PinParams, RollbackParams
+from honed.protocol.versions import ModelHistory, VersionPinned
+from honed.runtime.client import Client
 from honed.tool.output import Output, line
-from honed.tool.parser import UsageError, add_command
+from honed.tool.parser import Parser, UsageError, define
 
 from .tasks import milliseconds
 
-if TYPE_CHECKING:
-    from honed.protocol.versions import ModelHistory
 
-
-def register(commands: Any) -> None:
-    """Add these commands to the parser."""
-    rollback = add_command(
-        commands,
-        "rollback",
+def define_rollback(rollback: Parser) -> None:
+    """What `hone rollback` takes."""
+    define(
+        rollback,
         _rollback,
-        about="serve an earlier version of a model again",
         details=(
             "The version left is set aside: tuning does not publish it again. 'hone history M' lists the "
             "versions; the last three keep their files."
         ),
         examples="hone rollback lightglue\nhone rollback lightglue 2",
     )
-    pin = add_command(
-        commands,
-        "pin",
+    _add_model(rollback)
+    _add_version(rollback)
+
+
+def define_pin(pin: Parser) -> None:
+    """What `hone pin` takes."""
+    define(
+        pin,
         _pin,
-        about="keep a version of a model from being replaced by tuning, or have one engine serve it",
         details="Without VERSION, the one that is served.",
         examples=(
             "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine cpu\n"
@@ -47,17 +49,22 @@ def register(commands: Any) -> None:
         choices=("gpu", "cpu"),
         help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
     )
-    unpin = add_command(
-        commands,
-        "unpin",
-        _unpin,
-        about="let go of the version and the engine of a model that are pinned",
-        examples="hone unpin lightglue",
-    )
-    for command in (rollback, pin, unpin):
-        command.add_argument("model", metavar="M", help="name of the model")
-    for command in (rollback, pin):
-        command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
+    _add_model(pin)
+    _add_version(pin)
+
+
+def define_unpin(unpin: Parser) -> None:
+    """What `hone unpin` takes."""
+    define(unpin, _unpin, examples="hone unpin lightglue")
+    _add_model(unpin)
+
+
+def _add_model(command: Parser) -> None:
+    command.add_argument("model", metavar="M", help="name of the model")
+
+
+def _add_version(command: Parser) -> None:
+    command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
 
 
 def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
@@ -91,64 +98,46 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _rollback(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import HistoryParams, RollbackParams
-    from honed.runtime.client import Client
-
+def _rollback(arguments: argparse.Namespace, output: Output) -> None:
     model = arguments.model
     with Client(arguments.socket) as client:
         left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
         params = RollbackParams(name=model, version=arguments.version)
         told = client.ask(MODEL_ROLLBACK, params, timeout=None)
-    document = {"model": model, "left": left, "version": told.version}
-    text = f"{model}: version {told.version} is served again, {left} is set aside."
-    output.emit(document, lambda console: line(console, text))
-    return 0
+    said = f"version {told.version} is served again, {left} is set aside"
+    _tell(arguments, output, said, left=left, version=told.version)
 
 
-def _pin(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import PinParams
-    from honed.runtime.client import Client
-
+def _pin(arguments: argparse.Namespace, output: Output) -> None:
     if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
         raise UsageError("give one of VERSION, --engine and --off")
     if arguments.engine is not None:
-        return _pin_engine(arguments, output)
-    with Client(arguments.socket) as client:
-        params = PinParams(name=arguments.model, version=0 if arguments.off else arguments.version)
-        told = client.ask(MODEL_PIN, params, timeout=None)
+        told = _pinned(arguments, version=None, engine=arguments.engine)
+        engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
+        _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        return
+    told = _pinned(arguments, version=0 if arguments.off else arguments.version)
     kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
-    text = f"{arguments.model}: version {told.version} {kept}."
-    document = {"model": arguments.model, "version": told.version, "pinned": told.pinned}
-    output.emit(document, lambda console: line(console, text))
-    return 0
+    said = f"version {told.version} {kept}"
+    _tell(arguments, output, said, version=told.version, pinned=told.pinned)
 
 
-def _pin_engine(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import PinParams
-    from honed.runtime.client import Client
+def _unpin(arguments: argparse.Namespace, output: Output) -> None:
+    told = _pinned(arguments, version=0, engine="")
+    _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
 
+
+def _pinned(
+    arguments: argparse.Namespace, *, version: int | None, engine: str | None = None
+) -> VersionPinned:
     with Client(arguments.socket) as client:
-        params = PinParams(name=arguments.model, version=None, engine=arguments.engine)
-        told = client.ask(MODEL_PIN, params, timeout=None)
-    engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
-    document = {"model": arguments.model, "engine": told.engine}
-    text = f"{arguments.model}: {engine} serves it until you let it go."
-    output.emit(document, lambda console: line(console, text))
-    return 0
+        params = PinParams(name=arguments.model, version=version, engine=engine)
+        return client.ask(MODEL_PIN, params, timeout=None)
 
 
-def _unpin(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.params import PinParams
-    from honed.runtime.client import Client
-
-    with Client(arguments.socket) as client:
-        params = PinParams(name=arguments.model, version=0, engine="")
-        told = client.ask(MODEL_PIN, params, timeout=None)
-    document = {"model": arguments.model, "version": told.version, "pinned": False, "engine": ""}
-    text = f"{arguments.model}: nothing is pinned."
-    output.emit(document, lambda console: line(console, text))
-    return 0
+def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> None:
+    text = f"{arguments.model}: {said}."
+    output.emit({"model": arguments.model, **found}, lambda console: line(console, text))
 
 
 def _number(text: str) -> int:

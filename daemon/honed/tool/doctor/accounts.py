@@ -44,7 +44,8 @@ class AccountNames:
         return any(group == name for group, _ in self.groups.values())
 
     def _account(self, name: str, uid: int, gids: frozenset[int]) -> Account:
-        return Account(name=name, uid=uid, gids=gids, groups=frozenset(self.group(g) for g in gids))
+        groups = {self.group(gid) for gid in gids}
+        return Account(name=name, uid=uid, gids=tuple(sorted(gids)), groups=tuple(sorted(groups)))
 
 
 def read_names(root: Path) -> AccountNames:

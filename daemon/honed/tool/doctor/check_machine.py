@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .finding import Finding
+from .finding import Finding, Topic
 from .readings import Account, Clock, DeviceNode, GpuHardware, Hardware, Readings, Stack
 
-TOPIC = "Machine"
+TOPIC = Topic("Machine")
 STACK_OF_DRIVER: dict[str, Stack] = {"mali": "libmali", "panthor": "rusticl", "panfrost": "rusticl"}
 FIRMWARE_REMEDY = (
     "boot a kernel with kbase (vendor) or panthor (mainline 6.10 or later); panthor also needs "
@@ -21,7 +21,7 @@ def check(readings: Readings) -> list[Finding]:
     """Everything about the machine itself."""
     machine = readings.machine
     return [
-        Finding(TOPIC, "ok", _description(machine)),
+        TOPIC.ok(_description(machine)),
         *_gpus(machine),
         *_nodes(readings),
         *(_clock(clock) for clock in machine.clocks),
@@ -82,31 +82,26 @@ def _gpus(machine: Hardware) -> list[Finding]:
     for gpu in machine.gpus:
         named = f"{gpu.name} ({gpu.compatible})" if gpu.compatible else gpu.name
         if gpu.driver:
-            findings.append(Finding(TOPIC, "ok", f"GPU {named} is driven by {driver_name(gpu)}"))
+            findings.append(TOPIC.ok(f"GPU {named} is driven by {driver_name(gpu)}"))
         elif bound_gpu(machine) is None:
             remedy = (
                 FIRMWARE_REMEDY if "mali" in gpu.compatible else "boot a kernel with a driver for this GPU"
             )
-            findings.append(Finding(TOPIC, "fail", f"GPU {named} has no driver in this kernel", remedy))
+            findings.append(TOPIC.fail(f"GPU {named} has no driver in this kernel", remedy))
     if not machine.gpus:
-        findings.append(
-            Finding(TOPIC, "ok", "the kernel shows no GPU; honed will use the CPU if PoCL is there")
-        )
+        findings.append(TOPIC.ok("the kernel shows no GPU; honed will use the CPU if PoCL is there"))
     return findings
 
 
 def _nodes(readings: Readings) -> list[Finding]:
     findings = [
-        Finding(TOPIC, "ok", f"{_listing(node)}: {readings.user.name} may open it")
+        TOPIC.ok(f"{_listing(node)}: {readings.user.name} may open it")
         for node in readings.machine.nodes
         if node.openable
     ]
     findings += [
-        Finding(
-            TOPIC,
-            "fail",
-            f"{_listing(node)}: {readings.user.name} may not open it",
-            _permission_remedy(node, readings.user),
+        TOPIC.fail(
+            f"{_listing(node)}: {readings.user.name} may not open it", _permission_remedy(node, readings.user)
         )
         for node in readings.machine.nodes
         if not node.openable
@@ -115,12 +110,10 @@ def _nodes(readings: Readings) -> list[Finding]:
     if gpu is not None and STACK_OF_DRIVER.get(gpu.driver) and not readings.machine.nodes:
         problem = node_problem(readings, readings.user)
         if problem:
-            findings.append(Finding(TOPIC, "fail", *problem))
+            findings.append(TOPIC.fail(*problem))
     service = readings.service_user
     findings += [
-        Finding(
-            TOPIC,
-            "fail",
+        TOPIC.fail(
             f"{node.path}: the service's user {service.name} may not open it",
             _permission_remedy(node, service),
         )
@@ -148,10 +141,10 @@ def _clock(clock: Clock) -> Finding:
     what = f"{clock.name} runs at {clock.current // 10**6} MHz ({span}), governor {clock.governor}"
     if clock.governor == "powersave":
         remedy = f"echo simple_ondemand | sudo tee /sys/class/devfreq/{clock.name}/governor"
-        return Finding(TOPIC, "warn", f"{what}, which keeps it at its slowest", remedy)
+        return TOPIC.warn(f"{what}, which keeps it at its slowest", remedy)
     if clock.governor == "simple_ondemand":
         what += ", which is slow to clock up: the first runs take longer"
-    return Finding(TOPIC, "ok", what)
+    return TOPIC.ok(what)
 
 
 def _temperature(machine: Hardware) -> list[Finding]:
@@ -159,18 +152,16 @@ def _temperature(machine: Hardware) -> list[Finding]:
     if celsius is None:
         return []
     if celsius < PASSIVE_CELSIUS:
-        return [Finding(TOPIC, "ok", f"the GPU is at {celsius:.0f} °C")]
+        return [TOPIC.ok(f"the GPU is at {celsius:.0f} °C")]
     what = f"the GPU is at {celsius:.0f} °C and is throttled from {PASSIVE_CELSIUS:.0f} °C on"
-    return [Finding(TOPIC, "warn", what, "cool it: figures measured now are too low")]
+    return [TOPIC.warn(what, "cool it: figures measured now are too low")]
 
 
 def _memory(machine: Hardware) -> Finding:
     what = f"{machine.available_bytes // _MIB} MiB of memory are available"
     if machine.available_bytes >= LOW_MEMORY_BYTES:
-        return Finding(TOPIC, "ok", what)
-    return Finding(
-        TOPIC,
-        "warn",
+        return TOPIC.ok(what)
+    return TOPIC.warn(
         f"{what}, less than compiling a model of some size takes",
         "stop what you do not need, or compile elsewhere (hone compile --profile) and add the .honed file",
     )

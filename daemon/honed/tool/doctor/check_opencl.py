@@ -5,10 +5,10 @@ from __future__ import annotations
 from honed.machine.mali import model_of
 
 from .check_machine import FIRMWARE_REMEDY, STACK_OF_DRIVER, bound_gpu, node_problem
-from .finding import Finding
+from .finding import Finding, Topic
 from .readings import IcdFile, OpenCLDevice, Readings
 
-TOPIC = "OpenCL"
+TOPIC = Topic("OpenCL")
 _MIB = 1 << 20
 
 
@@ -27,12 +27,10 @@ def _loader(readings: Readings) -> Finding:
     own = readings.opencl.loader
     if readings.loader.path:
         beside = f", pyopencl brings its own ({own})" if own and "pyopencl" in own else ""
-        return Finding(TOPIC, "ok", f"the loader libOpenCL.so.1 is {readings.loader.path}{beside}")
+        return TOPIC.ok(f"the loader libOpenCL.so.1 is {readings.loader.path}{beside}")
     if own:
-        return Finding(TOPIC, "ok", f"pyopencl brings its own loader ({own}); the system has none")
-    return Finding(
-        TOPIC,
-        "fail",
+        return TOPIC.ok(f"pyopencl brings its own loader ({own}); the system has none")
+    return TOPIC.fail(
         f"the OpenCL loader libOpenCL.so.1 does not load: {readings.loader.error}",
         "install it: apt install ocl-icd-libopencl1",
     )
@@ -40,24 +38,17 @@ def _loader(readings: Readings) -> Finding:
 
 def _icd(icd: IcdFile) -> Finding:
     if not icd.library:
-        return Finding(
-            TOPIC,
-            "warn",
-            f"{icd.path} is empty",
-            "write the path of the driver's library into it, or remove it",
+        return TOPIC.warn(
+            f"{icd.path} is empty", "write the path of the driver's library into it, or remove it"
         )
     if icd.ended == "ok":
-        return Finding(TOPIC, "ok", f"{icd.path} names {icd.library}, which loads")
+        return TOPIC.ok(f"{icd.path} names {icd.library}, which loads")
     if icd.ended == "failed":
-        return Finding(
-            TOPIC,
-            "warn",
+        return TOPIC.warn(
             f"{icd.path} names {icd.library}, which does not load: {icd.error}",
             "install the package that holds this library, or remove the ICD file",
         )
-    return Finding(
-        TOPIC,
-        "fail",
+    return TOPIC.fail(
         f"{icd.path} names {icd.library}, and loading it kills the process: {icd.error}",
         "reinstall that driver in the version for this kernel, or move the ICD file away",
     )
@@ -68,7 +59,7 @@ def _environment(readings: Readings) -> list[Finding]:
     if not shown:
         return []
     what = f"these variables change what is found: {', '.join(shown)}"
-    return [Finding(TOPIC, "ok", f"{what} (the service has its own environment)")]
+    return [TOPIC.ok(f"{what} (the service has its own environment)")]
 
 
 def _mismatch(readings: Readings) -> list[Finding]:
@@ -80,18 +71,14 @@ def _mismatch(readings: Readings) -> list[Finding]:
         return []
     if wanted == "rusticl":
         return [
-            Finding(
-                TOPIC,
-                "fail",
+            TOPIC.fail(
                 f"the ICD file is libmali's, but the kernel drives {gpu.name} with {gpu.driver}, "
                 "which libmali cannot use",
                 f"{_INSTALL_RUSTICL}; or boot the vendor kernel, whose driver (kbase) libmali needs",
             )
         ]
     return [
-        Finding(
-            TOPIC,
-            "fail",
+        TOPIC.fail(
             f"the ICD file is rusticl's, but the kernel drives {gpu.name} with kbase, which Mesa cannot use",
             f"{_INSTALL_LIBMALI}; or boot a mainline kernel with panthor",
         )
@@ -108,31 +95,22 @@ _INSTALL_LIBMALI = (
 def _platforms(readings: Readings) -> list[Finding]:
     opencl = readings.opencl
     if opencl.ended in ("crashed", "hung"):
-        return [
-            Finding(
-                TOPIC,
-                "fail",
-                f"listing the OpenCL platforms does not work: {opencl.error}",
-                _blame(readings),
-            )
-        ]
+        return [TOPIC.fail(f"listing the OpenCL platforms does not work: {opencl.error}", _blame(readings))]
     if opencl.ended == "failed":
         remedy = (
             "install pyopencl (apt install python3-pyopencl)"
             if "pyopencl" in opencl.error
             else _blame(readings)
         )
-        return [Finding(TOPIC, "fail", f"OpenCL cannot be used: {opencl.error}", remedy)]
+        return [TOPIC.fail(f"OpenCL cannot be used: {opencl.error}", remedy)]
     findings = [_device(p.name, d) for p in opencl.platforms for d in p.devices]
     empty = [p.name for p in opencl.platforms if not p.devices]
     if any(d.usable for p in opencl.platforms for d in p.devices):
-        findings += [
-            Finding(TOPIC, "warn", f"platform {name} has no device", _cause(readings)[1]) for name in empty
-        ]
+        findings += [TOPIC.warn(f"platform {name} has no device", _cause(readings)[1]) for name in empty]
         return findings + _gpu_left_out(readings)
     what = f"{len(opencl.platforms)} platforms" if not empty else f"platform {', '.join(empty)} has no device"
     because, remedy = _cause(readings)
-    return [*findings, Finding(TOPIC, "fail", f"no OpenCL device ({what}): {because}", remedy)]
+    return [*findings, TOPIC.fail(f"no OpenCL device ({what}): {because}", remedy)]
 
 
 def _device(platform: str, device: OpenCLDevice) -> Finding:
@@ -142,10 +120,8 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
     )
     what = f"{device.kind} {_named(device.name)} on {platform}: {figures}"
     if device.usable:
-        return Finding(TOPIC, "ok", what)
-    return Finding(
-        TOPIC,
-        "warn",
+        return TOPIC.ok(what)
+    return TOPIC.warn(
         f"{what}, but it is not available or has no compiler",
         "install the driver's full package, compiler included",
     )
@@ -166,7 +142,7 @@ def _gpu_left_out(readings: Readings) -> list[Finding]:
     if gpu is None or "GPU" in kinds:
         return []
     because, remedy = _cause(readings)
-    return [Finding(TOPIC, "warn", f"OpenCL does not see the GPU {gpu.name}: {because}", remedy)]
+    return [TOPIC.warn(f"OpenCL does not see the GPU {gpu.name}: {because}", remedy)]
 
 
 def _cause(readings: Readings) -> tuple[str, str]:

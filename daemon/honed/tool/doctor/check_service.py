@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from .finding import Finding
+from .finding import Finding, Topic
 from .readings import Daemon, Folder, OwnPrior, Package, Readings
 
-SERVICE = "Service"
-SOFTWARE = "Software"
+SERVICE = Topic("Service")
+SOFTWARE = Topic("Software")
 LOW_DISK_BYTES = 1 << 30  # a model, its source and a compile need a few hundred MiB
 _MIB = 1 << 20
 _START = "start it with 'systemctl start honed', or 'honed' as an ordinary user"
@@ -24,46 +24,40 @@ def _daemon(readings: Readings) -> list[Finding]:
     daemon = readings.daemon
     if daemon.unit:
         remedy = "mend that, then run 'systemctl restart honed'; 'journalctl -u honed' has all it said"
-        return [Finding(SERVICE, "fail", daemon.unit, remedy)]
+        return [SERVICE.fail(daemon.unit, remedy)]
     if daemon.state in ("absent", "refused"):
-        return [Finding(SERVICE, "warn", f"no service answers at {daemon.socket} ({daemon.error})", _START)]
+        return [SERVICE.warn(f"no service answers at {daemon.socket} ({daemon.error})", _START)]
     if daemon.state == "forbidden":
         return [
-            Finding(
-                SERVICE,
-                "fail",
+            SERVICE.fail(
                 f"user {readings.user.name} may not connect to {daemon.socket}",
                 _membership(readings, "honed"),
             )
         ]
     if daemon.state == "silent":
         return [
-            Finding(
-                SERVICE,
-                "fail",
+            SERVICE.fail(
                 f"the service at {daemon.socket} does not answer: {daemon.error}",
                 "look into its log (journalctl -u honed) and restart it",
             )
         ]
-    findings = [Finding(SERVICE, "ok", f"honed {daemon.version} answers at {daemon.socket}")]
+    findings = [SERVICE.ok(f"honed {daemon.version} answers at {daemon.socket}")]
     if not daemon.may_infer:
         what = f"user {readings.user.name} may not run models: {daemon.error}"
-        return [*findings, Finding(SERVICE, "warn", what, _membership(readings, "honed"))]
+        return [*findings, SERVICE.warn(what, _membership(readings, "honed"))]
     if not daemon.cpu_engine:
         what = "it has no CPU engine: models are served once they are compiled, and apps can bring none"
-        findings.append(Finding(SERVICE, "warn", what, "install it: apt install honed-cpu"))
+        findings.append(SERVICE.warn(what, "install it: apt install honed-cpu"))
     return findings + _worker(daemon) + [_lost(device) for device in daemon.lost]
 
 
 def _worker(daemon: Daemon) -> list[Finding]:
     if daemon.worker == "ready":
-        return [Finding(SERVICE, "ok", f"its worker is ready on {daemon.device}")]
+        return [SERVICE.ok(f"its worker is ready on {daemon.device}")]
     if daemon.worker == "starting":
-        return [Finding(SERVICE, "warn", "its worker is still starting", "wait, then run this again")]
+        return [SERVICE.warn("its worker is still starting", "wait, then run this again")]
     return [
-        Finding(
-            SERVICE,
-            "fail",
+        SERVICE.fail(
             f"its worker does not run: {daemon.worker_reason}",
             "mend what is wrong above, then restart the service",
         )
@@ -71,9 +65,7 @@ def _worker(daemon: Daemon) -> list[Finding]:
 
 
 def _lost(device: str) -> Finding:
-    return Finding(
-        SERVICE,
-        "warn",
+    return SERVICE.warn(
         f"it has no worker on {device}",
         "mend the device, or take it out of the configuration ('hone status' says what stands in for it)",
     )
@@ -91,27 +83,23 @@ def _folder(folder: Folder) -> list[Finding]:
     if not folder.writable:
         below = "" if folder.exists else " (it would have to be made)"
         findings.append(
-            Finding(
-                SERVICE,
-                "fail",
+            SERVICE.fail(
                 f"{folder.path}{below} cannot be written, and it is where {folder.purpose} go",
                 f"give it to the user of the service: chown honed: {folder.path}, or choose another folder",
             )
         )
     if folder.free_bytes < LOW_DISK_BYTES:
         findings.append(
-            Finding(
-                SERVICE, "warn", f"{folder.path} ({folder.purpose}) has only {free}", "free some disk space"
-            )
+            SERVICE.warn(f"{folder.path} ({folder.purpose}) has only {free}", "free some disk space")
         )
     if not findings:
-        findings.append(Finding(SERVICE, "ok", f"{folder.path} ({folder.purpose}) is writable, {free}"))
+        findings.append(SERVICE.ok(f"{folder.path} ({folder.purpose}) is writable, {free}"))
     return findings
 
 
 def _packages(readings: Readings) -> list[Finding]:
     runtime = [p for p in readings.packages if p.part != "tuner"]
-    findings = [Finding(SOFTWARE, "ok", f"Python {readings.python}, {_versions(runtime)}")]
+    findings = [SOFTWARE.ok(f"Python {readings.python}, {_versions(runtime)}")]
     findings += [_missing(p, readings) for p in runtime if p.version is None and p.name != "honed"]
     return [*findings, *_compiler([p for p in readings.packages if p.part == "tuner"], readings)]
 
@@ -122,9 +110,9 @@ def _missing(package: Package, readings: Readings) -> Finding:
             "systemd-python is missing: the kernel log cannot be read from the journal, and systemd cannot "
             "be notified, nor pass a socket"
         )
-        return Finding(SOFTWARE, "warn", what, _install(readings, "python3-systemd", "systemd"))
+        return SOFTWARE.warn(what, _install(readings, "python3-systemd", "systemd"))
     what = f"{package.name} is missing, which honed needs"
-    return Finding(SOFTWARE, "fail", what, _install(readings, f"python3-{package.name}", "all"))
+    return SOFTWARE.fail(what, _install(readings, f"python3-{package.name}", "all"))
 
 
 def _install(readings: Readings, debian: str, extra: str) -> str:
@@ -139,12 +127,10 @@ def _compiler(packages: list[Package], readings: Readings) -> list[Finding]:
     absent = [p.name for p in packages if p.version is None]
     if absent:
         what = f"the compiler is not complete ({', '.join(absent)} missing): only .honed files can be added"
-        return [Finding(SOFTWARE, "warn", what, _install(readings, "honed-tuner", "all"))]
-    findings = [Finding(SOFTWARE, "ok", f"the compiler is installed: {_versions(packages)}")]
+        return [SOFTWARE.warn(what, _install(readings, "honed-tuner", "all"))]
+    findings = [SOFTWARE.ok(f"the compiler is installed: {_versions(packages)}")]
     findings += [
-        Finding(
-            SOFTWARE,
-            "warn",
+        SOFTWARE.warn(
             f"{p.name} is {p.version}; the compiler was made for {p.wanted}",
             f"install that version: pip install {p.name}=={p.wanted}",
         )
@@ -157,9 +143,9 @@ def _compiler(packages: list[Package], readings: Readings) -> list[Finding]:
 def _prior(prior: OwnPrior) -> Finding:
     if prior.error:
         remedy = "learn another with 'hone hub learn', or remove it: the one that comes with honed is used"
-        return Finding(SOFTWARE, "warn", f"an own prior is not used: {prior.error}", remedy)
+        return SOFTWARE.warn(f"an own prior is not used: {prior.error}", remedy)
     what = f"schedules are chosen by an own prior, {prior.path} ({prior.digest})"
-    return Finding(SOFTWARE, "ok", what)
+    return SOFTWARE.ok(what)
 
 
 def _versions(packages: list[Package]) -> str:

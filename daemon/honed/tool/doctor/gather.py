@@ -79,7 +79,7 @@ class Children:
     def library(self, library: str) -> tuple[Ended, str, str]:
         """Load it in a child."""
         answer = probe.load_library(library, self.environ)
-        return answer.ended, str(answer.document.get("path", "")), answer.error
+        return answer.ended, answer.path, answer.error
 
     def platforms(self) -> OpenCL:
         """List them in a child."""

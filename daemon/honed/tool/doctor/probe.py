@@ -12,12 +12,13 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from honed.machine.children import python, run
+from honed.protocol import strict
 
 from .readings import Ended, OpenCL, OpenCLDevice, Platform
 
@@ -25,55 +26,49 @@ DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) ne
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """How a child ended, and what it said: a map with "ok", an error sentence otherwise."""
+    """How a child ended, an error sentence unless that is "ok", and what it said.
 
-    ended: Ended
-    document: Mapping[str, Any]
-    error: str
+    `path` is that of the library it loaded; `loader` and `platforms` are what it sees of OpenCL.
+    """
+
+    ended: Ended = "ok"
+    error: str = ""
+    path: str = ""
+    loader: str = ""
+    platforms: tuple[Platform, ...] = ()
 
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:
     """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
     said, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
     if death.late:
-        return ProbeAnswer("hung", {}, f"it did not answer within {deadline:g} s")
+        return ProbeAnswer(ended="hung", error=f"it did not answer within {deadline:g} s")
     if death.status != 0 or not said:
-        return ProbeAnswer("crashed", {}, str(death))
-    document = json.loads(said)
-    if "error" in document:
-        printed = f" (it said last: {death.said})" if death.said else ""
-        return ProbeAnswer("failed", {}, f"{document['error']}{printed}")
-    return ProbeAnswer("ok", document, "")
+        return ProbeAnswer(ended="crashed", error=str(death))
+    answer = strict.from_plain(ProbeAnswer, json.loads(said), where="answer")
+    if answer.ended == "failed" and death.said:
+        return replace(answer, error=f"{answer.error} (it said last: {death.said})")
+    return answer
 
 
 def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
-    """Whether a child can load `library`; the document has its "path"."""
+    """Whether a child can load `library`."""
     return ask(["library", library], environ)
 
 
 def list_platforms(environ: Mapping[str, str]) -> OpenCL:
     """What OpenCL looks like to a process of honed with this environment."""
-    answer = ask(["platforms"], environ)
-    platforms = tuple(
-        Platform(name=p["name"], version=p["version"], devices=tuple(OpenCLDevice(**d) for d in p["devices"]))
-        for p in answer.document.get("platforms", ())
-    )
-    return OpenCL(
-        ended=answer.ended,
-        error=answer.error,
-        loader=answer.document.get("loader", ""),
-        platforms=platforms,
-    )
+    return strict.like(OpenCL, ask(["platforms"], environ))
 
 
-def _library(library: str) -> dict[str, Any]:
+def _library(library: str) -> ProbeAnswer:
     try:
         ctypes.CDLL(library)
     except OSError as error:
-        return {"error": str(error)}
-    return {"path": _mapped(os.path.basename(library)) or library}
+        return ProbeAnswer(ended="failed", error=str(error))
+    return ProbeAnswer(path=_mapped(os.path.basename(library)) or library)
 
 
 def _mapped(part: str) -> str:
@@ -85,62 +80,57 @@ def _mapped(part: str) -> str:
     return ""
 
 
-def _platforms() -> dict[str, Any]:
+def _platforms() -> ProbeAnswer:
     try:
         import pyopencl as cl
     except ImportError as error:
-        return {"error": f"pyopencl cannot be imported ({error})"}
+        return ProbeAnswer(ended="failed", error=f"pyopencl cannot be imported ({error})")
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
         if error.code != _PLATFORM_NOT_FOUND:
-            return {"error": f"the OpenCL loader answered {error}"}
+            return ProbeAnswer(ended="failed", error=f"the OpenCL loader answered {error}")
         platforms = []
-    return {"loader": _mapped("libOpenCL"), "platforms": [_platform(cl, p) for p in platforms]}
+    return ProbeAnswer(loader=_mapped("libOpenCL"), platforms=tuple(_platform(cl, p) for p in platforms))
 
 
-def _platform(cl: Any, platform: Any) -> dict[str, Any]:
+def _platform(cl: Any, platform: Any) -> Platform:
     try:
         devices = platform.get_devices()
     except cl.Error as error:
         # CL_DEVICE_NOT_FOUND; any other code leaves the platform without a device just the same.
         print(f"{platform.name}: {error}", file=sys.stderr)
         devices = []
-    return {
-        "name": platform.name.strip("\0 "),
-        "version": platform.version.strip("\0 "),
-        "devices": [_device(cl, d) for d in devices],
-    }
+    return Platform(
+        name=platform.name.strip("\0 "),
+        version=platform.version.strip("\0 "),
+        devices=tuple(_device(cl, d) for d in devices),
+    )
 
 
-def _device(cl: Any, device: Any) -> dict[str, Any]:
+def _device(cl: Any, device: Any) -> OpenCLDevice:
     kinds = {
         cl.device_type.GPU: "GPU",
         cl.device_type.ACCELERATOR: "accelerator",
         cl.device_type.CPU: "CPU",
     }
-    return {
-        "name": device.name.strip("\0 "),
-        "kind": next((name for bit, name in kinds.items() if device.type & bit), "other"),
-        "driver_version": device.driver_version.strip("\0 "),
-        "fp16": "cl_khr_fp16" in device.extensions.split(),
-        "compute_units": device.max_compute_units,
-        "memory_bytes": device.global_mem_size,
-        "usable": bool(device.available and device.compiler_available),
-    }
+    return OpenCLDevice(
+        name=device.name.strip("\0 "),
+        kind=next((name for bit, name in kinds.items() if device.type & bit), "other"),
+        driver_version=device.driver_version.strip("\0 "),
+        fp16="cl_khr_fp16" in device.extensions.split(),
+        compute_units=device.max_compute_units,
+        memory_bytes=device.global_mem_size,
+        usable=bool(device.available and device.compiler_available),
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one question on stdout."""
-    answer_to = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # drivers print on stdout too
-    commands: dict[str, Callable[..., dict[str, Any]]] = {
-        "library": _library,
-        "platforms": _platforms,
-    }
-    document = commands[arguments[0]](*arguments[1:])
-    json.dump(document, answer_to)
-    answer_to.close()
+    with os.fdopen(os.dup(1), "w") as answer_to:
+        os.dup2(2, 1)  # drivers print on stdout too
+        what, *of = arguments
+        json.dump(strict.to_plain(_library(*of) if what == "library" else _platforms()), answer_to)
     return 0
 
 

@@ -16,8 +16,8 @@ class Account:
 
     name: str
     uid: int
-    gids: frozenset[int]
-    groups: frozenset[str]
+    gids: tuple[int, ...]
+    groups: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

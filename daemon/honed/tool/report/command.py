@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from honed.tool.output import Output, bytes_text, line
-from honed.tool.parser import add_command
+from honed.machine.files import replacing
+from honed.runtime.client import Client
+from honed.tool.output import Console, Output, bytes_text, line
+from honed.tool.parser import Parser, define
+from honed.tool.progress import Reporter
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from .gather import gather
+from .page import page
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    report = add_command(
-        commands,
-        "report",
+def define_report(report: Parser) -> None:
+    """What `hone report` takes."""
+    define(
+        report,
         _report,
-        about="draw the service on one page: models, latencies, what tuning won, faults, the machine",
         details=(
             "The file needs nothing beside it, nothing from a network, and runs no script. For members of "
             "group honed; what tuning recorded is in it where you may change models."
@@ -31,14 +31,7 @@ def register(commands: Any) -> None:
     )
 
 
-def _report(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.machine.files import replacing
-    from honed.runtime.client import Client
-    from honed.tool.progress import Reporter
-
-    from .gather import gather
-    from .page import page
-
+def _report(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client, Reporter("report") as reporter:
         report = gather(client, told=lambda name, done: reporter.update(name, done, f"ask for {name}"))
     text = page(report).encode()
@@ -59,4 +52,3 @@ def _report(arguments: argparse.Namespace, output: Output) -> int:
             line(console, f"note: {note}")
 
     output.emit(document, show)
-    return 0

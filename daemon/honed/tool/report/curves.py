@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from honed.jobs.events import History
 from honed.protocol.versions import LatencyPoint, ModelHistory
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.view.plot import microseconds, number
@@ -13,9 +13,6 @@ from honed.tool.view.plot import microseconds, number
 from .chart import Chart, Dot, Rule
 from .scales import Logarithmic, Scale, counts, heights, times
 from .words import day
-
-if TYPE_CHECKING:
-    from honed.jobs.events import History
 
 _GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.daemon.observe.attribution import OTHER, WHOSE, BlamedFault
+from honed.jobs.events import Quarantined
 from honed.tool.commands.faults import REACH
+from honed.tool.output import capital
 
 from .contents import Report
 from .markup import Cell, badge, element, more, name_of, table
 from .words import day, moment
-
-if TYPE_CHECKING:
-    from honed.jobs.events import Quarantined
 
 _SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
@@ -104,7 +102,7 @@ def _story(each: Quarantined) -> Element | None:
 def _log(report: Report) -> list[Element]:
     told = report.faults
     if told.log_reason:
-        return [_nothing(f"{told.log_reason[:1].upper()}{told.log_reason[1:]}.")]
+        return [_nothing(f"{capital(told.log_reason)}.")]
     if not told.log:
         return [_nothing("It holds no fault of a GPU since the machine started.")]
     latest = [_fault(fault) for fault in reversed(told.log)]

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from honed.daemon.observe.attribution import blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, R, from_map
 from honed.protocol.errors import HonedError, NotFound
+from honed.protocol.faults import KernelLog
 from honed.protocol.methods import (
     METRICS,
     MODEL_HISTORY,
@@ -22,14 +22,11 @@ from honed.protocol.methods import (
     TUNER_RUN,
 )
 from honed.protocol.params import HistoryParams, ModelParams, TunerRunParams
+from honed.protocol.results import IndexedModel
+from honed.protocol.service import Metrics, ModelFigures
+from honed.runtime.client import Client
 
 from .contents import Report, ReportedChain, ReportedFaults, ReportedModel, ReportedVariant
-
-if TYPE_CHECKING:
-    from honed.protocol.faults import KernelLog
-    from honed.protocol.results import IndexedModel
-    from honed.protocol.service import Metrics, ModelFigures
-    from honed.runtime.client import Client
 
 _RECORDED = "what tuning recorded, and candidates in quarantine,"
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.daemon.idle.readings import value_text
 from honed.machine.bounds import BUSY
+from honed.protocol.device import DevicePeaks
+from honed.protocol.service import DeviceStatus
 from honed.tool.output import bytes_text, figure_text, seconds_text
 from honed.tool.view.devices import shown, worker_text
 
 from .contents import Report
 from .markup import badge, element, facts, more, name_of, table
-
-if TYPE_CHECKING:
-    from honed.protocol.device import DevicePeaks
-    from honed.protocol.service import DeviceStatus
 
 _VERDICTS = {"quiet": "good", "busy": "warn"}
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.protocol.results import ModelProof, ModelShown, TensorMetadata
+from honed.protocol.service import Figures, ModelFigures, Spans
+from honed.protocol.versions import ModelHistory, ModelVersion
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text
 from honed.tool.view.devices import placement_text
-from honed.tool.view.parts import in_parts
+from honed.tool.view.forms import in_parts
 
 from .chart import drawn
 from .contents import ReportedChain, ReportedModel, gain, served_median
 from .curves import served, tuned
 from .markup import Cell, Ids, badge, element, facts, more, name_of, table
 from .words import QUANTILES, day, gain_text, moment, state_badge
-
-if TYPE_CHECKING:
-    from honed.protocol.service import Figures, ModelFigures, Spans
-    from honed.protocol.versions import ModelHistory, ModelVersion
 
 _LATENCIES = (">p50", ">p95", ">p99")
 
@@ -32,18 +29,7 @@ def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element
         return element("p", "There are no models yet; add one with 'hone add FILE'.", class_="empty")
     return table(
         "Models, their engines and latencies in milliseconds",
-        (
-            "model",
-            "state",
-            "engine",
-            ">p50",
-            ">p95",
-            ">p99",
-            ">tuning won",
-            ">requests",
-            ">failed",
-            ">version",
-        ),
+        ("model", "state", "engine", *_LATENCIES, ">tuning won", ">requests", ">failed", ">version"),
         [
             (
                 element("a", name_of(model.listed.name), href=f"#{anchor}"),
@@ -66,7 +52,7 @@ def chains(reported: Sequence[ReportedChain]) -> Element | None:
         return None
     return table(
         "Chains, the models that they run, and latencies in milliseconds",
-        ("chain", "state", "~runs", "engine", ">p50", ">p95", ">p99", ">requests", ">failed"),
+        ("chain", "state", "~runs", "engine", *_LATENCIES, ">requests", ">failed"),
         [
             (
                 name_of(chain.listed.name),
@@ -223,21 +209,10 @@ def _variants(model: ReportedModel) -> Element | None:
     variants, told = model.shown.variants, {each.figures.name: each for each in model.variants}
     if not variants:
         return None
-    headings = (
-        "other shapes",
-        ">asked",
-        ">answered",
-        ">p50 ms",
-        ">won",
-        "engine",
-        ">version",
-        ">size",
-        "state",
-        "~why",
-    )
+    shapes = ("other shapes", ">asked", ">answered", ">p50 ms", ">won")
     return table(
         "Compiled forms for other shapes, the most asked for first",
-        headings,
+        (*shapes, "engine", ">version", ">size", "state", "~why"),
         [
             (
                 name_of(each.name.partition("@")[2] + (" (by hand)" if each.by_hand else "")),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from honed.protocol.service import Metrics
 from honed.tool.commands.tasks import milliseconds, origin
 from honed.tool.output import seconds_text
 
 from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Ids, element, facts, more, name_of, table
 from .words import gain_text
-
-if TYPE_CHECKING:
-    from honed.protocol.service import Metrics
 
 _SHOWN = 15  # tasks, before those that are shown when asked for
 _HUES = 6  # of models in the bar, before those that share one

@@ -6,21 +6,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.machine.files import replacing
 from honed.protocol.errors import Unavailable
+from honed.protocol.methods import MODEL_PROFILE
+from honed.protocol.results import ModelProfile
+from honed.runtime.client import Client
+from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, HostCall, Launch
 from honed.tool.output import Output, bytes_text, line
 from honed.tool.parser import UsageError
 
 from .boxes import draw
-from .parts import compiled_share
+from .forms import compiled_share
 from .svg import page, picture
-
-if TYPE_CHECKING:
-    from honed.protocol.results import ModelProfile
-    from honed.runtime.client import Client
 
 _RUNS = 5  # inferences that times are the mean of
 
@@ -34,10 +33,8 @@ def checked(path: Path | None) -> Path:
     return path
 
 
-def show_graph(socket: str | None, model: str, path: Path, output: Output) -> int:
+def show_graph(socket: str | None, model: str, path: Path, output: Output) -> None:
     """Draw the graph of a model to a file."""
-    from honed.runtime.client import Client
-
     with Client(socket) as client:
         compiled = _compiled(client, model)
         profile = _profile(client, model)
@@ -50,13 +47,10 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> in
     document = {"file": str(path), "boxes": boxes, "width": drawn.width, "height": drawn.height}
     said = f"{path} has the graph: {boxes} boxes, {drawn.width} x {drawn.height} pixels."
     output.emit(document, lambda console: line(console, said))
-    return 0
 
 
 def _compiled(client: Client, model: str) -> CompiledModel:
     """What the compiled file says, which the service hands out to who may change models."""
-    from honed.runtime.compiled import modelfile
-
     with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
         path = files.save_compiled(Path(folder) / "model.honed")
         return modelfile.read(path, verify=False).model
@@ -64,8 +58,6 @@ def _compiled(client: Client, model: str) -> CompiledModel:
 
 def _profile(client: Client, model: str) -> ModelProfile | None:
     """Where the model's time goes; None where it is not served."""
-    from honed.protocol.methods import MODEL_PROFILE
-
     try:
         return MODEL_PROFILE.result_of(client.profile(model, _RUNS))
     except Unavailable:

@@ -7,10 +7,9 @@ a process or a thread, s and f are the ends of an arrow.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from honed.protocol.results import ModelProfile, ModelShown, ProfiledRow, ShownKernel
+from honed.protocol.results import ModelProfile, ModelShown, ProfiledRow, ShownKernel
 
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from systemd import journal
 
@@ -80,14 +79,6 @@ class JournalReader:
     def close(self) -> None:
         """Give its files back; may be called again."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _at_end(self) -> bool:
         """Stand on the last record; False where there is none, and the first to come is the next."""

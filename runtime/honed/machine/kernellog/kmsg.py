@@ -8,8 +8,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
@@ -110,14 +109,6 @@ class KmsgReader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _record(self, raw: Raw) -> Record:
         if self._next is not None and raw.sequence > self._next:

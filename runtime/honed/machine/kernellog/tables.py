@@ -7,19 +7,17 @@ from typing import Final
 
 from .drivers import (
     amdgpu,
-    drm,
     i915,
     kbase,
     kbase_csf,
     kbase_jm,
+    kernel,
     lima,
     msm,
     nvidia,
-    oom,
     panfrost,
     panthor,
-    rknpu,
-    rocket,
+    rockchip,
     xe,
 )
 from .fault import Driver
@@ -49,13 +47,13 @@ TABLES: Final = (
         driver=Driver.PANFROST, words=("panfrost",), functions=("panfrost",), patterns=panfrost.PATTERNS
     ),
     RecordTable(driver=Driver.LIMA, words=("lima",), functions=("lima",), patterns=lima.PATTERNS),
-    RecordTable(driver=Driver.ROCKET, words=("rocket",), patterns=rocket.PATTERNS),
+    RecordTable(driver=Driver.ROCKET, words=("rocket",), patterns=rockchip.ROCKET),
     RecordTable(
         driver=Driver.RKNPU,
         words=("RKNPU",),
         openings=("RKNPU: ",),
         inner="RKNPU: ",
-        patterns=rknpu.PATTERNS,
+        patterns=rockchip.RKNPU,
     ),
     RecordTable(
         driver=Driver.AMDGPU,
@@ -63,7 +61,7 @@ TABLES: Final = (
         functions=("amdgpu", "gfx", "gmc", "sdma"),
         openings=("amdgpu: ",),
         inner=r"(?:amdgpu: )?(?:\{\d{1,20}\})?",  # the number of a RAS event
-        patterns=(*amdgpu.PATTERNS, *drm.PATTERNS),
+        patterns=(*amdgpu.PATTERNS, *kernel.DRM),
     ),
     RecordTable(
         driver=Driver.I915,
@@ -71,14 +69,14 @@ TABLES: Final = (
         functions=("i915", "intel"),
         openings=i915.OPENINGS,
         inner=r"(?:GT\d{1,3}: )?(?:GUC: )?",
-        patterns=(*i915.PATTERNS, *drm.PATTERNS),
+        patterns=(*i915.PATTERNS, *kernel.DRM),
     ),
     RecordTable(
         driver=Driver.XE,
         words=("xe",),
         functions=("xe",),
         inner=r"(?:Tile\d{1,3}: )?(?:GT\d{1,3}: )?",
-        patterns=(*xe.PATTERNS, *drm.PATTERNS),
+        patterns=(*xe.PATTERNS, *kernel.DRM),
     ),
     RecordTable(
         driver=Driver.MSM,
@@ -88,5 +86,5 @@ TABLES: Final = (
         patterns=msm.PATTERNS,
     ),
     RecordTable(driver=Driver.NVIDIA, openings=nvidia.OPENINGS, patterns=nvidia.PATTERNS),
-    RecordTable(driver=Driver.KERNEL, openings=oom.OPENINGS, patterns=oom.PATTERNS),
+    RecordTable(driver=Driver.KERNEL, openings=kernel.OPENINGS, patterns=kernel.OUT_OF_MEMORY),
 )

@@ -11,25 +11,24 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.daemon.settings.limits import Limits
 from honed.jobs import priorfile
+from honed.jobs.commands import Learn
+from honed.jobs.events import Learned
 from honed.protocol.errors import NotFound, Unimplemented
+from honed.protocol.methods import CONFIG_SHOW
 from honed.protocol.strict import to_plain
-
-from .output import Output, clean, fields, line, table
-from .parser import UsageError, add_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from honed.jobs.events import Learned
+from honed.runtime.client import Client
+from honed.tool.compiler import followed, started
+from honed.tool.output import Console, Output, clean, fields, line, table
+from honed.tool.parser import UsageError, add_action
 
 
-def register(actions: Any) -> None:
+def add_learning(actions: Any) -> None:
     """Add this action to those of `hone hub`."""
-    learn = add_command(
+    learn = add_action(
         actions,
         "learn",
         _learn,
@@ -62,11 +61,6 @@ def register(actions: Any) -> None:
 
 
 def _learn(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.jobs.commands import Learn
-
-    from . import compiler
-    from .progress import Reporter
-
     if arguments.output.is_dir():
         raise UsageError(f"{arguments.output} is a folder; name the file to write")
     with _records(arguments) as records:
@@ -78,12 +72,16 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
             profile=arguments.profile,
             bench=arguments.bench,
         )
-        with compiler.started(job, Limits()) as child, Reporter("learn") as reporter:
-            for news in child.events():
-                reporter.show(news)
-            done = child.result()
+        with started(job, Limits()) as child:
+            done = followed(child, "learn")
     output.emit(to_plain(done), lambda console: _print(console, done))
     return 0 if done.output else 1
+
+
+def check_hub() -> None:
+    """Raise Unimplemented without honed-hub."""
+    if importlib.util.find_spec("honed.hub") is None:
+        raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
 
 
 @contextmanager
@@ -93,13 +91,10 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     if "://" not in source and not any((Path(source) / part).exists() for part in ("hub.json", "boards")):
         yield Path(source)
         return
-    if importlib.util.find_spec("honed.hub") is None:
-        raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
+    check_hub()
     from honed.hub import gathering, machine, remote
     from honed.hub.minisign import PublicKey
     from honed.hub.settings import HubConfig
-    from honed.protocol.methods import CONFIG_SHOW
-    from honed.runtime.client import Client
 
     store = remote.store(source if "://" in source else str(Path(source).absolute()))
     trusted: Mapping[str, PublicKey] = {}

@@ -1,11 +1,11 @@
-"""What `hone show` says of a model that runs in parts, on two engines."""
+"""What `hone show` says of a model that runs in parts, on two engines, and of forms for other shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from honed.protocol.results import ShownForm, ShownPart, TensorMetadata
-from honed.tool.output import clean, shape_text
+from honed.protocol.results import ShownForm, ShownPart, ShownVariant, TensorMetadata
+from honed.tool.output import Table, bytes_text, clean, shape_text, table
 
 
 def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
@@ -50,3 +50,24 @@ def _handed(part: ShownPart) -> str:
 
 def _tensors(tensors: Sequence[TensorMetadata]) -> str:
     return ", ".join(f"{clean(t.name)} {shape_text(t.datatype, t.shape)}" for t in tensors) or "nothing"
+
+
+def variants_table(variants: Sequence[ShownVariant]) -> Table:
+    """Compiled forms for other shapes, the most asked for first."""
+    headings = ("other shapes", ">asked", ">answered", ">version", "engine", ">size", "state", "why")
+    return table(
+        headings,
+        [
+            (
+                each.name.partition("@")[2] + (" (by hand)" if each.by_hand else ""),
+                f"{each.requests:.0f}",
+                str(each.answered),
+                str(each.version) if each.version else "-",
+                each.engine,
+                bytes_text(each.bytes),
+                each.state.lower(),
+                each.why,
+            )
+            for each in sorted(variants, key=lambda each: (-each.requests, each.name))
+        ],
+    )
