@@ -27,7 +27,6 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
 from honed.tuner.attend import attention_seconds, joins, separable_seconds
-from honed.tuner.schedules import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.lower.functions.joining import Joins, never

@@ -12,7 +12,6 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.attend import attention_seconds, joins
-from honed.tuner.schedules import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.module import lower_module

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import version
 
-from honed.jobs import priorfile
 from honed.machine.profile import DeviceIdentity
 
 from .records import Setup
+from .search.shipped import chosen
 
-# Raised when the same trace would give another kernel than before, or a task another default schedule.
+# Raised when the same trace would give another kernel than before, or a task another default schedule for
+# another reason than its family's prior.
 _LOWERING = 8
 
 
@@ -20,6 +21,6 @@ def setup_for(identity: DeviceIdentity) -> Setup:
 
 
 def for_defaults(setup: Setup, family: str) -> Setup:
-    """What times of default schedules are kept under: an own prior chooses others than the one that ships."""
-    own = priorfile.own(family)
-    return setup if own is None else replace(setup, compiler=f"{setup.compiler}, prior {own.digest}")
+    """What times of default schedules are kept under: which those are is for the family's prior to say."""
+    prior = chosen(family)
+    return setup if prior is None else replace(setup, compiler=f"{setup.compiler}, prior {prior.digest}")

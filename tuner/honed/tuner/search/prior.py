@@ -10,20 +10,19 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.jobs import priorfile
-from honed.jobs.priorfile import FORMAT, SUFFIX, PriorFile
+from honed.jobs.priorfile import PriorFile
 from honed.runtime.origin import Origin, ScheduleSource
 
 from .costmodel import Array
 from .features import WIDTH
+from .shipped import shipped
 
 if TYPE_CHECKING:
     import xgboost
 
-FOLDER = Path(__file__).with_name("priors")
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +50,8 @@ def prior_of(family: str) -> Prior | None:
             return _loaded(own, f"{family}-own-{own.digest}")
         except ValueError as error:
             _log.warning("%s; the prior that comes with honed is used", error)
-    path = FOLDER / f"{family}{SUFFIX}"
-    return _loaded(priorfile.usable(path), f"{family}-{FORMAT}") if path.exists() else None
+    file = shipped(family)
+    return None if file is None else _loaded(file, f"{family}-{file.digest}")
 
 
 def _loaded(file: PriorFile, name: str) -> Prior:
