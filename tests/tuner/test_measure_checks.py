@@ -15,7 +15,7 @@ from honed.machine.mali import model_of
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.runtime.execution import proof
 from honed.tuner.lower.program import MemoryValue
-from honed.tuner.measure import codec, median
+from honed.tuner.measure import codec, timed
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
     LEFT,
@@ -329,18 +329,18 @@ def test_the_document_tells_of_all_checks_in_their_order() -> None:
 
 
 def test_the_interval_of_the_median() -> None:
-    assert median.interval([3.0, 1.0, 2.0]) == median.Interval(2.0, 1.0, 3.0)
-    assert median.interval(range(1, 7)) == median.Interval(3.5, 1, 6)
+    assert timed.interval([3.0, 1.0, 2.0]) == timed.Interval(2.0, 1.0, 3.0)
+    assert timed.interval(range(1, 7)) == timed.Interval(3.5, 1, 6)
     # Ranks 2 and 8 of 9, 10 and 21 of 30: textbook values for 95 %.
-    assert median.interval(range(1, 10)) == median.Interval(5, 2, 8)
-    assert median.interval(range(1, 31)) == median.Interval(15.5, 10, 21)
+    assert timed.interval(range(1, 10)) == timed.Interval(5, 2, 8)
+    assert timed.interval(range(1, 31)) == timed.Interval(15.5, 10, 21)
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     for n in (6, 9, 20, 40):
         draws = rng.lognormal(size=(4000, n))
-        held = sum(found.low <= 1.0 <= found.high for found in map(median.interval, draws))
+        held = sum(found.low <= 1.0 <= found.high for found in map(timed.interval, draws))
         assert held / 4000 >= 0.94, n
 
 

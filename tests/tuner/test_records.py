@@ -460,7 +460,7 @@ def test_many_candidates_are_found_quickly(path: Path) -> None:
         values: dict[str, Any] = dict.fromkeys(
             ("device", "workload", "driver", "compiler", "trace_sha256", "source_sha256", "owner", "id"), ""
         )
-        for query in (sql.BANNED, sql.RUNNING, sql.BEST, sql.TRACES, sql.BY_ID, sql.OWNERS):
+        for query in (sql.BANNED, sql.RUNNING, sql.BEST, sql.BY_ID, sql.OWNERS):
             plan = records._connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
             scans = [row[3] for row in plan if row[3].startswith("SCAN") and "INDEX" not in row[3]]
             assert scans == [], query

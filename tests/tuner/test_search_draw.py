@@ -17,12 +17,11 @@ from tvm.s_tir.schedule import Trace
 from tvm_ffi import structural_equal
 
 from honed.machine.families import FAMILIES
-from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import Size, launches_of, size_of
-from honed.tuner.search.draw import Draw, Drawing
+from honed.tuner.search.draw import Drawing, draws
 from honed.tuner.search.outline import Outline
 
 from .search_functions import dense, imagined, tasks
@@ -97,17 +96,11 @@ def test_every_factorisation_is_as_likely() -> None:
     assert min(found.values()) > 140
 
 
-def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int) -> list[Draw]:
-    """About so many different schedules of every sketch."""
-    drawing = Drawing(func, profile, 1)
-    return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
-
-
 @pytest.mark.parametrize("family", ["cpu", "mali"])
 def test_draws_are_the_same_every_time_differ_and_replay(family: str) -> None:
     one, func = imagined(family), dense(96, 128, 64)
     before = fresh(func)
-    found, again = draws(func, one, 1), draws(func, one, 1)
+    found, again = draws(func, one, 1, 1), draws(func, one, 1, 1)
     assert [draw.trace for draw in found] == [draw.trace for draw in again]
     assert all(np.array_equal(a.features, b.features) for a, b in zip(found, again, strict=True))
     assert len({draw.trace for draw in found}) == len(found)
@@ -120,7 +113,7 @@ def test_draws_of_a_sketch_go_on_where_they_were_left() -> None:
     one, func = imagined("cpu"), dense(96, 128, 64)
     drawing = Drawing(func, one, 1)
     first, second = next(drawing.of(0)), next(drawing.of(0))
-    assert [first.trace, second.trace] == [draw.trace for draw in draws(func, one, 2)[:2]]
+    assert [first.trace, second.trace] == [draw.trace for draw in draws(func, one, 2, 1)[:2]]
 
 
 def test_a_sketch_of_which_nothing_fits_is_left() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from random import Random
 
 from tvm import tirx
@@ -42,6 +42,12 @@ class Draw:
     def trace(self) -> str:
         """The text that `traces.apply` makes the same schedule of."""
         return traces.to_text(self.schedule.trace)
+
+
+def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
+    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
+    drawing = Drawing(func, profile, seed)
+    return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
