@@ -32,7 +32,7 @@ from .search_functions import dense, imagined, tasks
 pytestmark = pytest.mark.tvm
 
 
-SHIPPED = sorted(path.stem for path in prior.FOLDER.glob(f"*{priorfile.SUFFIX}"))
+SHIPPED = sorted(path.stem for path in shipped.FOLDER.glob(f"*{priorfile.SUFFIX}"))
 
 
 def test_processors_and_malis_have_a_prior() -> None:

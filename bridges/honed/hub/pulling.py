@@ -68,63 +68,59 @@ def pull(
     trouble is its own, and told of it. Raises Unavailable where the hub cannot be reached at all, and what
     `take_in` raises. `memory` and `shelf` are changed, and the caller's to keep.
     """
-    done = Pulled()
     found = looking.look(store, trusted, owner, memory, shelf, now, own=own, names=names or ())
     withdrawn = indexes.withdrawn_by_several([f.index for f in found if f.index is not None], SEVERAL)
-    known = set(memory.taken)
+    known, work = set(memory.taken), _Pull(store, take_in, memory, withdrawn, hold)
     for source in found:
-        if names is not None and source.name not in names:
-            continue
-        done.sources.append(
-            _taken(store, _wanted(source, here, known), source, withdrawn, take_in, memory, done, hold=hold)
-        )
-    memory.pulled_s, memory.sources = now, tuple(done.sources)
-    return done
+        if names is None or source.name in names:
+            work.done.sources.append(work.taken(source, _wanted(source, here, known)))
+    memory.pulled_s, memory.sources = now, tuple(work.done.sources)
+    return work.done
 
 
-def _taken(
-    store: HubStore,
-    wanted: Sequence[tuple[IndexedFile, str]],
-    source: FoundIndex,
-    withdrawn: Collection[Withdrawn],
-    take_in: TakeIn,
-    memory: HubMemory,
-    done: Pulled,
-    *,
-    hold: bool,
-) -> KeyStanding:
-    """Take in the `wanted` files of a source, with the specs of their devices, as far as one pull goes."""
-    told = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
-    records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - done.lines), MAX_SOURCE_BYTES  # that may still come
-    for entry, device in wanted:
-        if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
-            told = replace(told, problem=_problem(entry, _TOO_LARGE))
-            continue
-        if hold:
-            done.held += entry.records
-            continue
-        records, size = records - entry.records, size - entry.bytes
-        if min(records, size) < 0:
-            _log.info("%s has more than one pull takes; the rest comes with the next", source.name)
-            break
-        try:
-            data = store.read(indexes.object_file(source.key, entry.sha256), entry.bytes)
-            objects.check(data, entry.sha256)
-        except (InvalidArgument, NotFound) as error:
-            told = replace(told, problem=_problem(entry, error))
-            continue
-        except Unavailable as error:  # of this file: the index could be read
-            told = replace(told, problem=_problem(entry, error))
-            break
-        hints = _Hints(data, entry.records, source.name, withdrawn, done)
-        try:
-            told = replace(told, records=told.records + _take(hints, device, take_in))
-        except InvalidArgument as error:
-            told = replace(told, problem=_problem(entry, error))
-            if not hints.wrong:  # it is the service that refuses now
+@dataclass(slots=True)
+class _Pull:
+    store: HubStore
+    take_in: TakeIn
+    memory: HubMemory
+    withdrawn: Collection[Withdrawn]
+    hold: bool
+    done: Pulled = field(default_factory=Pulled)
+
+    def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
+        """Take in the `wanted` files, with the specs of their devices, as far as one pull goes."""
+        told = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
+        # What may still come.
+        records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES
+        for entry, device in wanted:
+            if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
+                told = replace(told, problem=_problem(entry, _TOO_LARGE))
                 continue
-        memory.taken += (_known(source, entry),)  # whatever is in it, it will not change
-    return told
+            if self.hold:
+                self.done.held += entry.records
+                continue
+            records, size = records - entry.records, size - entry.bytes
+            if min(records, size) < 0:
+                _log.info("%s has more than one pull takes; the rest comes with the next", source.name)
+                break
+            try:
+                data = self.store.read(indexes.object_file(source.key, entry.sha256), entry.bytes)
+                objects.check(data, entry.sha256)
+            except (InvalidArgument, NotFound) as error:
+                told = replace(told, problem=_problem(entry, error))
+                continue
+            except Unavailable as error:  # of this file: the index could be read
+                told = replace(told, problem=_problem(entry, error))
+                break
+            hints = _Hints(data, entry.records, source.name, self.withdrawn, self.done)
+            try:
+                told = replace(told, records=told.records + _take(hints, device, self.take_in))
+            except InvalidArgument as error:
+                told = replace(told, problem=_problem(entry, error))
+                if not hints.wrong:  # it is the service that refuses now
+                    continue
+            self.memory.taken += (_known(source, entry),)  # whatever is in it, it will not change
+        return told
 
 
 def _wanted(

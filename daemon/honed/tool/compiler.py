@@ -20,7 +20,7 @@ from .progress import Reporter
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Work(Protocol[R_co]):
+class RunningJob(Protocol[R_co]):
     """A running job, wherever that is."""
 
     def events(self) -> Iterator[News]:
@@ -38,14 +38,14 @@ class CompilerDied(HonedError):
 
 
 class CompilerChild(Generic[R]):
-    """A job that runs in a child; as `Work`."""
+    """A job that runs in a child; as `RunningJob`."""
 
     def __init__(self, job: Job[R], running: RunningChild) -> None:
         self._listener = Listener(job)
         self._running = running
 
     def events(self) -> Iterator[News]:
-        """See `Work`."""
+        """See `RunningJob`."""
         for line in self._running.lines():
             try:
                 news = self._listener.hear(line)
@@ -57,11 +57,11 @@ class CompilerChild(Generic[R]):
                 yield news
 
     def interrupt(self) -> None:
-        """See `Work`."""
+        """See `RunningJob`."""
         self._running.interrupt()
 
     def result(self) -> R:
-        """See `Work`."""
+        """See `RunningJob`."""
         try:
             return self._listener.result(self._running.death())
         except Died as died:
@@ -104,7 +104,7 @@ def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
         return followed(child, title)
 
 
-def followed(work: Work[R], title: str) -> R:
+def followed(work: RunningJob[R], title: str) -> R:
     """Its result, with progress on stderr."""
     with Reporter(title) as reporter:
         for news in work.events():

@@ -22,7 +22,7 @@ from .compiler import CompilerDied
 
 
 class Remote(Generic[R]):
-    """A command running in the service; as `Work`. `descriptors` came with the result."""
+    """A command running in the service; as `RunningJob`. `descriptors` came with the result."""
 
     def __init__(
         self, socket: str | None, job: type[Job[R]], params: TunerRunParams, descriptors: Sequence[int]
@@ -40,7 +40,7 @@ class Remote(Generic[R]):
         self._thread.start()
 
     def events(self) -> Iterator[News]:
-        """See `Work`."""
+        """See `RunningJob`."""
         while (plain := self._news.get()) is not None:
             event = _event(plain, self._result)
             if isinstance(event, News):
@@ -51,7 +51,7 @@ class Remote(Generic[R]):
         threading.Thread(target=self._stop, daemon=True).start()
 
     def result(self) -> R:
-        """See `Work`; raises what the service answered."""
+        """See `RunningJob`; raises what the service answered."""
         self._thread.join()
         if isinstance(self._error, Internal):
             raise CompilerDied(str(self._error)) from self._error

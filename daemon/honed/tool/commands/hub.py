@@ -15,10 +15,10 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
+from honed.tool.hublearning import add_learning, check_hub
 from honed.tool.output import Console, Output, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, add_action, add_actions
 
-from .hublearning import add_learning, check_hub
 from .models import set_aside
 
 if TYPE_CHECKING:

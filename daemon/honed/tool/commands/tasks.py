@@ -13,7 +13,7 @@ from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tool.compiler import CompilerDied, Work
+from honed.tool.compiler import CompilerDied, RunningJob
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
@@ -55,7 +55,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, lambda console: _print(console, told, served))
 
 
-def _told(child: Work[Done], title: str) -> TasksFound:
+def _told(child: RunningJob[Done], title: str) -> TasksFound:
     """The event with the tasks."""
     told = None
     with Reporter(title) as reporter:

@@ -22,7 +22,7 @@ from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 from honed.protocol.params import ModelParams
 from honed.protocol.versions import ModelPublished
 from honed.runtime.client import Client
-from honed.tool.compiler import CompilerDied, Work, started
+from honed.tool.compiler import CompilerDied, RunningJob, started
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, count, define, minutes
@@ -147,7 +147,7 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
         return done, MODEL_PUBLISH.result_of(answer)
 
 
-def _searched(child: Work[Tuned], run: TuningRun) -> Tuned:
+def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     with TuningView(run) as view, stopping(child, view.stop):
         for event in child.events():
@@ -163,7 +163,7 @@ def _searched(child: Work[Tuned], run: TuningRun) -> Tuned:
 
 
 @contextmanager
-def stopping(child: Work[Any], stop: Callable[[], None]) -> Iterator[None]:
+def stopping(child: RunningJob[Any], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 

@@ -21,9 +21,10 @@ from honed.protocol.errors import NotFound, Unimplemented
 from honed.protocol.methods import CONFIG_SHOW
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
-from honed.tool.compiler import followed, started
-from honed.tool.output import Console, Output, clean, fields, line, table
-from honed.tool.parser import UsageError, add_action
+
+from .compiler import followed, started
+from .output import Console, Output, clean, fields, line, table
+from .parser import UsageError, add_action
 
 
 def add_learning(actions: Any) -> None:
