@@ -5,7 +5,7 @@ What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
 
 from __future__ import annotations
 
-import os
+import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,7 +125,7 @@ def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
     marked = []
     for item in value:
         if type(item) is memoryview and len(item) >= LARGE:
-            marker = os.urandom(16)
+            marker = secrets.token_bytes(16)
             apart[marker] = item
             marked.append(marker)
         else:
