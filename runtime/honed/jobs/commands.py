@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -297,6 +297,7 @@ def parse(arguments: Sequence[str], about: str) -> Job[Any]:
             _add(one, each, hints[each.name], positional=each.name == job.positional)
     given = vars(parser.parse_args(arguments))
     kind: type[Job[Any]] = given.pop("job")
+    given |= {name: put(given[name]) for name, (_, put) in _REPEATED.items() if name in given}
     return kind(**given)
 
 
@@ -308,10 +309,9 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, *, positi
         parser.add_argument(each.name, type=kind, choices=choices)
     elif hint is bool:
         parser.add_argument(*_flags(each), dest=each.name, action="store_true")
-    elif hint == Shapes:
-        parser.add_argument(*_flags(each), dest=each.name, default=default, action=_AddShape)
-    elif hint == Sizes:
-        parser.add_argument(*_flags(each), dest=each.name, default=default, action=_AddSizes)
+    elif each.name in _REPEATED:
+        one, _ = _REPEATED[each.name]
+        parser.add_argument(*_flags(each), dest=each.name, type=one, default=[], action="append")
     else:
         required = default is MISSING
         parser.add_argument(
@@ -334,7 +334,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
 
 
-def parse_sizes(text: str) -> MetSizes:
+def _sizes(text: str) -> MetSizes:
     """`PART:100,7`: sizes of a part by its number; raises InvalidArgument."""
     part, colon, sizes = text.partition(":")
     try:
@@ -345,18 +345,11 @@ def parse_sizes(text: str) -> MetSizes:
         raise InvalidArgument(f"--sizes {text!r} is not of the form PART:100,7") from None
 
 
-class _AddSizes(argparse.Action):
-    """Takes the sizes of a part into a tuple."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest), parse_sizes(values)))
-
-
-class _AddShape(argparse.Action):
-    """Takes a shape into a map."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, getattr(namespace, self.dest) | parse_shapes([values]))
+# Options that may be given again: how one is read, and what all of them are put into.
+_REPEATED: Mapping[str, tuple[Callable[[str], Any], Callable[[Iterable[Any]], Any]]] = {
+    "shapes": (_shape, dict),
+    "sizes": (_sizes, tuple),
+}
 
 
 def _flags(each: Field[Any]) -> tuple[str, ...]:
