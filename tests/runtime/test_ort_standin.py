@@ -82,14 +82,14 @@ def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
     options = SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.execution_mode = ExecutionMode.ORT_PARALLEL
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    options.add_session_config_entry("session.use_env_allocators", "1")
     with pytest.raises(errors.NotImplemented, match="optimised"):
         InferenceSession(model.SerializeToString(), options)
     options.add_session_config_entry("honed.fallback", "1")
     theirs = InferenceSession(model.SerializeToString(), options)._genuine.get_session_options()
     assert onnx.load(options.optimized_model_filepath).graph.output[0].name == "y"
     assert theirs.execution_mode.name == "ORT_PARALLEL"
-    assert theirs.get_session_config_entry("session.set_denormal_as_zero") == "1"
+    assert theirs.get_session_config_entry("session.use_env_allocators") == "1"
     taken = InferenceSession(model.SerializeToString(), options)
     given = OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))
     logged = RunOptions()
