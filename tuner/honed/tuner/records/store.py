@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import time
@@ -40,10 +39,6 @@ from .rows import (
     timing_values,
 )
 
-logger = logging.getLogger(__name__)
-
-BUSY_S = 10.0
-
 
 class InQuarantine(InvalidArgument):
     """The candidate must not run on this device again."""
@@ -72,7 +67,7 @@ class Records:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, measured_by: str | None = None, busy_s: float = BUSY_S
+        cls, path: str | os.PathLike[str], *, measured_by: str | None = None, busy_s: float = 10.0
     ) -> Self:
         """Open or create the database at `path`; `measured_by` (this host's name) goes into new records.
 
@@ -127,8 +122,7 @@ class Records:
                 raise AlreadyExists("this candidate is being measured already; try another")
             self._add_device(new.setup)
             more = {"trace": new.trace, "now": self._clock(), "measured_by": self.measured_by, "way": new.way}
-            number: int = self._rows(sql.BEGIN, {**key, **more})[0][0]
-        return number
+            return int(self._rows(sql.BEGIN, {**key, **more})[0][0])
 
     def finish(self, candidate_id: int, verdict: Verdict) -> TuningRecord:
         """Record the verdict on a candidate this process has begun; gives it as recorded.
@@ -235,8 +229,7 @@ class Records:
 
     def latest_hint(self, model: str) -> int:
         """A number that grows when a hub brings something for a model's tasks; 0 where it has not."""
-        latest: int = self._rows(sql.HINTS_LATEST, {"model": model})[0][0]
-        return latest
+        return int(self._rows(sql.HINTS_LATEST, {"model": model})[0][0])
 
     def refuse(self, new: NewCandidate, reason: str) -> None:
         """Note that a candidate was refused before anything was given to the device.
