@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from honed.protocol.errors import HonedError
 from honed.runtime.calling.leaseclient import LeaseHolder
@@ -48,9 +47,7 @@ class LeaseGate(Gate):
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._watcher.join()
 

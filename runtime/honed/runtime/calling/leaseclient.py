@@ -15,7 +15,6 @@ import os
 import select
 import socket as sockets
 import time
-from types import TracebackType
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
@@ -104,9 +103,7 @@ class LeaseHolder:
     def __enter__(self) -> LeaseHolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self) -> None:

@@ -10,7 +10,6 @@ import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from honed.protocol.errors import DeviceError
 from honed.tuner.lower.dotnames import DOT, DOT_ADD
@@ -93,9 +92,7 @@ class OfflineCompiler:
     def __enter__(self) -> OfflineCompiler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
