@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.tuner.tvm_printer import tvm_printer
+from tests.tuner.printer.tvm_printer import tvm_printer
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner.demo import lightglue

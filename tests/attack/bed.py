@@ -25,7 +25,7 @@ from tests.daemon.running import Service, start, wait_for
 from . import users
 from .aside import Aside
 from .attack import Findings
-from .models import Victim, wide
+from .material.models import Victim, wide
 
 CONFIG = """
 [limits]

@@ -28,8 +28,8 @@ from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import BringParams
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted
-from tests.daemon.own_models import X, adding, answers
 from tests.daemon.raw import Raw, packed
+from tests.daemon.serving.own_models import X, adding, answers
 
 from .users import GROUP
 

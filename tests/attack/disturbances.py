@@ -12,7 +12,7 @@ from honed.runtime.errors import HonedError
 
 from .attack import Attack
 from .bed import Bed
-from .models import Victim
+from .material.models import Victim
 
 _STEPS = (3600, -3600, 86_400, -86_400, 30 * 86_400, 5 * 365 * 86_400, -20 * 365 * 86_400, 80 * 365 * 86_400)
 _NAME = "during"

@@ -15,7 +15,7 @@ from tests.daemon.raw import packed
 
 from .attack import Attack
 from .bed import VICTIM, Bed
-from .mutate import LARGE, Mutator, shown
+from .material.mutate import LARGE, Mutator, shown
 
 _LAST = 3_000_000  # number of the request after the hostile one
 # Parameters that are right, of methods that change nothing; the rest are called with wrong ones only.

@@ -20,7 +20,7 @@ from .bed import Bed, quietly
 from .clients import beside
 from .descriptors import memfd
 from .frames import note
-from .mutate import LARGE
+from .material.mutate import LARGE
 
 _PROFILES = 6  # connections
 _FLOODS = 4  # connections with 64 requests each: the whole queue

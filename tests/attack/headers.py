@@ -18,7 +18,7 @@ from honed.runtime.errors import HonedError
 
 from .attack import Attack
 from .bed import VICTIM, Bed
-from .mutate import FLOATS, Mutator, shown
+from .material.mutate import FLOATS, Mutator, shown
 
 _PREAMBLE = struct.Struct("<8sIIQ32s32s")
 _LARGE = 31 << 20  # bytes of a header: just inside of what is allowed

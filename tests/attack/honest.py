@@ -21,8 +21,8 @@ from honed.runtime.errors import HonedError
 
 from . import users
 from .aside import percentile, tell, turns
+from .material.models import Victim
 from .meter import Waits
-from .models import Victim
 
 EVERY_SECONDS = 0.004
 _CALL_SECONDS = 30.0

@@ -17,7 +17,7 @@ from .attack import Attack
 from .bed import VICTIM, Bed
 from .descriptors import memfd
 from .frames import note
-from .mutate import INTEGERS, TEXTS, Mutator, shown
+from .material.mutate import INTEGERS, TEXTS, Mutator, shown
 
 _ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED"}
 _DATATYPES = ("FP32", "FP16", "FP64", "INT32", "BOOL", "UINT8", "fp32", "FP32\0", "", "BF16", "x" * 5000)

@@ -20,8 +20,8 @@ from honed.runtime.errors import HonedError
 from .aside import Aside
 from .attack import Attack, Findings
 from .bed import Bed, until
+from .material.models import Victim
 from .meter import STALL_MS
-from .models import Victim
 
 BACK_MIB = 48.0  # above its baseline, what the daemon may keep for later
 WORKER_BACK_MIB = 192.0  # the worker likewise: its driver loads a compiler with the first kernel it builds

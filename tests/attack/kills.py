@@ -18,8 +18,8 @@ from honed.runtime.errors import HonedError
 
 from .attack import Attack
 from .bed import CONFIG, Bed, quietly, until
-from .models import Victim
-from .onnx_makers import right
+from .material.models import Victim
+from .material.onnx_makers import right
 
 _NAMES = tuple(f"kill-{i}" for i in range(5))
 _COMPILER_FROM, _TUNER_FROM = 8.0, 12.0  # seconds of a round: they take long to start

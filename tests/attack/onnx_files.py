@@ -17,7 +17,7 @@ from honed.runtime.errors import HonedError
 
 from .attack import Attack
 from .bed import Bed
-from .onnx_makers import offered
+from .material.onnx_makers import offered
 
 _REFUSALS = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}
 _ONE_SECONDS = 10.0  # of processor time, that the frontend may take for one small file

@@ -23,7 +23,7 @@ from honed.runtime.errors import HonedError
 from .attack import Attack
 from .bed import Bed, until
 from .judge import new_log
-from .mutate import Mutator, shown
+from .material.mutate import Mutator, shown
 
 _START_SECONDS = 20.0  # until the service listens
 _NEWER = "newer honed"

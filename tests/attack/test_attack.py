@@ -24,9 +24,9 @@ from .attack import HEADS, Findings, plain, seeded, table, verdict
 from .bed import TOKEN, VICTIM, Bed
 from .frames import CHANGING, HARMLESS, Frames
 from .judge import Judge
+from .material.models import Victim
+from .material.mutate import Mutator
 from .meter import Reading
-from .models import Victim
-from .mutate import Mutator
 
 
 def test_a_round_is_repeated_by_its_seed() -> None:

@@ -18,7 +18,7 @@ from honed.runtime.errors import HonedError
 
 from .attack import Attack
 from .bed import Bed
-from .mutate import TEXTS, Mutator
+from .material.mutate import TEXTS, Mutator
 
 _WORDS: tuple[str, ...] = (
     "[",
@@ -55,7 +55,7 @@ _PARSE_SECONDS = 0.05  # for one line of any length
 _RELOAD_SECONDS = 15.0
 _KMSG_LINES = 3  # a run may write into the machine's log
 
-_SAMPLES = Path(__file__).parents[1] / "runtime" / "test_kernellog_samples.jsonl"
+_SAMPLES = Path(__file__).parents[1] / "machine" / "test_kernellog_samples.jsonl"
 LINES: tuple[str, ...] = tuple(json.loads(line)["message"] for line in _SAMPLES.read_text().splitlines())
 
 

@@ -23,9 +23,9 @@ from honed.protocol.methods import METHODS, Right
 from honed.protocol.params import TunerRunParams
 from honed.runtime import Client
 from tests.attack import users
-from tests.daemon.own_models import ANNA, client, for_users
 from tests.daemon.running import Service
-from tests.daemon.test_own_models import asked
+from tests.daemon.serving.own_models import ANNA, client, for_users
+from tests.daemon.serving.test_own_models import asked
 
 from .test_hub_files import record
 

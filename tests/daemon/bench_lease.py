@@ -20,7 +20,7 @@ import numpy as np
 from honed.runtime import Client
 from tests.runtime.builder import add_constant
 
-from .lease_holder import Tuner
+from .idle.lease_holder import Tuner
 from .running import start, wait_for
 
 SIZE = 8  # elements of the model's input

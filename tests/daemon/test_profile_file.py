@@ -16,8 +16,8 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.errors import ModelRefused
 from honed.tool.main import main
 
+from .changes.test_adding_onnx import WEIGHTS, X, dense
 from .running import Service
-from .test_adding_onnx import WEIGHTS, X, dense
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "devices.md"
 Compile = Callable[..., tuple[int, str]]

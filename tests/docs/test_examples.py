@@ -16,8 +16,8 @@ import pytest
 
 import honed.runtime
 from tests.daemon.conftest import SIZE, service, small_model, start_service
-from tests.daemon.own_models import adding
 from tests.daemon.running import DEADLINE, Service, start
+from tests.daemon.serving.own_models import adding
 from tests.libhoned.binding import SANITIZED, compiled, lacking
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures

@@ -173,3 +173,8 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     assert f"\n  {ON_END}\n" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])
+
+
+def test_no_folder_of_tests_is_full() -> None:
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))
+    assert house.full_folders(House(tuple(Module(file, "") for file in files), "")) == []

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from tests.attack.frames import PIECES
-from tests.attack.mutate import Mutator
+from tests.attack.material.mutate import Mutator
 from tests.daemon.running import DEADLINE
 
 from .fake import Connection, Fake, Message, right

@@ -19,7 +19,7 @@ from honed.tuner.frontend import normalise
 from honed.tuner.prove import graphs
 
 from . import tooled
-from .test_frontend_rules import run
+from .frontend.test_rules import run
 
 pytestmark = pytest.mark.tvm
 Made = Callable[[Path], onnx.ModelProto]

@@ -19,8 +19,8 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.valhall.compiler import Dump
 from honed.tuner.verdict import Outcome
 from tests.daemon.conftest import small_model
+from tests.daemon.idle.test_lease_service import EASY
 from tests.daemon.running import Service, serving, wait_for
-from tests.daemon.test_lease_service import EASY
 from tests.tuner.liars import honest
 from tests.tuner.valhall.conftest import dump, source
 from tests.tuner.valhall.test_bench import OneProgram

@@ -1,0 +1,215 @@
+"""Building and checking happen apart from serving, and endanger nothing that is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from honed.daemon.store import inspection
+from honed.daemon.store.compiled import Compiled
+from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
+from tests.daemon.conftest import SIZE
+from tests.daemon.running import Service, wait_for
+from tests.daemon.serving.test_crashes import crashing_model
+from tests.daemon.stubs import StubTuner
+from tests.runtime.builder import Builder, chain
+
+pytestmark = [pytest.mark.service, pytest.mark.opencl]
+Starter = Callable[..., Service]
+X = np.arange(SIZE, dtype=np.float32)
+
+
+class Adding(threading.Thread):
+    """Adds a model in the background; `error` is what came of it."""
+
+    def __init__(self, service: Service, path: Path, name: str) -> None:
+        super().__init__()
+        self._service, self._path, self._name = service, path, name
+        self.error: HonedError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self._service.client() as client:
+                client.add(self._path, name=self._name)
+        except HonedError as error:
+            self.error = error
+
+
+def others(service: Service) -> list[psutil.Process]:
+    """Processes of workers that do not serve."""
+    with service.client() as client:
+        serving = client.status()["worker"]["pid"]
+    found = []
+    for child in psutil.Process(service.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it ended just now
+            if child.pid != serving and "honed.daemon.worker" in child.cmdline():
+                found.append(child)
+    return found
+
+
+@pytest.mark.slow
+def test_building_that_does_not_end_endangers_nothing(start_service: Starter, tmp_path: Path) -> None:
+    service = start_service()
+    (tmp_path / "first").mkdir()
+    with service.client() as client:
+        client.add(never_built(tmp_path / "first"), name="same")
+        worker = client.status()["worker"]["pid"]
+        service.configure("[limits]\nload_seconds = 1.0\n[tuner]\nspawn = false\n")
+        adding = Adding(service, never_built(tmp_path), "slow")
+        while adding.is_alive():
+            for process in others(service):
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+        assert isinstance(adding.error, ModelRefused)
+        assert "longer than 1 s" in " ".join((str(adding.error), *adding.error.reasons))
+        np.testing.assert_array_equal(client.infer("same", {"x": X})["y"], X)
+        assert client.status()["worker"]["pid"] == worker
+
+
+def never_built(folder: Path) -> Path:
+    """A model that no test before has built, so that the cache does not know it."""
+    builder = Builder()
+    x, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
+    source = f"""// {folder}
+      __kernel void same(__global const float* a, __global float* b) {{
+        int i = get_global_id(0); b[i] = a[i]; }}"""
+    builder.launch(builder.kernel(source, "same", "rw", 4 * SIZE, groups=SIZE, block=1), x, y)
+    return builder.write(folder / "same.honed")
+
+
+def test_the_process_that_builds_is_killed_and_the_addition_goes_on(
+    start_service: Starter, tmp_path: Path
+) -> None:
+    service = start_service()
+    with service.client() as client:
+        worker = client.status()["worker"]["pid"]
+        adding = Adding(service, never_built(tmp_path), "m")
+        wait_for(lambda: others(service) or not adding.is_alive(), "a process that builds", service)
+        for process in others(service):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        adding.join()
+        assert adding.error is None
+        np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], X)
+        assert client.status()["worker"]["pid"] == worker
+    service.process.kill()
+    service.process.wait()
+    wait_for(
+        lambda: not any(child.is_running() for child in adopted(service)), "what it started to end", service
+    )
+
+
+def adopted(service: Service) -> list[psutil.Process]:
+    """Workers whose service is gone."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(service.state) in " ".join(process.info["cmdline"] or ())
+    ]
+
+
+def test_a_worker_that_hangs_is_noticed_before_anybody_asks(
+    start_service: Starter, small_model: Path
+) -> None:
+    service = start_service(config="[limits]\nrun_seconds = 0.5\n")
+    with service.client() as client:
+        client.add(small_model, name="small")
+        worker = service.worker
+        assert worker is not None
+        worker.suspend()
+        wait_for(lambda: client.status()["worker"]["restarts"] == 1, "the worker to be replaced", service)
+        service.wait_ready()
+        np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
+
+
+@pytest.mark.slow
+def test_a_model_that_crashes_now_and_then_is_given_up_and_nobody_else_waits(
+    start_service: Starter, small_model: Path, tmp_path: Path
+) -> None:
+    service = start_service()
+    with service.client() as client:
+        client.add(small_model, name="small")
+        client.add(crashing_model(tmp_path), name="crash")
+        for _ in range(10):
+            np.testing.assert_array_equal(client.infer("crash", {"x": -X})["y"], -X)  # in between it is well
+            with pytest.raises(Unavailable):
+                client.infer("crash", {"x": X + 1})
+            np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
+            state = next(m for m in client.models() if m["name"] == "crash")
+            if state["state"] == "UNAVAILABLE":
+                break
+        assert "within an hour" in state["reason"]
+        assert "next start" not in service.log
+        assert client.status()["worker"]["restarts"] <= 8
+
+
+def test_what_is_refused_does_not_wait_for_what_is_compiled(start_service: Starter, tmp_path: Path) -> None:
+    stub = StubTuner(tmp_path)
+    slow, refused = tmp_path / "slow.onnx", tmp_path / "refused.onnx"
+    slow.write_bytes(b"takes as long as it is told to")
+    refused.write_bytes(b"has operators that nobody knows")
+    stub.knows(slow, chain(1, SIZE))
+    stub.knows(refused, chain(1, SIZE))
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    stub.first(
+        slow,
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n",
+    )
+    stub.first(refused, 'say(event="refused", message="it has no known operator", reasons=[])\nsys.exit(1)\n')
+    service = start_service(environment=stub.environment)
+    adding = Adding(service, slow, "slow")
+    wait_for(begun.exists, "the compilation to begin", service)
+    with service.client() as client, pytest.raises(ModelRefused, match="no known operator"):
+        client.add(refused, name="refused")
+    assert adding.is_alive()
+    go.touch()
+    adding.join()
+    assert adding.error is None
+
+
+def test_a_reader_that_somebody_kills_is_not_the_files_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspection.python
+    kills = 0
+
+    def python(module: str, *paths: str) -> tuple[str, ...]:
+        nonlocal kills
+        kills -= 1
+        return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module, *paths)
+
+    monkeypatch.setattr(inspection, "python", python)
+    kills = 2
+    assert asyncio.run(inspection.Inspector().inspect(path)).launches == 1
+    kills = 99
+    with pytest.raises(Unavailable, match="SIGKILL"):
+        asyncio.run(inspection.Inspector().inspect(path))
+
+
+def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = chain(1, SIZE).write(tmp_path / "good.honed"), tmp_path / "bad.honed"
+    bad.write_bytes(b"whatever")
+    real = inspection.python
+
+    def python(module: str, *paths: str) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", "kill -BUS $$") if paths[0] == str(bad) else real(module, *paths)
+
+    async def go() -> list[object]:
+        return [found async for _, found in inspection.inspect_all([good, bad, good])]
+
+    monkeypatch.setattr(inspection, "python", python)
+    first, second, third = asyncio.run(go())
+    assert isinstance(first, Compiled)
+    assert isinstance(second, ModelFileError)
+    assert first == third

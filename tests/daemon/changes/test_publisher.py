@@ -1,0 +1,187 @@
+"""Publications that meet something else in the middle. A real store; pool and worker are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from honed.daemon.changes.publishing import Publisher
+from honed.daemon.core.actions import Persist
+from honed.daemon.core.events import Added, Event, Judged, LoadedProof, WorkerReady
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import ServedModel, VersionTrial
+from honed.daemon.observe.latencies import Latencies
+from honed.daemon.serving.commits import Commits
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.compiled import Compiled, summarise
+from honed.daemon.store.inspection import Inspector
+from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.store.store import Manifest, Store, new_version
+from honed.daemon.store.versions import ComparisonResult, first, succeed
+from honed.protocol.params import PublishParams
+from honed.protocol.results import ModelChecked
+from honed.protocol.versions import ModelPublished
+from honed.runtime.compiled import modelfile
+from tests.daemon import spin
+
+
+class Interrupted(Store):
+    """Something happens in the loop while a manifest is written."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def commit(self, manifest: Manifest, staged: Iterable[tuple[StoredFile, Path]]) -> None:
+        self.meanwhile()
+        super().commit(manifest, staged)
+
+
+class Loader:
+    """Whatever is loaded is twice as fast."""
+
+    async def load(self, key: str, path: str, **_: object) -> LoadedProof:
+        return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
+
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
+        return ComparisonResult(old=(200,) * rounds, new=(100,) * rounds, wrong="")
+
+
+class Pool:
+    """The machine with one worker, which is ready; of what it wants done only the store sees anything."""
+
+    def __init__(self, models: Registry, commits: Commits) -> None:
+        self.machine = Machine(models, ("",), "", 1)
+        self.persisting: list[asyncio.Task[None]] = []
+        self._commits = commits
+        self._server = SimpleNamespace(loader=Loader(), name="")
+        self.handle(WorkerReady(engine="", worker=1, spec="d", family="cpu"))
+
+    def handle(self, event: Event) -> None:
+        for action in self.machine.handle(event, 0.0, 0.0):
+            if isinstance(action, Persist):
+                self.persisting.append(asyncio.ensure_future(self._commits.persist(action.model)))
+
+    def device_of(self, _: ServedModel) -> SimpleNamespace:
+        return self._server
+
+    def check_at_home(self, _: ServedModel) -> None:
+        """It is."""
+
+    def wake(self, _: str) -> None:
+        """There are no variants."""
+
+    @contextmanager
+    def keeping(self, *_: object) -> Iterator[None]:
+        yield
+
+
+class Jobs:
+    """One change at a time."""
+
+    @contextmanager
+    def job(self, *_: object) -> Iterator[None]:
+        yield
+
+
+def read(path: Path) -> Compiled:
+    with modelfile.read(path) as file:
+        return summarise(file.model)
+
+
+def stored(store: Store, folder: Path) -> tuple[Manifest, Manifest]:
+    """Model m at version 2, and as it was at version 1; no source, so anything of its shape succeeds it."""
+    manifest: Manifest | None = None
+    before: Manifest | None = None
+    for number, turns in ((1, 400), (2, 200)):
+        file = describe(spin.write(folder / f"v{number}.honed", turns), "m.honed")
+        path = folder / f"v{number}.honed"
+        schedules = read(path).schedules
+        version = new_version(file, number, schedules=schedules, why="", now=number, settled=number == 1)
+        before = manifest
+        history = succeed(manifest.history, version, 2, keep=True) if manifest else first(version, 1)
+        manifest = Manifest(
+            name="m",
+            added=1,
+            compiled=file,
+            history=history,
+            sources=(),
+            shapes={},
+            precision="fp32",
+        )
+        store.commit(manifest, [(file, path)])
+    assert manifest is not None
+    assert before is not None
+    return before, manifest
+
+
+@pytest.mark.parametrize("at", ["before it is stored", "while it is stored"])
+def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
+    store = Interrupted(tmp_path / "state")
+    store.open()
+    before, present = stored(store, tmp_path)
+    offered = spin.write(tmp_path / "v3.honed", 100)
+
+    async def go() -> ModelPublished:
+        loop, models, inspector = asyncio.get_running_loop(), Registry(), Inspector()
+        commits = Commits(store, models)
+        pool = Pool(models, commits)
+        for manifest in (before, present):
+            compiled = read(store.object(manifest.compiled))
+            pool.handle(Added(manifest=manifest, compiled=compiled, home="", proof=None))
+            if manifest is before:
+                earlier = models.get("m")
+        model = models.get("m")
+        model.trial = VersionTrial(before=earlier, since=0.0)
+        publisher = Publisher(
+            Limits(),
+            store,
+            models,
+            cast(Any, pool),
+            cast(Any, Jobs()),
+            commits,
+            inspector,
+            Latencies(),
+            cast(Any, None),  # no engine is pinned
+        )
+
+        def crashes() -> None:
+            store.meanwhile = lambda: None
+            done = asyncio.run_coroutine_threadsafe(crash(), loop)
+            done.result(30)
+
+        async def crash() -> None:
+            pool.handle(Judged(model.number, "it crashed"))
+
+        if at == "while it is stored":
+            store.meanwhile = crashes
+        else:
+            await commits.turn.acquire()
+        descriptor = os.open(offered, os.O_RDONLY)
+        try:
+            params = PublishParams(name="m", expected=model.key, why="tuned")
+            publishing = asyncio.ensure_future(publisher.publish(params, [descriptor]))
+            if at == "before it is stored":
+                while not commits.turn._waiters:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.01)
+                await crash()
+                commits.turn.release()
+            told = await publishing
+        finally:
+            os.close(descriptor)
+        await asyncio.gather(*pool.persisting)
+        assert models.get("m").key == before.compiled.sha256
+        return told
+
+    told = asyncio.run(go())
+    assert not told.published
+    assert told.version == 1
+    history = store.open()[0]["m"].history
+    assert history.current.number == 1
+    assert "it crashed" in history.get(2).quarantine

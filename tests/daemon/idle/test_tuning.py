@@ -1,0 +1,143 @@
+"""The whole service, left alone: it tunes what was added, and serves what it found. Real tuner, real PoCL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from honed.runtime import Client
+from tests.daemon.running import Service, wait_for
+from tests.daemon.tool.test_tuned import INNER, ROWS, X, write_model
+
+pytest.importorskip("honed.tuner")
+pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+SHAPES = {"x": (1, 9, 61, 63), "a": (97, 131), "b": (131, 83)}
+IDLE = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+[tuner]
+spawn = true
+"""
+
+
+def tuner_of(service: Service) -> psutil.Process | None:
+    for child in psutil.Process(service.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it may have ended
+            if "honed.tuner.service" in child.cmdline():
+                return child
+    return None
+
+
+def wait_for_tuner_aside(service: Service) -> psutil.Process:
+    """The tuner, when it has told the kernel to run it only where nobody else wants the processor."""
+    found: list[psutil.Process] = []
+
+    def aside() -> bool:
+        tuner = tuner_of(service)
+        if tuner is None or os.sched_getscheduler(tuner.pid) != os.SCHED_IDLE:
+            return False
+        found.append(tuner)
+        return True
+
+    wait_for(aside, "the tuner", service)
+    return found[-1]
+
+
+def write_untabled(path: Path) -> Path:
+    """Functions that no table has a row for: what they are served with first leaves much to be won."""
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["highest"], **window),
+        helper.make_node("AveragePool", ["x"], ["mean"], count_include_pad=1, **window),
+        helper.make_node("MatMul", ["a", "b"], ["ab"]),
+        helper.make_node("Softmax", ["ab"], ["y"], axis=0),
+    ]
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in SHAPES.items()]
+    outputs = [helper.make_tensor_value_info(name, 1, SHAPES["x"]) for name in ("highest", "mean")]
+    outputs.append(helper.make_tensor_value_info("y", 1, (97, 83)))
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def trials(client: Client) -> int:
+    tuning = client.metrics()["tuning"]
+    return sum(tuning["trials"].values()) if tuning else 0
+
+
+@pytest.mark.slow
+def test_a_model_gets_faster_with_no_command_given(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=IDLE)
+    random = np.random.default_rng(0)
+    given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    # Other tests keep the processors busy, and it would wait until they end.
+    os.sched_setscheduler(wait_for_tuner_aside(service).pid, os.SCHED_OTHER, os.sched_param(0))
+    with service.client() as client:
+        client.add(write_untabled(tmp_path / "m.onnx"), name="m")
+        before = client.infer("m", given)
+
+        def check_answers() -> None:
+            for name, answer in client.infer("m", given).items():
+                np.testing.assert_allclose(answer, before[name], atol=1e-5)
+
+        wait_for(lambda: trials(client) > 0, "a first trial", service, seconds=300)
+        assert client.status()["lease"]["granted"] > 0
+        check_answers()
+        wait_for(
+            lambda: client.status()["lease"]["revoked"] > 0, "the lease to be revoked", service, seconds=300
+        )
+        wait_for(lambda: client.history("m")["version"] > 1, "a tuned version", service, seconds=500)
+        history = client.history("m")
+        assert history["versions"][1]["why"].startswith("idle tuning")
+        assert history["versions"][1]["new_us"] < history["versions"][1]["old_us"]
+        check_answers()
+        assert client.status()["tuner"]["pid"] > 0
+
+
+@pytest.mark.slow
+def test_where_the_time_of_a_used_model_goes_is_asked_before_it_is_tuned(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=IDLE.replace("[idle]", "[idle]\nenabled = false"))
+    with service.client() as client:
+        client.add(write_model(tmp_path / "mlp.onnx"), name="mlp", shapes={"x": (ROWS, INNER)})
+        client.infer("mlp", {"x": X})
+        spent = client.metrics()["models"][0]["spent"]
+        assert (spent["tasks"], spent["profiled"]) == ({}, "")
+        service.configure(IDLE)
+        wait_for(lambda: client.metrics()["models"][0]["spent"]["profiled"], "a profile", service)
+        model = client.metrics()["models"][0]
+        assert model["spent"]["profiled"] == client.show("mlp")["sha256"]
+        assert model["requests"] == 1, "a profile is no request"
+        assert 0 < sum(model["spent"]["tasks"].values()) <= model["spent"]["seconds"] * 1.001
+        tasks = {kernel["task"] for kernel in client.show("mlp")["kernels"]}
+        assert set(model["spent"]["tasks"]) <= tasks
+
+
+def test_a_tuner_that_dies_is_started_anew_and_ends_with_the_service(
+    start_service: Callable[..., Service],
+) -> None:
+    service = start_service(config=IDLE)
+    wait_for(lambda: tuner_of(service), "the tuner", service)
+    first = tuner_of(service)
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: (t := tuner_of(service)) and t.pid != first.pid, "another tuner", service)
+    second = tuner_of(service)
+    assert second is not None
+    service.kill()
+    wait_for(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, "its end", service)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from honed.machine import devices
+from honed.machine.devices import Device
+from honed.machine.families import FAMILIES, family_of
+from honed.runtime.errors import NotFound
+from tests.runtime.builder import PROFILE
+
+NAMES = ["ARM Platform/Mali-G610 r0p0", "PoCL/cortex-a76 #0", "PoCL/cortex-a76 #1"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fitting"),
+    [
+        ("0", [0]),
+        ("2", [2]),
+        ("3", []),
+        ("mali", [0]),
+        ("arm platform/MALI", [0]),
+        ("pocl", [1, 2]),
+        ("PoCL/cortex-a76 #1", [2]),
+        ("#0", [1]),
+        ("PoCL/cortex-a76", [1]),
+        ("ARM Platform/Mali-G610 r0p0 #0", [0]),
+        ("ARM Platform/Mali-G610 r0p0 #1", []),
+        ("nvidia", []),
+        ("", [0, 1, 2]),
+        ("²", []),
+    ],
+)
+def test_specs(spec: str, fitting: list[int]) -> None:
+    assert devices.matching(spec, NAMES) == fitting
+
+
+def test_a_device_is_found_again_by_its_spec(device: Device) -> None:
+    assert devices.select(device.spec).cl == device.cl
+    assert devices.select(device.spec.upper()).cl == device.cl
+    specs = [d.spec for d in devices.discover()]
+    assert len(set(specs)) == len(specs)
+    assert devices.select(str(specs.index(device.spec))).cl == device.cl
+
+
+def test_a_kind_is_its_first_device(device: Device) -> None:
+    kinds = [d.kind for d in devices.discover()]
+    assert devices.select(device.kind.lower()).cl == devices.discover()[kinds.index(device.kind)].cl
+    if "accelerator" not in kinds:
+        with pytest.raises(NotFound, match="'accelerator' fits no device"):
+            devices.select("accelerator")
+
+
+def test_the_environment_chooses(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HONED_DEVICE", device.spec)
+    assert devices.select().cl == device.cl
+    monkeypatch.setenv("HONED_DEVICE", "no such device")
+    with pytest.raises(NotFound, match="no such device"):
+        devices.select()
+    assert devices.select(device.spec).cl == device.cl
+    monkeypatch.setenv("HONED_DEVICE", "")
+    assert devices.select().kind in ("GPU", "accelerator", "CPU")
+
+
+def test_a_spec_that_fits_nothing_is_told_what_there_is(device: Device) -> None:
+    with pytest.raises(NotFound) as caught:
+        devices.select("abacus")
+    assert device.spec in str(caught.value)
+    assert "hone doctor" in str(caught.value)
+
+
+@pytest.mark.opencl
+def test_a_machine_without_drivers(tmp_path: Path) -> None:
+    code = """
+from honed.machine import devices
+from honed.runtime.errors import DeviceError
+print(devices.discover())
+try:
+    devices.select()
+except DeviceError as error:
+    print(error)
+"""
+    environment = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "OPENCL_VENDOR_PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.startswith("[]\nthere is no usable OpenCL device")
+
+
+def test_the_profile_is_the_devices(device: Device) -> None:
+    limits, rules = device.profile.limits, device.profile.rules
+    assert limits.max_work_group_size == device.cl.max_work_group_size
+    assert limits.base_align_bytes * 8 == device.cl.mem_base_addr_align
+    assert limits.fp16 == ("cl_khr_fp16" in device.cl.extensions)
+    assert rules.max_threads <= limits.max_work_group_size
+    assert device.cl.driver_version in device.profile.identity.driver_version
+
+
+@pytest.mark.parametrize(
+    ("name", "is_cpu", "family"),
+    [
+        ("Mali-LODX r0p0", False, "mali"),
+        ("Mali-G610 MC4 (Panfrost)", False, "mali"),
+        ("Mali-G999 r0p0", False, "mali"),
+        ("Immortalis-G715 r0p0", False, "mali"),
+        ("llvmpipe (LLVM 19)", False, "cpu"),
+        ("pthread-cortex-a76", True, "cpu"),
+        ("NVIDIA H100", False, "gpu"),
+    ],
+)
+def test_families(name: str, is_cpu: bool, family: str) -> None:
+    assert family_of(name, is_cpu=is_cpu).name == family
+
+
+def test_mali_rules() -> None:
+    rules = devices.rules_for(FAMILIES["mali"], PROFILE.limits)
+    assert (rules.local_memory, rules.max_vector_bytes, rules.max_threads) == (False, 16, 256)
+    assert (rules.max_unroll, rules.max_source_bytes, rules.max_queued_launches) == (16, 65536, 512)
+
+
+@pytest.mark.parametrize(
+    ("link", "family", "platform", "vendor", "expected"),
+    [
+        (
+            "class/misc/mali0/device/driver -> bus/platform/drivers/mali",
+            "mali",
+            "ARM Platform",
+            "ARM",
+            "kbase",
+        ),
+        (
+            "class/drm/renderD128/device/driver -> bus/platform/drivers/panthor",
+            "mali",
+            "rusticl",
+            "Arm",
+            "panthor",
+        ),
+        (
+            "class/drm/card0/device/driver -> bus/platform/drivers/panfrost",
+            "mali",
+            "rusticl",
+            "Arm",
+            "panfrost",
+        ),
+        ("class/drm/card0/device/driver -> bus/platform/drivers/panthor", "mali", "ARM Platform", "ARM", ""),
+        (
+            "class/drm/card0/device/driver -> bus/pci/drivers/nvidia",
+            "gpu",
+            "NVIDIA CUDA",
+            "NVIDIA Corporation",
+            "nvidia",
+        ),
+        ("class/drm/card0/device/driver -> bus/pci/drivers/nvidia", "cpu", "PoCL", "AuthenticAMD", ""),
+        ("class/drm/card0/device/driver -> bus/pci/drivers/i915", "gpu", "Intel", "Intel", ""),
+    ],
+)
+def test_kernel_drivers(
+    tmp_path: Path, link: str, family: str, platform: str, vendor: str, expected: str
+) -> None:
+    at, to = (tmp_path / part for part in link.split(" -> "))
+    to.mkdir(parents=True)
+    at.parent.mkdir(parents=True)
+    at.symlink_to(to)
+    assert devices.kernel_driver(FAMILIES[family], platform, vendor, tmp_path) == expected
+
+
+def test_the_client_needs_no_opencl() -> None:
+    code = """
+import sys
+sys.modules["pyopencl"] = None
+import honed.runtime, honed.runtime.compiled.modelfile, honed.runtime.compiled.validate
+import honed.machine.profilefile
+from honed.runtime.errors import DeviceError
+try:
+    honed.runtime.load
+except DeviceError as error:
+    print(error)
+try:
+    honed.runtime.nothing
+except AttributeError:
+    print("no such name")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("pyopencl cannot be imported")
+    assert done.stdout.endswith("no such name\n")
+
+
+def test_no_code_asks_for_a_family_by_name() -> None:
+    """What is meant is a field of its row: another family may do the same."""
+    asked = re.compile(r"""family\b[^#"]*(==|!=|\bin) *[({\[]?["']""")
+    root = Path(__file__).parents[2]
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for part in ("runtime", "tuner", "daemon")
+        for path in (root / part).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if asked.search(line)
+    ]
+    assert found == []

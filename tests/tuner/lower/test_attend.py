@@ -1,0 +1,162 @@
+"""Attentions as one kernel: the same answers, fewer launches, and only where that pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.tuner import frontend
+from honed.tuner.attend import attention_seconds, joins
+from honed.tuner.lower.functions.legalize import legalize
+from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import lower_module
+from honed.tuner.running import run_model
+from honed.tuner.schedules import first_kernels
+from tests.tuner.graph.graphs import answers, parsed, weights
+from tests.tuner.search.search_functions import imagined, profile_of
+
+pytestmark = pytest.mark.tvm
+
+_SOFTMAX = "s = Mul(p, root) w = Softmax <axis = -1> (s)"
+_BODIES = {  # with the functions that are left
+    "softmax": (f"p = MatMul(q, k) {_SOFTMAX} y = MatMul(w, v)", 1),
+    "a mask": ("p = MatMul(q, k) m = Add(p, mask) w = Softmax <axis = -1> (m) y = MatMul(w, v)", 1),
+    "a limit of scores": (
+        "p = MatMul(q, k) t = Tanh(p) s = Mul(t, root) w = Softmax <axis = -1> (s) y = MatMul(w, v)",
+        1,
+    ),
+    "an elementwise tail": (f"p = MatMul(q, k) {_SOFTMAX} m = MatMul(w, v) y = Tanh(m)", 1),
+    "layer normalisation between": (
+        "p = MatMul(q, k) w = LayerNormalization <axis = -1> (p, scale) y = MatMul(w, v)",
+        1,
+    ),
+    "scores that others read, too": (
+        f"p = MatMul(q, k) {_SOFTMAX} m = MatMul(w, v) r = ReduceMax <axes = [-1]> (p) y = Add(m, r)",
+        5,
+    ),
+    "weights that others read, too": (
+        f"p = MatMul(q, k) {_SOFTMAX} m = MatMul(w, v) r = ReduceMax <axes = [-1]> (w) y = Add(m, r)",
+        4,
+    ),
+    "softmax of columns": (
+        "p = MatMul(q, k) w = Softmax <axis = -2> (p) y = MatMul(w, v)",
+        3,
+    ),
+    "columns of as many keys as rows": (
+        "p = MatMul(q, k) o = MatMul(p, v) t = Softmax <axis = -2> (o) y = MatMul(t, v)",
+        4,
+    ),
+}
+_SHAPES = {"q": (2, 2, 12, 8), "k": (2, 2, 8, 16), "v": (2, 2, 16, 16), "mask": (2, 1, 1, 16)}
+
+
+def _model(body: str, shapes: dict[str, tuple[int, ...]] = _SHAPES) -> onnx.ModelProto:
+    listed = {name: ",".join(map(str, shape)) for name, shape in shapes.items()}
+    given = ", ".join(
+        f"float[{shape}] {name}"
+        for name, shape in listed.items()
+        if f"{name})" in body or f"({name}," in body
+    )
+    made = (*shapes["q"][:-1], shapes["v"][-1])
+    text = f"({given}) => (float[{','.join(map(str, made))}] y) {{ {body} }}"
+    scale = np.linspace(0.5, 1.5, shapes["k"][-1], dtype=np.float32)
+    return parsed(text, root=np.array([0.35], np.float32), scale=scale)
+
+
+def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """Softmax of the products of `q` and `k`, times `v`."""
+    return _model(_BODIES["softmax"][0], shapes)
+
+
+def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
+    module = frontend.import_relax(frontend.normalise(model))
+    return len(read_program(legalize(module, profile, joins(profile, sorts=[attention_seconds]))).calls)
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "a mask" else pytest.mark.slow) for n in _BODIES]
+)
+def test_attentions_in_one_kernel_are_right(name: str, device: Device) -> None:
+    body, functions = _BODIES[name]
+    model = _model(body)
+    rng = np.random.default_rng(1)
+    given = {i.name: rng.standard_normal(_SHAPES[i.name]).astype(np.float32) for i in model.graph.input}
+    (expected,) = answers(model, given)
+    np.testing.assert_allclose(run_model(model, given, device)["y"], expected, atol=1e-5, rtol=1e-5)
+    assert _calls(model, imagined("gpu")) == functions
+
+
+def test_those_of_malis_stay_three_kernels() -> None:
+    assert _calls(_model(_BODIES["softmax"][0]), imagined("mali")) == 3
+
+
+@pytest.mark.parametrize("family", ["cpu", "gpu"])
+def test_rows_that_do_not_fit_stay_in_memory(family: str) -> None:
+    keys = 1 << 14
+    shapes = {"q": (1, 1, 16, 8), "k": (1, 1, 8, keys), "v": (1, 1, keys, 16)}
+    assert _calls(_model(_BODIES["softmax"][0], shapes), imagined(family)) == 3
+
+
+def test_few_rows_leave_a_large_device_idle() -> None:
+    """Sixteen rows are one work-group, and so one compute unit."""
+    one = imagined("gpu")
+    large = replace(one, limits=replace(one.limits, compute_units=128))
+    shapes = {"q": (1, 1, 16, 512), "k": (1, 1, 512, 256), "v": (1, 1, 256, 512)}
+    assert _calls(_model(_BODIES["softmax"][0], shapes), large) == 3
+    shapes = {name: (32, 4, *shape[2:]) for name, shape in shapes.items()}
+    assert _calls(_model(_BODIES["softmax"][0], shapes), large) == 1
+
+
+def test_small_ones_take_one_launch(device: Device) -> None:
+    for family in ("cpu", "gpu"):
+        profile = profile_of(family, device.profile)
+        module = frontend.import_named(frontend.normalise(_model(_BODIES["softmax"][0])))
+        lowered = lower_module(
+            module.module,
+            profile,
+            first=first_kernels,
+            names=module.names,
+            joins=joins(profile, sorts=[attention_seconds]),
+        )
+        (function,) = lowered.functions.values()
+        assert len(function.launches) == 1
+        (call,) = lowered.program.calls
+        assert call.operators[-1] == "y"
+        assert len(call.operators) > 3
+
+
+_PADDED = "pads = [1, 1, 1, 1]"
+_SEPARABLE = (
+    f"a = Conv <{_PADDED}> (x, w) r = Relu(a) c = Conv <group = 32, {_PADDED}> (r, each) s = Relu(c) "
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "family", "functions"),
+    [
+        ("m = Conv(s, to) y = Relu(m)", "cpu", 3),  # the first, both others, and what leaves the blocks
+        ("m = Conv(s, to) y = Relu(m)", "mali", 3),  # each by itself
+        ("m = Conv(s, to) y = Add(m, s)", "cpu", 4),  # what is between is read by others, too
+        (f"m = Conv <{_PADDED}> (s, w2) y = Relu(m)", "cpu", 4),  # a window needs its neighbours'
+    ],
+)
+def test_convolutions_of_each_channel_are_one_with_the_pointwise_one_behind(
+    body: str, family: str, functions: int
+) -> None:
+    text = f"(float[1,16,24,24] x) => (float[1,32,24,24] y) {{ {_SEPARABLE} {body} }}"
+    model = parsed(
+        text,
+        w=weights(32, 16, 3, 3),
+        each=weights(32, 1, 3, 3),
+        to=weights(32, 32, 1, 1),
+        w2=weights(32, 32, 3, 3),
+    )
+    profile = imagined(family)
+    module = frontend.import_relax(frontend.normalise(model))
+    assert len(read_program(legalize(module, profile, joins(profile))).calls) == functions

@@ -1,0 +1,252 @@
+"""What serves a function first: picked by a shipped prior, the same every time, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import xgboost
+from tvm import tirx
+
+from honed.jobs import priorfile
+from honed.jobs.priorfile import PriorFile
+from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.target import target_for
+from honed.tuner.schedules import first_kernels
+from honed.tuner.search import prior, shipped
+from honed.tuner.search.draw import Draw, Drawing
+from honed.tuner.search.features import WIDTH
+from honed.tuner.setup import for_defaults, setup_for
+from honed.tuner.tune.extract import extract
+from tests.tuner.lower.lowering import normal, run_lowered
+
+from .search_functions import dense, imagined, tasks
+
+pytestmark = pytest.mark.tvm
+
+
+SHIPPED = sorted(path.stem for path in shipped.FOLDER.glob(f"*{priorfile.SUFFIX}"))
+
+
+def test_processors_and_malis_have_a_prior() -> None:
+    assert {"cpu", "mali"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LastFirst:
+        """Scores what it is given last, which is the rule's schedule, highest."""
+
+        name, knows_rules = "prior:planted", knows
+
+        def predict(self, features: np.ndarray) -> np.ndarray:
+            return np.arange(len(features), dtype=np.float32)
+
+    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: LastFirst())
+    one = imagined("mali")
+    rule, _, passed_over = first_kernels(dense(96, 130, 64), "main", target_for(one), one)
+    assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
+
+
+def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    class Tracked(Drawing):
+        """Keeps which sketches were drawn from."""
+
+        def of(self, sketch: int) -> Iterator[Draw]:
+            asked.append(sketch)
+            return super().of(sketch)
+
+    class LikesTheThird:
+        """Scores the first draw of the third sketch best, and all others alike."""
+
+        name, knows_rules = "prior:planted", False
+
+        def predict(self, features: np.ndarray) -> np.ndarray:
+            scores = np.zeros(len(features), np.float32)
+            scores[2:3] = 1.0
+            return scores
+
+    monkeypatch.setattr("honed.tuner.schedules.Drawing", Tracked)
+    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: LikesTheThird())
+    one = imagined("mali")
+    first_kernels(dense(96, 130, 64), "main", target_for(one), one)
+    sketches = len(set(asked))
+    assert asked[:sketches] == list(range(sketches))
+    assert asked[sketches:] == [2] * (12 - sketches)
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_priors_know_the_present_features_and_are_small(family: str) -> None:
+    found = prior.prior_of(family)
+    assert found is not None
+    file = shipped.shipped(family)
+    assert file is not None
+    assert found.name == f"prior:{family}-{file.digest}"
+    assert found.predict(np.zeros((3, WIDTH), np.float32)).shape == (3,)
+    assert (shipped.FOLDER / f"{family}{priorfile.SUFFIX}").stat().st_size < 2 << 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a user's own priors lie."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(priorfile, "SYSTEM", tmp_path / "system")
+    folder = tmp_path / "honed/priors"
+    folder.mkdir(parents=True)
+    _forget()
+    yield folder
+    _forget()
+
+
+def _forget() -> None:
+    prior.prior_of.cache_clear()
+    priorfile.own.cache_clear()
+
+
+def learned(features: int) -> bytes:
+    """What is written of a prior of a processor."""
+    data = xgboost.DMatrix(np.eye(4, features, dtype=np.float32), label=np.arange(4))
+    model = bytes(xgboost.train({}, data, 1).save_raw("ubj"))
+    return PriorFile(family="cpu", knows_rules=True, model=model).written()
+
+
+def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:
+    one = imagined("cpu")
+    before, kept_under = prior.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
+    (folder / "cpu.prior").write_bytes(learned(WIDTH))
+    _forget()
+    own, file = prior.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
+    assert before is not None
+    assert own is not None
+    assert own.name == f"prior:cpu-own-{file.digest}"
+    assert before.name.startswith("prior:cpu-")
+    assert kept_under.compiler.endswith(before.name.removeprefix("prior:cpu-"))
+    assert own.knows_rules
+    under = for_defaults(setup_for(one.identity), "cpu")
+    assert (under == kept_under, under.compiler.endswith(file.digest)) == (False, True)
+    assert for_defaults(setup_for(one.identity), "gpu") == setup_for(one.identity), "it has none"
+
+
+@pytest.mark.parametrize("wrong", ["features", "damaged", "cut", "other", "none", "old"])
+def test_an_own_prior_that_cannot_be_used_is_told_and_left(
+    folder: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    data = learned(5 if wrong == "features" else WIDTH)
+    match wrong:
+        case "damaged":
+            data = data[:400] + bytes([data[400] ^ 1]) + data[401:]
+        case "cut":
+            data = data[:-1]
+        case "other":
+            data = data.replace(b'"cpu"', b'"gpu"')
+        case "none":
+            data = b"\0" * 5000
+        case "old":
+            data = data.replace(b'"honed_prior": 1', b'"honed_prior": 0')
+    (folder / "cpu.prior").write_bytes(data)
+    found = prior.prior_of("cpu")
+    assert found is not None
+    file = shipped.shipped("cpu")
+    assert file is not None
+    assert found.name == f"prior:cpu-{file.digest}"
+    assert "is used" in caplog.text or "is not used" in caplog.text
+
+
+@pytest.mark.opencl
+def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: DeviceProfile) -> None:
+    func, target = dense(96, 128, 64), target_for(profile)
+    rule, lowered, passed_over = first_kernels(func, "main", target, profile)
+    assert rule.startswith("prior:")
+    assert passed_over == []
+    assert first_kernels(func, "main", target, profile)[1] == lowered
+    a, b, c = normal(96, 64), normal(64, 128), np.zeros((96, 128), np.float32)
+    run_lowered(lowered, [a, b], [c], device)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = imagined("cpu")
+    assert not first_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
+    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: None)
+    assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
+
+
+@pytest.mark.parametrize(("family", "prior"), [("cpu", True), ("mali", False)])
+def test_small_functions_of_several_parts_are_one_launch_on_processors(
+    family: str, prior: bool, tmp_path: Path
+) -> None:
+    """Of a softmax rules make three."""
+    ((task, func),) = [(one.task, one.func) for one in tasks("softmax", tmp_path, imagined(family))]
+    origin, lowered, _ = first_kernels(func, task.name, target_for(imagined(family)), imagined(family))
+    assert origin.startswith("prior:") == prior
+    assert (len(lowered.launches) == 1) == prior
+
+
+def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, refused = imagined("cpu"), list[tirx.PrimFunc]()
+
+    def picky(func: tirx.PrimFunc, *others: Any) -> Lowered:
+        if len(refused) < 2:
+            refused.append(func)
+            raise LoweringFailed("it is not to my taste")
+        return lower_function(func, *others)
+
+    monkeypatch.setattr("honed.tuner.schedules.lower_function", picky)
+    rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    assert rule == passed_over[0].split(": ")[0]
+    assert passed_over == [f"{rule}: it is not to my taste"] * 2
+
+
+def test_where_no_pick_can_be_lowered_a_rule_does() -> None:
+    one = imagined("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("honed.tuner.schedules._TRIED", 0)
+        assert first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
+
+
+def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
+    one = imagined("gpu")
+    origin, lowered, _ = first_kernels(dense(192, 512, 512), "main", target_for(one), one)
+    assert origin == "tables:gpu"
+    (launch,) = lowered.launches
+    assert launch.grid[0] >= one.limits.compute_units
+    origin, lowered, _ = first_kernels(dense(8, 64, 512), "main", target_for(one), one)
+    assert origin == "tables:gpu", "none fills the device"
+    assert lowered.launches[0].grid[0] > 1
+    origin, _, _ = first_kernels(dense(1, 64, 4096), "main", target_for(one), one)
+    assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
+
+
+def test_products_of_malis_begin_with_a_table_and_else_the_prior_picks() -> None:
+    one = imagined("mali")
+    origin, lowered, _ = first_kernels(dense(192, 256, 256), "main", target_for(one), one)
+    assert origin == "tables:mali"
+    assert [(launch.grid, launch.block) for launch in lowered.launches] == [((4, 6, 1), (8, 8, 1))]
+    origin, _, _ = first_kernels(dense(192, 49, 64), "main", target_for(one), one)
+    assert origin.startswith("prior:mali-")
+
+
+@pytest.mark.parametrize(("family", "expected"), [("mali", "prior:mali"), ("cpu", "tables:cpu")])
+def test_convolutions_are_served_with_their_weights_laid_out(
+    family: str, expected: str, tmp_path: Path
+) -> None:
+    one = imagined(family)
+    graph = (
+        "g (float[1, 32, 28, 28] x, float[32, 32, 3, 3] w) => (float[1, 32, 28, 28] y) "
+        "{ y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    onnx.save(model, tmp_path / "model.onnx")
+    (task, *_) = extract(tmp_path / "model.onnx", {}, "fp32", one).tasks
+    origin, lowered, _ = first_kernels(task.func, "main", target_for(one), one)
+    assert origin.startswith(expected)
+    assert len(lowered.launches) == 3  # the weights packed, the image padded, and both multiplied
