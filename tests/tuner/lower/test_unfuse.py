@@ -22,7 +22,7 @@ from honed.tuner.contest import Contest, told
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records
-from honed.tuner.setup import setup_for
+from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.children import SearchChild
 from honed.tuner.tune.extract import Extraction, extract
 from honed.tuner.tune.session import SearchBudget
@@ -60,7 +60,8 @@ class Bench:
             for form, keys in (("joined", [self.contest.joined]), ("apart", self.contest.apart)):
                 for key in keys:
                     taken = Default(seconds=seconds[form], rate=None)
-                    records.put_default(key, setup_for(self.profile.identity), taken)
+                    setup = for_defaults(setup_for(self.profile.identity), self.profile.rules.family)
+                    records.put_default(key, setup, taken)
 
     def compiled(self) -> tuple[CompileResult, CompiledModel]:
         """The model with the records' schedules, proven on the device."""

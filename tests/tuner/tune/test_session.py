@@ -21,7 +21,7 @@ from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.schedules import recorded
-from honed.tuner.setup import setup_for
+from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
     LoadedTask,
@@ -411,7 +411,8 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
         timing = Timing(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
         records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
-        records.put_default("scale", setup, Default(seconds=1e-3, rate=None))
+        kept_under = for_defaults(setup, profile.rules.family)
+        records.put_default("scale", kept_under, Default(seconds=1e-3, rate=None))
     choose = recorded(tmp_path / "records.sqlite", profile).schedules
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
