@@ -388,11 +388,13 @@ def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
     with loaded(b, either, tmp_path) as executor:
         for _ in range(1000):
             executor.run({"x": x})
-        before = process.memory_info().rss
-        for _ in range(9000):
-            executor.run({"x": x})
-        grown = process.memory_info().rss - before
-    assert grown < 1 << 20  # an event or an array kept per inference would be more
+        grown = []
+        for _ in range(3):  # what else is in the process may grow once
+            before = process.memory_info().rss
+            for _ in range(3000):
+                executor.run({"x": x})
+            grown.append(process.memory_info().rss - before)
+    assert min(grown) < 300 << 10, grown  # an event or an array kept per inference would be more
 
 
 @pytest.mark.slow

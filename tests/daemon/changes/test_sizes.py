@@ -75,7 +75,7 @@ def sized(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator
         assert dense(client)["forms"] == []
         met = frozenset(boxes(client, path, image) for image in (_EMPTY, *_SOME))
         assert 0 in met
-        wait_for(lambda: dense(client)["forms"], "a form of the dense part", service, seconds=120.0)
+        wait_for(lambda: dense(client)["forms"], "a form of the dense part", service, seconds=300.0)
         yield Detector(service, path, met)
 
 

@@ -35,7 +35,7 @@ def script(code: str, *arguments: object) -> subprocess.Popen[str]:
 # Kills a tuner again and again: one fresh process forks them, since pytest's own has threads.
 KILLER = """
 import os, random, signal, sys, time
-from tests.tuner.records.test_records import Records, SETUP, State, new, right, trace
+from tests.tuner.records.test_records import Records, SETUP, RecordState, new, right, trace
 path, kills, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 pick = random.Random(seed)
 
@@ -80,12 +80,12 @@ for kill in range(kills):
         left = {int(c.trace[10:-1]) for c in records.abandoned()}
         assert len(left) <= 1, left
         kept = {int(c.trace[10:-1]): c for c in records.history("dense", SETUP)}
-        assert {n for n, c in kept.items() if c.state is State.DONE} >= done
+        assert {n for n, c in kept.items() if c.state is RecordState.DONE} >= done
         assert all(kept[n].timing == right(1 + n).timing for n in done)
         assert begun <= set(kept), begun - set(kept)
         banned |= left
         in_flight += bool(left)
-        assert {n for n, c in kept.items() if c.state is State.QUARANTINED} == banned
+        assert {n for n, c in kept.items() if c.state is RecordState.QUARANTINED} == banned
         assert not banned & done
         assert versions <= {int(v.why) for v in records.versions("m")}
         last = max(kept, default=0)
