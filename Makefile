@@ -8,7 +8,7 @@ run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 
 # Tests wait for processes now and then: one more than there are processors keeps them busy.
 JOBS ?= $(shell expr $$(nproc) + 1)
-test: setup ## run the tests: eight to ten minutes on two quiet cores
+test: setup ## run the tests: six to ten minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 PART ?= 1/1
