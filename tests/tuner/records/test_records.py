@@ -218,6 +218,10 @@ def test_other_drivers_and_compilers_are_set_aside(records: Records) -> None:
     add(records, 1, right(5), setup=NEWER_DRIVER)  # measured again: no longer stale
     assert [c.trace for c in records.stale("dense", NEWER_DRIVER)] == [trace(2)]
     assert records.stale("dense", OTHER_DEVICE) == []
+    assert [c.trace for c in records.history("dense", NEWER_DRIVER)] == [trace(1)]
+    with pytest.raises(InQuarantine):
+        records.begin(new(3, setup=NEWER_DRIVER))
+    assert len(records.history("dense", SETUP)) == 4
 
 
 def process_that_begins(path: Path, number: int) -> None:
