@@ -331,6 +331,14 @@ def edit(path: Path, *statements: str) -> None:
     connection.close()
 
 
+def test_a_word_of_another_version_is_told(path: Path, records: Records) -> None:
+    records.finish(records.begin(new(1)), WRONG)
+    assert [c.outcome for c in records.history("dense", SETUP)] == [Stored.WRONG]
+    edit(path, "UPDATE candidates SET outcome = 'doubtful'")
+    with pytest.raises(Unavailable, match=r"record 1 of task dense .*'doubtful' .* move their file away"):
+        records.history("dense", SETUP)
+
+
 def test_commits_are_durable(records: Records) -> None:
     assert records._connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert records._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime.origin import Way
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
@@ -129,19 +129,23 @@ _COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
 
 
 def candidate(row: Sequence[Any]) -> TuningRecord:
-    """The candidate of a row."""
+    """The candidate of a row; raises Unavailable where it has a word that this version does not know."""
     values = dict(zip(_COLUMNS, row, strict=True))
     figures = {name: values.pop(name) for name in _TIMING}
     outcome, way = values["outcome"], values["way"]
-    return TuningRecord(
-        **values
-        | {
+    try:
+        words: dict[str, object] = {
             "state": RecordState(values["state"]),
             "outcome": None if outcome is None else Stored(outcome),
-            "timing": None if figures["median_s"] is None else Timing(**figures),
             "way": None if way is None else Way(way),
         }
-    )
+    except ValueError as error:
+        raise Unavailable(
+            f"record {values['id']} of task {values['workload'][:12]} is of another version of honed "
+            f"({error}); use the version that wrote the records, or move their file away to begin anew"
+        ) from error
+    timing = None if figures["median_s"] is None else Timing(**figures)
+    return TuningRecord(**values | words | {"timing": timing})
 
 
 def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
