@@ -7,11 +7,13 @@ times, for want of a Mali to measure on.
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
@@ -22,6 +24,9 @@ from honed.tuner.verdict import Stored, Timing
 
 from .schedules import Tried, record, schedules
 from .zoo import write
+
+_PROFILE = predicted("mali-g610")
+_Item = TypeVar("_Item")
 
 
 def main() -> int:
@@ -34,31 +39,48 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    profile = predicted("mali-g610")
     with (
         tempfile.TemporaryDirectory() as folder,
         OfflineCompiler(options.root) as compiler,
         options.output.open("wb") as file,
     ):
         judge = MachineCodeJudge(compiler)
-        for n, path in enumerate(write(Path(folder), options.layers, options.seed)):
-            if time.monotonic() > end:
-                break
-            for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile).tasks:
-                tried = list(schedules(one, profile, options.seed))
-                times = [_seconds(one, each, begun, judge) for each, begun in _begun(tried, judge)]
-                for each, taken in zip(tried, times, strict=True):
-                    outcome = Stored.RIGHT if taken else Stored.NOT_BUILT
-                    timing = taken and Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1)
-                    file.write(record(one, each, profile.identity, outcome, timing or None))
-                file.flush()
-                print(f"{path.stem} {one.task.name[:40]}: {len(times)} judged", flush=True)
+        tasks = _tasks(write(Path(folder), options.layers, options.seed), options.seed, end)
+        for one, begun in _one_ahead(_begun(tasks, judge, options.seed)):
+            for tried, dump in begun:
+                taken = _seconds(one, tried, dump, judge)
+                outcome = Stored.RIGHT if taken else Stored.NOT_BUILT
+                timing = taken and Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1)
+                file.write(record(one, tried, _PROFILE.identity, outcome, timing or None))
+            file.flush()
+            print(f"{one.task.name[:60]}: {len(begun)} judged", flush=True)
     return 0
 
 
-def _begun(tried: Sequence[Tried], judge: MachineCodeJudge) -> list[tuple[Tried, Future[Dump]]]:
-    """All of them, compiled side by side."""
-    return [(each, judge.begin(each.lowered.source)) for each in tried]
+def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
+    """Those of the models, a quarter of them in singles, until the monotonic clock says `end`."""
+    rng = random.Random(seed)
+    for path in paths:
+        if time.monotonic() > end:
+            return
+        yield from extract(path, {}, "fp32" if rng.random() < 0.25 else "fp16", _PROFILE).tasks
+
+
+def _begun(
+    tasks: Iterable[Extracted], judge: MachineCodeJudge, seed: int
+) -> Iterator[tuple[Extracted, list[tuple[Tried, Future[Dump]]]]]:
+    """Each task's schedules, being compiled side by side."""
+    for one in tasks:
+        yield one, [(each, judge.begin(each.lowered.source)) for each in schedules(one, _PROFILE, seed)]
+
+
+def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
+    """The items, each when the next was taken: kernels of one are compiled while the next are lowered."""
+    last: list[_Item] = []
+    for item in items:
+        yield from last
+        last = [item]
+    yield from last
 
 
 def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> float | None:
