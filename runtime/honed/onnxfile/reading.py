@@ -80,7 +80,9 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
     if attribute.HasField("sparse_tensor"):
         yield attribute.sparse_tensor.values
         yield attribute.sparse_tensor.indices
-    for graph in (attribute.g, *attribute.graphs):
+    if attribute.HasField("g"):
+        yield from _graph_tensors(attribute.g)
+    for graph in attribute.graphs:
         yield from _graph_tensors(graph)
 
 

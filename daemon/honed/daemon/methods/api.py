@@ -46,6 +46,7 @@ from honed.protocol.params import (
     ProfileParams,
     RegionName,
     RegionParams,
+    SetParams,
     TunerReportParams,
     TunerRunParams,
     TunerStopParams,
@@ -110,7 +111,7 @@ def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
 
 
 def _forward(method: Method[P, R], handler: Handler[P, R]) -> None:
-    """Have requests for `method` answered so."""
+    """Have requests for `method` answered so; until it is awaited, `handler` may raise HonedError alone."""
     _HANDLERS[method.name] = handler
 
 
@@ -385,6 +386,10 @@ class Api:
         meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
         return await self.bringer.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
 
+    @_answers(methods.MODEL_SET)
+    async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
+        return await self.settings.set(self.registry.model(params.name), params)
+
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
         await self.remover.remove(params.model_name, chains=bool(params.chains))
@@ -418,7 +423,6 @@ _forward(methods.MODEL_INFER, lambda api, call, params: api.inferring.infer(call
 _forward(methods.MODEL_PUBLISH, lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _forward(methods.MODEL_ROLLBACK, lambda api, _, params: api.publisher.rollback(params))
 _forward(methods.MODEL_PIN, lambda api, _, params: api.publisher.pin(params))
-_forward(methods.MODEL_SET, lambda api, _, params: api.settings.set(api.registry.model(params.name), params))
 _forward(methods.HINTS_EXPORT, lambda api, _, params: api.tuner_runs.export_hints(spread=bool(params.spread)))
 _forward(
     methods.HINTS_IMPORT, lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)

@@ -1,6 +1,7 @@
-"""Inferences as clients make them, without I/O: arrays to parameters, results to arrays.
+"""Inferences as clients make them: arrays to parameters, results to arrays.
 
-Both clients (`client`, `aio`) stand on this; docs/protocol.md is the specification.
+Nothing is sent or received here; a client's own regions of shared memory are made and closed. Both clients
+(`client`, `aio`) stand on this; docs/protocol.md is the specification.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared memory that a client hands large tensors over in by itself.
 
 A tensor that goes over the socket is copied in and out of it twice on its way to the engine, in pieces of
-128 KiB; one in shared memory once (docs/measurements.md has times). No I/O: operations register regions.
+128 KiB; one in shared memory once (docs/measurements.md has times). No I/O: `calls` makes regions.
 """
 
 from __future__ import annotations

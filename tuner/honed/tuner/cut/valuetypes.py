@@ -8,6 +8,7 @@ writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 whe
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.prove import confined
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
+_log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 
 
@@ -33,6 +35,8 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, TensorSpec]:
         found = confined.run(
             "honed.tuner.cut.valuetypes", folder, (), LIMITS, time.monotonic() + LIMITS.seconds
         )
+    if failure := found.get("failure"):
+        _log.debug("ONNX Runtime tells no types of the model's values: %s", failure)
     return {
         name: TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
         for name, (dtype, shape) in found.get("types", {}).items()

@@ -211,7 +211,7 @@ def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along:
 
 
 def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
-    """Which loop to cut into blocks of how many iterations; None where that takes too many partial"""
+    """Which loop to cut into blocks of how many iterations; None where that takes too many partial sums."""
     terms, partial = 1, 1
     found = None
     for at in reversed(range(len(leaf.loops))):
