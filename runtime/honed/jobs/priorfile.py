@@ -19,7 +19,7 @@ from typing import Final
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
-# Raised when features or spaces change, so that older files are not used.
+# Raised when features change, so that older files are not used.
 FORMAT: Final = 1
 SUFFIX: Final = ".prior"  # behind the family's name
 SYSTEM: Final = Path("/etc/honed/priors")

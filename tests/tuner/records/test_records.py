@@ -335,7 +335,7 @@ def test_a_word_of_another_version_is_told(path: Path, records: Records) -> None
     records.finish(records.begin(new(1)), WRONG)
     assert [c.outcome for c in records.history("dense", SETUP)] == [Stored.WRONG]
     edit(path, "UPDATE candidates SET outcome = 'doubtful'")
-    with pytest.raises(Unavailable, match=r"record 1 of task dense .*'doubtful' .* move their file away"):
+    with pytest.raises(InvalidArgument, match=r"record 1 of task dense .*'doubtful' .* move their file away"):
         records.history("dense", SETUP)
 
 

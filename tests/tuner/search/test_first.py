@@ -23,7 +23,7 @@ from honed.tuner.schedules import first_kernels
 from honed.tuner.search import prior, shipped
 from honed.tuner.search.draw import Draw, Drawing
 from honed.tuner.search.features import WIDTH
-from honed.tuner.setup import for_defaults, setup_for
+from honed.tuner.setup import for_defaults, setup_for, tuned_as
 from honed.tuner.tune.extract import extract
 from tests.tuner.lower.lowering import normal, run_lowered
 
@@ -122,6 +122,7 @@ def learned(features: int) -> bytes:
 def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:
     one = imagined("cpu")
     before, kept_under = prior.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
+    finished = tuned_as("a model", setup_for(one.identity))
     (folder / "cpu.prior").write_bytes(learned(WIDTH))
     _forget()
     own, file = prior.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
@@ -133,6 +134,7 @@ def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -
     assert own.knows_rules
     under = for_defaults(setup_for(one.identity), "cpu")
     assert (under == kept_under, under.compiler.endswith(file.digest)) == (False, True)
+    assert tuned_as("a model", setup_for(one.identity)) != finished, "its defaults are timed again"
     assert for_defaults(setup_for(one.identity), "gpu") == setup_for(one.identity), "it has none"
 
 

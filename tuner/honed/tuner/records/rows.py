@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
@@ -129,7 +129,7 @@ _COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
 
 
 def candidate(row: Sequence[Any]) -> TuningRecord:
-    """The candidate of a row; raises Unavailable where it has a word that this version does not know."""
+    """The candidate of a row; raises InvalidArgument where it has a word that this version does not know."""
     values = dict(zip(_COLUMNS, row, strict=True))
     figures = {name: values.pop(name) for name in _TIMING}
     outcome, way = values["outcome"], values["way"]
@@ -140,7 +140,7 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
             "way": None if way is None else Way(way),
         }
     except ValueError as error:
-        raise Unavailable(
+        raise InvalidArgument(
             f"record {values['id']} of task {values['workload'][:12]} is of another version of honed "
             f"({error}); use the version that wrote the records, or move their file away to begin anew"
         ) from error

@@ -26,7 +26,7 @@ PROFILE_SECONDS = 5.0  # for a profile, the wait for requests that came before i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What tuning remembers of one model with one device, driver and compiler (`key`)."""
+    """What tuning remembers of a model as `setup.tuned_as` has it (`key`)."""
 
     key: str
     passes: int = 0  # how often its tuning was begun and led somewhere

@@ -16,7 +16,7 @@ from honed.protocol.tuning import TuningFigures
 from honed.protocol.versions import ModelHistory
 from honed.runtime.client import Client
 from honed.tuner.records import Records, Setup
-from honed.tuner.setup import setup_for
+from honed.tuner.setup import setup_for, tuned_as
 
 from .choice import Unprofiled, Wanted, hinted, worth_profiling
 from .memory import TuningState
@@ -116,7 +116,7 @@ def _wanted(
         obstacle = f"version {history.version} is pinned"
     elif history.on_trial:
         obstacle = "its new version is on trial"
-    known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
+    known = memory.get(name, tuned_as(source, setup))
     return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
 
 
