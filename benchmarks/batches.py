@@ -24,7 +24,7 @@ from typing import IO
 import numpy as np
 
 from benchmarks.serving import service
-from honed.jobs.commands import parse_shapes
+from honed.jobs.commands import shape
 from honed.runtime.client import Client
 
 _CONFIG = "[tuner]\nspawn = false\n[serve]\nengine = '{engine}'\n"
@@ -104,7 +104,7 @@ def main() -> int:
 
 def _report(folder: Path, model: str, options: argparse.Namespace) -> None:
     file, *told = model.split(":")
-    shapes, name = parse_shapes(told), Path(file).stem
+    shapes, name = dict(map(shape, told)), Path(file).stem
     with service(folder, _CONFIG.format(engine="cpu")) as client, ExitStack() as running:
         client.add(file, engine="cpu" if options.engine == "cpu" else "fastest")
         if options.engine == "gpu":

@@ -27,7 +27,7 @@ import numpy as np
 import onnxruntime
 
 from benchmarks.serving import service
-from honed.jobs.commands import parse_shapes
+from honed.jobs.commands import shape
 from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.strict import Map
 from honed.runtime.client import Client
@@ -88,7 +88,7 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
     values = {name: float(value) for name, _, value in (each.partition("@") for each in told if "@" in each)}
     file, name = Path(path), Path(path).stem
     session = _session(file, threads)
-    inputs = _inputs(session, parse_shapes(shapes), values)
+    inputs = _inputs(session, dict(map(shape, shapes)), values)
     begun = time.monotonic()
     try:
         with ThreadPoolExecutor(1) as adding:

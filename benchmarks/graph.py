@@ -19,7 +19,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from benchmarks.running import in_turns, made_up, ready
-from honed.jobs.commands import parse_shapes
+from honed.jobs.commands import shape
 from honed.machine import devices
 from honed.machine.devices import rules_for
 from honed.machine.families import FAMILIES
@@ -73,7 +73,7 @@ def main() -> int:
     )
     parser.add_argument("--times", action="store_true", help="run on PoCL instead")
     options = parser.parse_args()
-    shapes = parse_shapes(options.shape)
+    shapes = dict(map(shape, options.shape))
     if options.times:
         for path in options.models:
             _times(path, shapes)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.running import Arrays, apart, first_served, in_turns, made_up, normalised, ready
-from honed.jobs.commands import parse_shapes
+from honed.jobs.commands import shape
 from honed.machine import devices
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
@@ -35,7 +35,7 @@ def main() -> int:
     )
     parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
     options = parser.parse_args()
-    device, shapes = devices.select(options.device), parse_shapes(options.shape)
+    device, shapes = devices.select(options.device), dict(map(shape, options.shape))
     name = device.profile.identity.name
     for path in options.models:
         model = normalised(path, device.profile, shapes)

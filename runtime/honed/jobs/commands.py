@@ -319,12 +319,8 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, *, positi
         )
 
 
-def parse_shapes(texts: Iterable[str]) -> Shapes:
-    """`INPUT=1,3,224,224` for each input, whose name may hold an equals sign; raises InvalidArgument."""
-    return dict(map(_shape, texts))
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """An input's, of `INPUT=1,3,224,224`; its name may hold an equals sign. Raises InvalidArgument."""
     name, equals, sizes = text.rpartition("=")
     try:
         if not equals or not name:
@@ -347,7 +343,7 @@ def _sizes(text: str) -> MetSizes:
 
 # Options that may be given again: how one is read, and what all of them are put into.
 _REPEATED: Mapping[str, tuple[Callable[[str], Any], Callable[[Iterable[Any]], Any]]] = {
-    "shapes": (_shape, dict),
+    "shapes": (shape, dict),
     "sizes": (_sizes, tuple),
 }
 

@@ -89,17 +89,30 @@ def own_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return (*users, SYSTEM)
 
 
-@functools.cache
 def own(family: str) -> PriorFile | None:
-    """The own prior of a family; one that cannot be used is told of in the log, and left."""
+    """The own prior of a family, as it is now; one that cannot be used is told of in the log, and left."""
     for folder in own_folders(os.environ):
         path = folder / f"{family}{SUFFIX}"
-        if path.exists():
-            try:
-                return usable(path)
-            except InvalidArgument as error:
-                _log.warning("%s; it is not used", error)
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("%s cannot be read (%s); it is not used", path, error.strerror)
+            continue
+        if found := _kept(path, state.st_ino, state.st_size, state.st_mtime_ns):
+            return found
     return None
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(path: Path, *_state: int) -> PriorFile | None:
+    """The file as it was read in this state; None, with a word in the log, where it cannot be used."""
+    try:
+        return usable(path)
+    except InvalidArgument as error:
+        _log.warning("%s; it is not used", error)
+        return None
 
 
 def usable(path: Path) -> PriorFile:

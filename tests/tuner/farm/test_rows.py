@@ -106,3 +106,11 @@ def test_files_are_the_tasks_own_and_no_others(tmp_path: Path, name: str) -> Non
     odd = replace(memory, files={**memory.files, name: b""})
     with pytest.raises(InvalidArgument, match="with others"):
         rows.workload_in(tmp_path, odd)
+
+
+@pytest.mark.parametrize("sets", ["a few", None, [], 10**12])
+def test_a_task_of_another_version_is_refused(tmp_path: Path, sets: object) -> None:
+    memory = rows.memory_of(honest.scale(tmp_path / "scale", 64), "s")
+    odd = replace(memory, workload={**memory.workload, "sets": sets})
+    with pytest.raises(InvalidArgument, match="compare versions"):
+        rows.workload_in(tmp_path, odd)

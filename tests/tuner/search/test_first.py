@@ -96,20 +96,13 @@ def test_priors_know_the_present_features_and_are_small(family: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user's own priors lie."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(priorfile, "SYSTEM", tmp_path / "system")
     folder = tmp_path / "honed/priors"
     folder.mkdir(parents=True)
-    _forget()
-    yield folder
-    _forget()
-
-
-def _forget() -> None:
-    prior.prior_of.cache_clear()
-    priorfile.own.cache_clear()
+    return folder
 
 
 def learned(features: int) -> bytes:
@@ -124,7 +117,6 @@ def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -
     before, kept_under = prior.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
     finished = tuned_as("a model", setup_for(one.identity))
     (folder / "cpu.prior").write_bytes(learned(WIDTH))
-    _forget()
     own, file = prior.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
     assert before is not None
     assert own is not None
@@ -136,6 +128,8 @@ def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -
     assert (under == kept_under, under.compiler.endswith(file.digest)) == (False, True)
     assert tuned_as("a model", setup_for(one.identity)) != finished, "its defaults are timed again"
     assert for_defaults(setup_for(one.identity), "gpu") == setup_for(one.identity), "it has none"
+    (folder / "cpu.prior").unlink()
+    assert prior.prior_of("cpu") is before
 
 
 @pytest.mark.parametrize("wrong", ["features", "damaged", "cut", "other", "none", "old"])

@@ -155,7 +155,8 @@ def memory_of(workload: Workload, search: str) -> BoardMemory:
 def workload_in(folder: Path, memory: BoardMemory) -> Workload:
     """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
     workload = _read("a task", codec.workload_from_plain, memory.workload)
-    if set(memory.files) != set(_files(workload)):
+    count = workload.sets * len(workload.parameters)
+    if len(memory.files) != count or set(memory.files) != set(_files(workload)):
         raise InvalidArgument("a task came without its files, or with others; compare versions")
     for name, data in memory.files.items():
         (folder / name).write_bytes(data)

@@ -89,7 +89,7 @@ def workload_from_plain(plain: Message) -> Workload:
         task=plain["task"],
         parameters=_values_from_plain(plain["parameters"]),
         outputs=tuple(plain["outputs"]),
-        sets=plain["sets"],
+        sets=int(plain["sets"]),
         folder=Path(plain["folder"]),
         flops=plain["flops"],
         bytes=plain["bytes"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from honed.jobs import priorfile
@@ -42,23 +42,26 @@ class Prior:
         return found
 
 
-@cache
 def prior_of(family: str) -> Prior | None:
-    """The family's prior, an own one first; None where there is none."""
-    if (own := priorfile.own(family)) is not None:
-        try:
-            return _loaded(own, f"{family}-own-{own.digest}")
-        except ValueError as error:
-            _log.warning("%s; the prior that comes with honed is used", error)
+    """The family's prior, an own one first, as it is now; None where there is none."""
+    own = priorfile.own(family)
+    if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
+        return found
     file = shipped(family)
     return None if file is None else _loaded(file, f"{family}-{file.digest}")
 
 
-def _loaded(file: PriorFile, name: str) -> Prior:
+@lru_cache(maxsize=8)
+def _loaded(file: PriorFile, name: str) -> Prior | None:
+    """The prior; None, with a word in the log, where XGBoost or its features are of another honed."""
     import xgboost
 
     booster = xgboost.Booster(params={"nthread": 1})
-    booster.load_model(bytearray(file.model))
-    if booster.num_features() != WIDTH:
-        raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
+    try:
+        booster.load_model(bytearray(file.model))
+        if booster.num_features() != WIDTH:
+            raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
+    except ValueError as error:
+        _log.warning("%s; the prior that comes with honed is used", error)
+        return None
     return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules)
