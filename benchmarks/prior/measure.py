@@ -22,7 +22,7 @@ from honed.tuner.tune.extract import extract, workload
 from honed.tuner.verdict import Outcome, Verdict
 
 from .schedules import Tried, record, schedules
-from .zoo import write
+from .zoo import add_kinds, write
 
 _LIMITS = MeasureLimits(timing_seconds=0.1, warm_seconds=0.05)
 
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
+    add_kinds(parser)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     options.cache_dir.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ def main() -> int:
         Measurer(found.spec, profile, _LIMITS, builders=1) as measurer,
         options.output.open("wb") as file,
     ):
-        for path in write(Path(folder), options.layers, options.seed):
+        for path in write(Path(folder), options.layers, options.seed, options.kinds):
             for one in extract(path, {}, "fp32", profile).tasks:
                 if time.monotonic() > end:
                     return 0

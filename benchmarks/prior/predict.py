@@ -23,7 +23,7 @@ from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.verdict import Stored, Timing
 
 from .schedules import Tried, record, schedules
-from .zoo import write
+from .zoo import add_kinds, write
 
 _PROFILE = predicted("mali-g610")
 _Item = TypeVar("_Item")
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--minutes", type=float, default=60.0)
+    add_kinds(parser)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     with (
@@ -45,7 +46,7 @@ def main() -> int:
         options.output.open("wb") as file,
     ):
         judge = MachineCodeJudge(compiler)
-        tasks = _tasks(write(Path(folder), options.layers, options.seed), options.seed, end)
+        tasks = _tasks(write(Path(folder), options.layers, options.seed, options.kinds), options.seed, end)
         for one, begun in _one_ahead(_begun(tasks, judge, options.seed)):
             for tried, dump in begun:
                 taken = _seconds(one, tried, dump, judge)

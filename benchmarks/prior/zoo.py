@@ -1,7 +1,7 @@
 """Made-up models with the layers that networks are made of, at sizes that vary: what a prior is learned from.
 
-`python -m benchmarks.prior.zoo FOLDER` writes them, as `hone hub learn` wants them: with the same number and
-seed the same that records are made of.
+`python -m benchmarks.prior.zoo FOLDER` writes them, as `hone hub learn` wants them: with the same number,
+seed and kinds the same that records are made of.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ import onnx.parser
 Draw = Callable[[random.Random], str]
 _CHANNELS = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
 _SIDES = (7, 10, 13, 14, 20, 26, 28, 32, 40, 52, 56, 64, 80, 104, 112)
+_ODD_SIDES = (9, 13, 15, 19, 23, 27, 33, 38, 55, 57, 75, 95, 111)
+_PICTURE_SIDES = (64, 96, 112, 128, 160, 192, 223, 224, 256)
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)
 _LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
 _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
@@ -34,17 +36,24 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    add_kinds(parser)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    write(options.folder, options.layers, options.seed)
+    write(options.folder, options.layers, options.seed, options.kinds)
     return 0
 
 
-def write(folder: Path, count: int, seed: int) -> list[Path]:
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    """The option that says which kinds of layers there are to be."""
+    parser.add_argument(
+        "--kinds", nargs="+", choices=_KINDS, default=_USUAL, help="of layers, in turns (the first eight)"
+    )
+
+
+def write(folder: Path, count: int, seed: int, kinds: Sequence[str]) -> list[Path]:
     """`count` models of one layer each."""
     rng = random.Random(seed)
     made: list[Path] = []
-    kinds = list(_KINDS)
     while len(made) < count:
         kind = kinds[len(made) % len(kinds)]
         text = _KINDS[kind](rng)
@@ -68,17 +77,24 @@ def _settle(model: onnx.ModelProto, seed: int) -> None:
         model.graph.input.remove(given)
 
 
-def _convolution(rng: random.Random) -> str:
-    given, made, side = rng.choice(_CHANNELS), rng.choice(_CHANNELS), rng.choice(_SIDES)
+def _convolution(
+    rng: random.Random,
+    channels: Sequence[int] = _CHANNELS,
+    sides: Sequence[int] = _SIDES,
+    *,
+    padded: bool = True,
+) -> str:
+    given, made, side = rng.choice(channels), rng.choice(_CHANNELS), rng.choice(sides)
     k, stride = rng.choice(((3, 1), (3, 1), (3, 2), (5, 1), (7, 2), (1, 1), (1, 1), (1, 1), (1, 2)))
-    out = (side + 2 * (k // 2) - k) // stride + 1
+    pad = k // 2 if padded else 0
+    out = (side + 2 * pad - k) // stride + 1
     if 2 * made * given * k * k * out * out > _MOST_OPERATIONS or out < 2:
         return ""
     act = rng.choice(_ACTIVATIONS)
     return (
         f"g (float[1,{given},{side},{side}] x, float[{made},{given},{k},{k}] w, float[{made}] b)"
         f" => (float[1,{made},{out},{out}] y) {_BOUNDS} {{"
-        f" c = Conv <pads=[{k // 2},{k // 2},{k // 2},{k // 2}], strides=[{stride},{stride}]> (x, w, b)"
+        f" c = Conv <pads=[{pad},{pad},{pad},{pad}], strides=[{stride},{stride}]> (x, w, b)"
         f" y = {act} }}"
     )
 
@@ -163,6 +179,27 @@ def _move(rng: random.Random) -> str:
     )
 
 
+def _join(rng: random.Random) -> str:
+    """Images of two scales beside each other, as detectors give them, or channels of one."""
+    first, second, side = rng.choice(_CHANNELS), rng.choice(_CHANNELS), rng.choice((*_SIDES, *_ODD_SIDES))
+    half = (side + 1) // 2
+    match rng.randrange(3):
+        case 0:
+            return (
+                f"g (float[1,{first},{side},{side}] x, float[1,{second},{side},{side}] z)"
+                f" => (float[1,{first + second},{side},{side}] y) {{ y = Concat <axis=1> (x, z) }}"
+            )
+        case 1:
+            pixels, moved = f"{first},{side * side + half * half}", "y = Identity(p)"
+        case _:
+            pixels, moved = f"{side * side + half * half},{first}", "y = Transpose <perm=[0,2,1]> (p)"
+    return (
+        f"g (float[1,{first},{side},{side}] x, float[1,{first},{half},{half}] z) => (float[1,{pixels}] y)"
+        f" <int64[3] flat = {{1,{first},-1}}>"
+        f" {{ a = Reshape(x, flat) b = Reshape(z, flat) p = Concat <axis=2> (a, b) {moved} }}"
+    )
+
+
 _KINDS: dict[str, Draw] = {
     "convolution": _convolution,
     "dense": _dense,
@@ -172,7 +209,12 @@ _KINDS: dict[str, Draw] = {
     "rows": _rows,
     "pool": _pool,
     "move": _move,
+    # Networks' first layers.
+    "picture": lambda rng: _convolution(rng, (1, 3, 4), _PICTURE_SIDES, padded=rng.random() < 0.7),
+    "join": _join,
+    "odd": lambda rng: _convolution(rng, sides=_ODD_SIDES),
 }
+_USUAL = tuple(_KINDS)[:8]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ import pytest
 from honed.hub import index as indexes
 from honed.hub import pushing, remote
 from honed.hub.index import NamedKey
+from honed.jobs.events import Learned, LearnedTask
 from honed.tool import main as tool
+from honed.tool.hublearning import print_learned
+from honed.tool.output import Output
 
 from .test_hub_pull import ATTIC, OWNER, Machine, of
 
@@ -74,3 +77,25 @@ def test_a_hub_without_signatures_is_no_folder_of_files(
         (hub / indexes.HUB).unlink()
     told = refused(capsys, monkeypatch, tmp_path, str(hub), "--owner", str(OWNER.public))
     assert "no signature" in told or "has no hub.json" in told
+
+
+def test_of_many_tasks_the_worst_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = tuple(
+        LearnedTask(task=f"task{n:03}", candidates=9, correlation=0.5, prior=n / 100, without=0.5, rule=True)
+        for n in reversed(range(100))
+    )
+    done = Learned(
+        output=None,
+        family="mali",
+        tasks=tasks,
+        candidates=900,
+        left_out={},
+        prior=0.495,
+        without=0.5,
+        correlation=0.5,
+    )
+    Output(json=False).emit({}, lambda console: print_learned(console, done))
+    told = capsys.readouterr().out
+    shown = [row.split()[0] for row in told.splitlines() if row.startswith("task0")]
+    assert shown == [f"task{n:03}" for n in range(20)]
+    assert "and 80 more" in told

@@ -26,6 +26,8 @@ from .compiler import followed, started
 from .output import Console, Output, clean, fields, line, table
 from .parser import UsageError, add_action
 
+_MOST_TASKS = 20  # that are shown, in a screen's height
+
 
 def add_learning(actions: Any) -> None:
     """Add this action to those of `hone hub`."""
@@ -75,7 +77,7 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
         )
         with started(job, Limits()) as child:
             done = followed(child, "learn")
-    output.emit(to_plain(done), lambda console: _print(console, done))
+    output.emit(to_plain(done), lambda console: print_learned(console, done))
     return 0 if done.output else 1
 
 
@@ -115,7 +117,8 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _print(console: Console, done: Learned) -> None:
+def print_learned(console: Console, done: Learned) -> None:
+    """What was learned, and the tasks where the prior's picks are worst."""
     rows = [
         (
             one.task,
@@ -125,10 +128,12 @@ def _print(console: Console, done: Learned) -> None:
             f"{one.without:.2f}",
             "rule" if one.rule else "any",
         )
-        for one in done.tasks
+        for one in sorted(done.tasks, key=lambda one: one.prior)[:_MOST_TASKS]
     ]
     columns = ("task held out", ">candidates", ">correlation", ">prior", ">without", "which is")
     console.print(table(columns, rows))
+    if more := len(done.tasks) - len(rows):
+        line(console, f"and {more} more where the prior's picks are better; --json has all")
     summary = [
         ("family", done.family),
         ("candidates", str(done.candidates)),
