@@ -200,6 +200,35 @@ def _join(rng: random.Random) -> str:
     )
 
 
+def _tail(rng: random.Random) -> str:
+    """What comes behind products: a norm with GELU, pixels out of channels, or heads."""
+    match rng.randrange(3):
+        case 0:
+            width = rng.choice(_WIDTHS)
+            shape = f"1,{rng.choice(_LENGTHS)},{width}"
+            return (
+                f"g (float[{shape}] x, float[{width}] s, float[{width}] b) => (float[{shape}] y)"
+                " <float root = {1.4142135}, float one = {1.0}, float half = {0.5}>"
+                " { n = LayerNormalization <axis=-1> (x, s, b) d = Div(n, root) e = Erf(d)"
+                " a = Add(e, one) m = Mul(n, a) y = Mul(m, half) }"
+            )
+        case 1:
+            made, side, block = rng.choice((1, 3, 8, 16)), rng.choice(_SIDES), rng.choice((2, 3, 4))
+            given = made * block * block
+            return (
+                f"g (float[1,{given},{side},{side}] x, float[1,{given},1,1] z)"
+                f" => (float[1,{made},{side * block},{side * block}] y)"
+                f' {{ a = Add(x, z) y = DepthToSpace <blocksize={block}, mode="CRD"> (a) }}'
+            )
+        case _:
+            rows, heads, k = rng.choice(_LENGTHS), rng.choice((4, 6, 8, 12)), rng.choice((32, 64))
+            return (
+                f"g (float[1,{rows},{heads * k}] x, float[{heads * k}] z) => (float[1,{heads},{rows},{k}] y)"
+                f" <int64[4] split = {{1,{rows},{heads},{k}}}>"
+                " { a = Add(x, z) r = Reshape(a, split) y = Transpose <perm=[0,2,1,3]> (r) }"
+            )
+
+
 _KINDS: dict[str, Draw] = {
     "convolution": _convolution,
     "dense": _dense,
@@ -212,6 +241,7 @@ _KINDS: dict[str, Draw] = {
     # Networks' first layers.
     "picture": lambda rng: _convolution(rng, (1, 3, 4), _PICTURE_SIDES, padded=rng.random() < 0.7),
     "join": _join,
+    "tail": _tail,
     "odd": lambda rng: _convolution(rng, sides=_ODD_SIDES),
 }
 _USUAL = tuple(_KINDS)[:8]
