@@ -39,10 +39,14 @@ class Service:
         self._command = tuple(command)
         self._environment = dict(environment)
         self.process: subprocess.Popen[bytes]
-        self.restart()
+        self._start()
 
     def restart(self) -> None:
         """Start it anew, after `kill`."""
+        assert self.process.poll() is not None, "it still runs, and would keep its place"
+        self._start()
+
+    def _start(self) -> None:
         with self.log_file.open("ab") as stream:
             self.process = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stderr=stream

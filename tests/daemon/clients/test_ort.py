@@ -207,7 +207,9 @@ def test_a_forked_child_has_a_connection_of_its_own() -> None:
 def test_goes_on_when_the_service_was_restarted_or_the_model_removed(served: Service) -> None:
     ours = ort.InferenceSession(model(3))
     ours.run(None, {"x": X})
+    served.kill()
     served.restart()
+    served.wait_listening()
     served.wait_ready()
     np.testing.assert_array_equal(ours.run(["y"], {"x": X})[0], X + 3)
     with Client(str(served.socket)) as client:

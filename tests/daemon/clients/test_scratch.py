@@ -20,7 +20,7 @@ from honed.protocol.errors import DeadlineExceeded, InvalidArgument
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.regions import Region
 from honed.runtime.calling.scratch import LARGE, Scratch, region_bytes
-from tests.daemon.running import Service, descriptors
+from tests.daemon.running import Service, descriptors, wait_for
 from tests.runtime.builder import add_constant
 
 N = 1 << 16
@@ -104,7 +104,9 @@ class TestService:
     def test_goes_on_with_a_service_that_was_restarted(self, service: Service, loaded: Client) -> None:
         right = loaded.infer("large", {"x": X})["y"]
         loaded.infer("large", {"x": X})
+        service.kill()
         service.restart()
+        service.wait_listening()
         service.wait_ready()
         np.testing.assert_array_equal(loaded.infer("large", {"x": X})["y"], right)
 
@@ -119,7 +121,8 @@ class TestService:
             assert not loaded._scratch.take(1)
 
     def test_closed_clients_keep_no_descriptors(self, service: Service, loaded: Client) -> None:
-        loaded.infer("large", {"x": X})
+        for _ in range(3):
+            loaded.infer("large", {"x": X})  # it has the regions that it may keep
         own, theirs = descriptors(os.getpid()), descriptors(service.process.pid)
         for _ in range(3):
             with service.client() as client:
@@ -128,7 +131,7 @@ class TestService:
         gc.collect()
         assert descriptors(os.getpid()) <= own
         loaded.infer("large", {"x": X})
-        assert descriptors(service.process.pid) <= theirs
+        wait_for(lambda: descriptors(service.process.pid) <= theirs, "the service to close theirs", service)
 
     def test_asynchronous_ones_too(self, service: Service, loaded: Client) -> None:
         base = loaded.infer("large", {"x": X})["y"] - X

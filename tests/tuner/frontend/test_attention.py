@@ -55,8 +55,8 @@ def same(op: str, given: Mapping[str, np.ndarray | None], *, outputs: int = 1, *
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def mask(kind: str, batch: int, asking: int, total: int) -> np.ndarray | None:
-    """Each form that a mask may have; not all is masked: scores of -10000 are rounded coarsely."""
+def mask(kind: str, batch: int, asking: int, total: int, *, causal: bool) -> np.ndarray | None:
+    """Each form that a mask may have; no row is masked as a whole: scores of -10000 are rounded coarsely."""
     rng = np.random.default_rng((batch, asking, total))
     ends = rng.integers(1, total + 1, batch)
     shapes = {"column": (batch, 1), "places": (batch, total), "pairs": (batch, asking, total)}
@@ -67,7 +67,8 @@ def mask(kind: str, batch: int, asking: int, total: int) -> np.ndarray | None:
     if kind == "ends":
         return ends.astype(np.int32)
     if kind == "both":
-        return np.concatenate([ends, ends - 1]).astype(np.int32)
+        starts = np.zeros(batch) if causal else ends - 1  # a causal row may see the first key alone
+        return np.concatenate([ends, starts]).astype(np.int32)
     return None
 
 
@@ -84,7 +85,7 @@ def test_attention(batch: int, length: int, past: int, kind: str, causal: bool, 
             "x": floats(batch, length, WIDTH),
             "w": floats(WIDTH, 3 * WIDTH, seed=1),
             "b": floats(3 * WIDTH, seed=2),
-            "m": mask(kind, batch, length, total),
+            "m": mask(kind, batch, length, total, causal=causal),
             "p": floats(2, batch, HEADS, past, SIZE, seed=3) if past else None,
             "e": floats(1, HEADS, length, total, seed=4) if biased and not past else None,
         },
@@ -115,7 +116,7 @@ def test_attention_of_integers(
             "b": floats(3 * WIDTH),
             "s": np.array(0.02, np.float32),
             "t": np.abs(floats(3 * WIDTH)) * 0.01 if columns else np.array(0.01, np.float32),
-            "m": mask(masked, batch, length, length),
+            "m": mask(masked, batch, length, length, causal=causal),
             "z": np.array(120, np.uint8),
             "y": np.array(0 if kind is np.int8 else 130, kind),
         },
@@ -137,7 +138,7 @@ def test_attention_over_what_is_given_apart(
             "k": floats(batch, new, WIDTH, seed=1),
             "v": floats(batch, new, WIDTH, seed=2),
             "b": floats(3 * WIDTH, seed=3) if biased else None,
-            "m": mask(kind, batch, asking, total),
+            "m": mask(kind, batch, asking, total, causal=causal),
             "e": None if biased else floats(batch, 1, asking, total, seed=4),
             "pk": floats(batch, HEADS, past, SIZE, seed=5) if past else None,
             "pv": floats(batch, HEADS, past, SIZE, seed=6) if past else None,
