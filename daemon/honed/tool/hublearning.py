@@ -133,7 +133,7 @@ def print_learned(console: Console, done: Learned) -> None:
     columns = ("task held out", ">candidates", ">correlation", ">prior", ">without", "which is")
     console.print(table(columns, rows))
     if more := len(done.tasks) - len(rows):
-        line(console, f"and {more} more where the prior's picks are better; --json has all")
+        line(console, f"and {more} more where the prior's picks are no worse; --json has all")
     summary = [
         ("family", done.family),
         ("candidates", str(done.candidates)),

@@ -50,15 +50,20 @@ class PriorFile:
     @property
     def digest(self) -> str:
         """By which it is told from others."""
-        return hashlib.sha256(self.model).hexdigest()[:8]
+        return _sha256(self.model)[:8]
 
     def written(self) -> bytes:
         """The file."""
-        sha256 = hashlib.sha256(self.model).hexdigest()
         header = _PriorHeader(
-            honed_prior=FORMAT, family=self.family, knows_rules=self.knows_rules, sha256=sha256
+            honed_prior=FORMAT, family=self.family, knows_rules=self.knows_rules, sha256=_sha256(self.model)
         )
         return json.dumps(strict.to_plain(header)).encode() + b"\n" + self.model
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256(model: bytes) -> str:
+    """Of some megabyte, and asked for with each function that is compiled."""
+    return hashlib.sha256(model).hexdigest()
 
 
 def read(path: Path) -> PriorFile:
@@ -77,7 +82,7 @@ def read(path: Path) -> PriorFile:
         header = strict.from_plain(_PriorHeader, plain, where="it")
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no prior of honed ({error}); 'hone hub learn' makes one") from error
-    if len(model) > _MAX_BYTES or hashlib.sha256(model).hexdigest() != header.sha256:
+    if len(model) > _MAX_BYTES or _sha256(model) != header.sha256:
         raise InvalidArgument(f"{path} is damaged; copy or learn it anew")
     return PriorFile(family=header.family, knows_rules=header.knows_rules, model=model)
 

@@ -62,6 +62,6 @@ def _loaded(file: PriorFile, name: str) -> Prior | None:
         if booster.num_features() != WIDTH:
             raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
     except ValueError as error:
-        _log.warning("%s; the prior that comes with honed is used", error)
+        _log.warning("%s; it is not used", error)
         return None
     return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules)
