@@ -53,11 +53,6 @@ CHANGING: dict[str, dict[str, Any]] = {
         "files": ["m.onnx"],
         "parameters": {"shapes": {"x": [1]}},
     },
-    "RepositoryChainLoad": {
-        "model_name": "nosuch",
-        "steps": [{"model": "nosuch", "name": "one", "inputs": {"x": "in"}}],
-        "outputs": {"y": "one:y"},
-    },
     "ModelBring": {"files": ["m.onnx"], "sha256": ["0" * 64], "parameters": {"shapes": {"x": [1]}}},
     "SystemSharedMemoryRegister": {"name": "r", "offset": 0, "byte_size": 4096},
     "LeaseAsk": {"candidate_seconds": -1.0},

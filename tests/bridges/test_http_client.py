@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from honed.protocol.params import ChainStep
 from tests.daemon.running import Service, serving, wait_for
 
 from .conftest import CPU_ENGINE, MODELS, Bridge
@@ -124,23 +123,6 @@ def test_outputs_that_are_not_named_are_all_sent(client: Any) -> None:
 def test_many_at_once(client: Any) -> None:
     waiting = [client.async_infer("same", inputs(binary=True), request_id=str(n)) for n in range(32)]
     assert [each.get_result().get_response()["id"] for each in waiting] == [str(n) for n in range(32)]
-
-
-def test_a_chain_is_a_model(client: Any, service: Service) -> None:
-    names = [f"x_{name}" for name in TYPES]
-    first = ChainStep(model="same", name="first", inputs={name: name for name in names})
-    again = {name: f"first:{name.replace('x_', 'y_')}" for name in names}
-    steps = [first, ChainStep(model="same", name="second", inputs=again)]
-    outputs = {name.replace("x_", "y_"): f"second:{name.replace('x_', 'y_')}" for name in names}
-    with service.client() as direct:
-        direct.add_chain("twice", steps, outputs)
-    assert client.is_model_ready("twice")
-    metadata = client.get_model_metadata("twice")
-    assert metadata["platform"] == "ensemble"
-    assert {each["name"] for each in metadata["inputs"]} == set(names)
-    result = client.infer("twice", inputs(binary=True))
-    for name, (_, array) in TYPES.items():
-        np.testing.assert_array_equal(result.as_numpy(f"y_{name}"), array)
 
 
 def test_priorities_timeouts_and_sequences(client: Any, service: Service) -> None:

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.chains.definition import chained
 from honed.daemon.config import TABLES, settings
-from honed.protocol import strict
 from honed.runtime import errors
 from honed.tool import main as tool
-from honed.tool.commands.chains import ChainFile
 
 from .commands import all_commands
 from .texts import ROOT, texts
@@ -93,10 +90,6 @@ def test_every_setting_shown_exists() -> None:
     for file in GUIDES:
         for block in blocks(file, "toml"):
             plain = tomllib.loads(block)
-            if "step" in plain:  # the file of a chain
-                written = strict.from_plain(ChainFile, plain, where=file.name)
-                chained("shown", 0.0, written.step, written.outputs)
-                continue
             for table, keys in plain.items():
                 assert {f"{table}.{key}" for key in keys} <= set(settings())
         keys = {name.split(".")[1] for name in settings()}

@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 
 import honed.runtime
+from tests.daemon.changes.test_engines import tensor, write
 from tests.daemon.conftest import SIZE, service, small_model, start_service
 from tests.daemon.running import DEADLINE, Service, start
 from tests.daemon.serving.own_models import adding
+from tests.docs.test_documents import GUIDES, blocks
 from tests.libhoned.binding import SANITIZED, compiled, lacking
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures
@@ -131,6 +134,19 @@ def test_c_takes_frames_of_gstreamer(service: Service, tmp_path: Path) -> None:
         named, _, value = line.partition(" = ")
         assert named == f"{wanted.name}[{np.argmax(scores)}]"
         np.testing.assert_allclose(float(value), scores.max(), rtol=1e-3)
+
+
+def test_the_guide_joins_two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are `detector.onnx` and `embed.onnx`, joined by `crops` and `x`."""
+    monkeypatch.chdir(tmp_path)
+    for name, given, made in (("detector", "image", "crops"), ("embed", "x", "y")):
+        node = helper.make_node("Neg" if name == "detector" else "Exp", [given], [made])
+        write(tmp_path / f"{name}.onnx", [node], [tensor(given, [2])], [tensor(made, [2])])
+    (block,) = [each for each in blocks(GUIDES[0], "python") if "compose" in each]
+    exec(block, {})
+    session = onnxruntime.InferenceSession("faces.onnx")
+    (y,) = session.run(None, {"detector_image": np.array([1, 2], np.float32)})
+    np.testing.assert_allclose(y, np.exp([-1.0, -2.0]), rtol=1e-6)
 
 
 def test_python_brings_a_model(start_service: Callable[..., Service], tmp_path: Path) -> None:

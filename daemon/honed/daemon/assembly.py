@@ -14,9 +14,6 @@ from honed.runtime.version import HONED_VERSION
 
 from .apps.sharesfile import SharesFile
 from .blocking import in_thread
-from .chains.between import BetweenMemory
-from .chains.served import Chains
-from .chains.stored import ChainStore
 from .changes.enginepins import EnginePins
 from .changes.jobs import Jobs
 from .changes.publishing import Publisher
@@ -129,7 +126,6 @@ class ServiceParts:
     """What clients and idle time are served by."""
 
     base: Base
-    chains: Chains
     publisher: Publisher
     inferring: Inferring
     remover: Remover
@@ -158,23 +154,15 @@ class ServiceParts:
 
 def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """What stands on the base."""
-    chains = Chains(
-        registry=base.registry,
-        jobs=base.jobs,
-        limits=base.config.limits,
-        store=ChainStore(base.config.service.state_dir),
-        memory=BetweenMemory(base.pool.release),
-    )
     publisher = _publisher(base)
     variants = _variants(base, reloader)
     sizes = _sizes(base, reloader, publisher)
-    remover = _remover(base, chains, variants)
+    remover = _remover(base, variants)
     bringer = _bringer(base, reloader, remover)
     return ServiceParts(
         base=base,
-        chains=chains,
         publisher=publisher,
-        inferring=_inferring(base, chains, variants, sizes, bringer),
+        inferring=_inferring(base, variants, sizes, bringer),
         remover=remover,
         bringer=bringer,
         variants=variants,
@@ -198,7 +186,6 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         fleet=base.pool,
         jobs=base.jobs,
         bringer=parts.bringer,
-        chains=parts.chains,
         remover=parts.remover,
         publisher=parts.publisher,
         ledger=base.ledger,
@@ -232,15 +219,12 @@ def _publisher(base: Base) -> Publisher:
     )
 
 
-def _inferring(
-    base: Base, chains: Chains, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer
-) -> Inferring:
+def _inferring(base: Base, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer) -> Inferring:
     return Inferring(
         limits=base.config.limits,
         registry=base.registry,
         pool=base.pool,
         bringer=bringer,
-        chains=chains,
         sequencer=base.sequencer,
         batcher=Batcher(base.pool, variants, base.ledger),
         variants=variants,
@@ -256,7 +240,6 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
         version=HONED_VERSION,
         started=base.started,
         registry=base.registry,
-        chains=parts.chains,
         pool=base.pool,
         ledger=base.ledger,
         tuner=parts.tuner,
@@ -298,10 +281,9 @@ def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeKeeper:
     )
 
 
-def _remover(base: Base, chains: Chains, variants: VariantKeeper) -> Remover:
+def _remover(base: Base, variants: VariantKeeper) -> Remover:
     return Remover(
         registry=base.registry,
-        chains=chains,
         jobs=base.jobs,
         variants=variants,
         ledger=base.ledger,

@@ -134,7 +134,6 @@ async def _run(
     reloader = Reloader(config, read, systemd, base.changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
     parts = assembly.assembled(base, reloader)
-    damaged += await parts.chains.restore()
     base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)

@@ -120,9 +120,6 @@ REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _method("Reposito
 REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
     "RepositoryModelLoad", Right.CHANGE
 )
-REPOSITORY_CHAIN_LOAD: Method[params.ChainParams, results.ChainAdded] = _method(
-    "RepositoryChainLoad", Right.CHANGE
-)
 REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _method(
     "RepositoryModelUnload", Right.OWN
 )

@@ -6,7 +6,7 @@ than the field takes the request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .tuning import TuningFigures
 
@@ -137,30 +137,6 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainStep:
-    """A step of a chain, as it is given, kept and shown: a run of `model`.
-
-    It is called `name` within its chain, "": as the model.
-    `inputs` are all of the model's, each with where it comes from: "STEP:OUTPUT", or the name of an input of
-    the chain.
-    """
-
-    model: str
-    name: str = ""
-    inputs: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainParams:
-    """Parameters of RepositoryChainLoad; `outputs` are the chain's, with the "STEP:OUTPUT" that each is."""
-
-    model_name: str
-    steps: tuple[ChainStep, ...]
-    outputs: dict[str, str]
-    replace: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BringOptions:
     """How a brought file is to be served; None: as LoadOptions has it by default."""
 
@@ -234,10 +210,9 @@ class PinParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadParams:
-    """Parameters of RepositoryModelUnload. With `chains` go those that need the model."""
+    """Parameters of RepositoryModelUnload."""
 
     model_name: str
-    chains: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

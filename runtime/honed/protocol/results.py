@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .device import DeviceIdentity, DevicePeaks
-from .params import ChainStep, Data
+from .params import Data
 from .strict import ABSENT
 
 
@@ -108,10 +108,7 @@ class Regions:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedModel:
-    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's.
-
-    Only a chain has `steps`: their models.
-    """
+    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's."""
 
     name: str
     version: str
@@ -122,7 +119,6 @@ class IndexedModel:
     variants: int = 0
     pinned_engine: str = ""
     owner: str = ""
-    steps: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -144,16 +140,6 @@ class ModelAdded:
     launches: int
     engine: str = "gpu"
     engine_why: str = ""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class ChainAdded:
-    """The result of RepositoryChainLoad: steps in the order in which they run, and the chain's tensors."""
-
-    model_name: str
-    steps: tuple[ChainStep, ...]
-    inputs: tuple[TensorMetadata, ...]
-    outputs: tuple[TensorMetadata, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +335,7 @@ class ShownPart:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelShown:
-    """The result of ModelShow. Only a chain has `steps`, and for each of its outputs the one that it is."""
+    """The result of ModelShow."""
 
     name: str
     state: str
@@ -379,8 +365,6 @@ class ModelShown:
     parts: tuple[ShownPart, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
     settings: ModelSettings = field(default_factory=ModelSettings)
-    steps: tuple[ChainStep, ...] = ()
-    step_outputs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -287,15 +287,6 @@ class ModelFigures(Figures):
     spent: TimeSpent
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class ChainFigures(Figures):
-    """Requests for a chain of models, whose steps are requests for these."""
-
-    name: str
-    state: str
-    ready: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """How a worker ended; `time` in seconds since 1970."""
@@ -391,7 +382,6 @@ class Metrics:
     whole: Figures
     models: tuple[ModelFigures, ...]
     variants: tuple[ModelFigures, ...] = ()
-    chains: tuple[ChainFigures, ...] = ()
     tuning: TuningFigures | None
     temperatures: dict[str, float]
     lease: LeaseFigures

@@ -47,11 +47,6 @@ def test_both_clients_do_the_same() -> None:
 
 INPUT = {"name": "x", "datatype": "FP32", "shape": [SIZE]}
 INFER = {"model_name": "rows", "inputs": [INPUT], "raw_input_contents": [X.tobytes()]}
-CHAIN = {
-    "model_name": "chain",
-    "steps": [{"model": "rows", "inputs": {"x": "x"}}],
-    "outputs": {"y": "rows:y"},
-}
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ServerLive", {}),
     ("ServerReady", {}),
@@ -78,10 +73,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("RepositoryIndex", {}),
     ("TunerRun", {"command": "faults"}),
     ("HintsExport", {}),
-    ("RepositoryChainLoad", CHAIN),
-    ("ModelShow", {"name": "chain"}),
     ("Metrics", {}),
-    ("RepositoryModelUnload", {"model_name": "rows", "chains": True}),
+    ("RepositoryModelUnload", {"model_name": "rows"}),
 ]
 
 

@@ -68,7 +68,7 @@ def test_refusals_say_what_would_help() -> None:
 def test_which_methods_need_which_right() -> None:
     free = {name for name, method in METHODS.items() if method.right is Right.ANYONE}
     assert free == {"ServerLive", "ServerReady", "ServerMetadata"}
-    for name in ("ModelExport", "RepositoryModelLoad", "RepositoryChainLoad"):
+    for name in ("ModelExport", "RepositoryModelLoad"):
         assert METHODS[name].right is Right.CHANGE
     assert METHODS["RepositoryModelUnload"].right is Right.OWN
     hints = {name for name, method in METHODS.items() if method.right is Right.HINTS}

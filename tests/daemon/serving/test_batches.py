@@ -17,7 +17,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
-from honed.protocol.params import ChainStep
 from honed.runtime import Client
 from honed.runtime.calling.scratch import LARGE
 from tests.daemon.changes.test_engines import dense, engine, expected, tensor, write
@@ -188,26 +187,6 @@ def test_a_compiled_form_of_as_many_rows_runs_them(both: Service, tmp_path: Path
         assert isinstance(wrong, InvalidArgument)
         assert "NaN" in str(wrong)
         client.remove("dense")
-
-
-def test_steps_of_a_chain_are_run_together(both: Service, model: Path, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["y"])]
-    path = write(tmp_path / "neg.onnx", nodes, [tensor("x", ["n", 6])], [tensor("y", ["n", 6])])
-    steps = [
-        ChainStep(name="neg", model="neg", inputs={"x": "x"}),
-        ChainStep(name="dense", model="dense", inputs={"x": "neg:y"}),
-    ]
-    with both.client() as client:
-        client.add(path, engine="cpu")
-        client.set("neg", max_batch=4, batch_delay_us=LONG)
-        client.set("dense", max_batch=4, batch_delay_us=LONG)
-        client.add_chain("chained", steps, {"y": "dense:y"})
-        asked = [lambda c, n=n: c.infer("chained", {"x": -rows(n)["x"]})["y"] for n in range(4)]
-        for number, answer in enumerate(at_once(both, asked)):
-            right(model, number, answer)
-        assert figures(client)["batches"] == 1
-        client.remove("chained")
-        client.remove("neg")
 
 
 def test_models_whose_rows_depend_on_each_other_are_refused(both: Service, tmp_path: Path) -> None:

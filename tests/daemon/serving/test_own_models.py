@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from honed.protocol.methods import METHODS
-from honed.protocol.params import ChainStep
 from honed.protocol.peer import ResponseReceived
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import (
@@ -153,22 +152,6 @@ def test_another_is_told_what_an_unknown_name_is_told(anna: Client, bert: Client
             assert told[0] == told[1], method
     assert answers(anna, name, 7)
     assert bert.models() == []
-
-
-def test_a_chain_has_no_steps_of_what_users_brought(own: Service, anna: Client) -> None:
-    name, unknown = anna.bring(adding(7)).model_name, f"own-{'7' * 40}"
-    with own.client() as root:
-        told = []
-        for each in (name, unknown):
-            with pytest.raises(ModelRefused) as refused:
-                root.add_chain(
-                    "chain", [ChainStep(model=each, name="one", inputs={"x": "x"})], {"y": "one:y"}
-                )
-            told.append(str(refused.value).replace(each, "NAME"))
-        assert told[0] == told[1]
-        assert "there is no model 'NAME'" in told[0]
-    with pytest.raises(PermissionDenied):
-        anna.add_chain("chain", [ChainStep(model=name, name="one", inputs={"x": "x"})], {"y": "one:y"})
 
 
 def test_nothing_tells_of_anothers_model(own: Service, anna: Client, bert: Client) -> None:

@@ -308,3 +308,16 @@ def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(HonedError, match="cannot be used"):
         Store(tmp_path / "state").open()
+
+
+def test_chains_of_an_earlier_version_are_told_and_left_alone(store: Store, tmp_path: Path) -> None:
+    add(store, "a", b"compiled a")
+    chains = tmp_path / "state" / "chains"
+    chains.mkdir()
+    for name in ("faces", "pairs"):
+        (chains / f"{name}.json").write_text("anything")
+    models, told = store.open()
+    assert set(models) == {"a"}
+    assert [each.split(":")[0] for each in told] == ["chain faces", "chain pairs"]
+    assert all("onnx.compose" in each for each in told)
+    assert sorted(each.name for each in chains.iterdir()) == ["faces.json", "pairs.json"]

@@ -19,7 +19,6 @@ from honed.protocol.results import (
     TensorMetadata,
 )
 from honed.protocol.service import (
-    ChainFigures,
     DeviceFigures,
     DeviceStatus,
     FaultFigures,
@@ -47,7 +46,7 @@ from honed.protocol.service import (
 )
 from honed.protocol.tuning import Gain, TuningFigures
 from honed.protocol.versions import DeploymentSpan, LatencyPoint, ModelHistory, ModelVersion
-from honed.tool.report.contents import Report, ReportedChain, ReportedFaults, ReportedModel, ReportedVariant
+from honed.tool.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 BEGUN = 1.795e9  # seconds since 1970
 MALI = DeviceIdentity(
@@ -93,24 +92,8 @@ def sample() -> Report:
         status=_status(),
         metrics=_metrics(),
         models=(_tuned(), _in_parts(), _failed()),
-        chains=(_chain("READY", ""), _chain("UNAVAILABLE", "step match: there is no model 'lightglue'")),
         faults=ReportedFaults(quarantined=_quarantined(), log=_log(), log_reason=""),
         notes=("something could not be asked for: the reason",),
-    )
-
-
-def _chain(state: str, reason: str) -> ReportedChain:
-    name = f"pairs-{state.lower()}"
-    return ReportedChain(
-        listed=IndexedModel(
-            name=name,
-            version="1",
-            state=state,
-            reason=reason,
-            engine="gpu+cpu",
-            steps=("superpoint", "lightglue"),
-        ),
-        figures=ChainFigures(**FIGURES, name=name, state=state, ready=state == "READY"),  # type: ignore[arg-type]
     )
 
 

@@ -12,15 +12,15 @@ from typing import Any, Final, TypeVar
 
 from honed.daemon.store.variantnames import model_of
 from honed.protocol import strict
-from honed.protocol.params import BringOptions, BringParams, ChainParams, LoadParams, RegionName, RegionParams
+from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams
 from honed.protocol.strict import Map
 
 _OWN: Final = re.compile(r"own-[0-9a-f]{40}")
 NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
 _DEFAULTS: Final = BringOptions(shapes={}, precision="auto", engine="fastest")
 _FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
-# The last two make one, whose name none may have.
-_NO_MODELS: Final = (RegionName, RegionParams, LoadParams, ChainParams)
+# The last one makes one, whose name none may have.
+_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)
 P = TypeVar("P")
 R = TypeVar("R")
 

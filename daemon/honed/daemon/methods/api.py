@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 
 from honed.daemon import installed
 from honed.daemon.apps.names import NOBODYS, Viewer, model_named, renamed
-from honed.daemon.chains import showing
-from honed.daemon.chains.served import Chains
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.changes.variantkeeper import VariantKeeper
@@ -65,20 +63,6 @@ from .modelsettings import SettingsKeeper
 from .removing import Remover
 
 MAX_PROFILE_RUNS = 100
-# Methods that a chain has, and those that name no model.
-_OF_CHAINS: Final = frozenset(
-    method.name
-    for method in (
-        methods.MODEL_INFER,
-        methods.MODEL_READY,
-        methods.MODEL_METADATA,
-        methods.MODEL_STATISTICS,
-        methods.MODEL_SHOW,
-        methods.SHARED_MEMORY_REGISTER,
-        methods.SHARED_MEMORY_STATUS,
-        methods.SHARED_MEMORY_UNREGISTER,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +110,6 @@ class Api:
     fleet: Pool
     jobs: Jobs
     bringer: Bringer
-    chains: Chains
     remover: Remover
     publisher: Publisher
     ledger: Ledger
@@ -152,9 +135,6 @@ class Api:
         self.policy.check(peer, known.right, method)
         self.inferring.check_running()
         parsed = parse(known.params, params)
-        if method not in _OF_CHAINS:
-            for field in ("name", "model"):
-                self.chains.check_method(getattr(parsed, field, ""), method)
         own = model_named(parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
@@ -245,15 +225,11 @@ class Api:
 
     @_answers(methods.MODEL_READY)
     async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
-        if (chain := self.chains.find(name := _named(params))) is not None:
-            return results.Ready(ready=chain.state(self.registry)[0] is State.READY)
-        return results.Ready(ready=self.registry.model(name).state is State.READY)
+        return results.Ready(ready=self.registry.model(_named(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
-        if (chain := self.chains.find(name := _named(params))) is not None:
-            return showing.metadata(chain, self.registry)
-        entry = self.registry.model(name)
+        entry = self.registry.model(_named(params))
         compiled, given = self.registry.interfaces(entry)
         shown = given or compiled
         assert shown is not None
@@ -268,23 +244,14 @@ class Api:
     @_answers(methods.MODEL_STATISTICS)
     async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
-        if params.name and (chain := self.chains.find(params.name)) is not None:
-            return results.ModelStatistics(model_stats=(chain.statistics.triton(params.name),))
-        if params.name:
-            entries, chains = [self.registry.model(params.name)], []
-        else:
-            entries, chains = self.registry.models(self._viewer(call)), self.chains.all()
-        counted = [
-            *((e.name, e.statistics) for e in entries),
-            *((c.chain.name, c.statistics) for c in chains),
-        ]
-        return results.ModelStatistics(model_stats=tuple(each.triton(name) for name, each in counted))
+        entries = (
+            [self.registry.model(params.name)] if params.name else self.registry.models(self._viewer(call))
+        )
+        return results.ModelStatistics(model_stats=tuple(e.statistics.triton(e.name) for e in entries))
 
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
-        if (chain := self.chains.find(name := _named(params))) is not None:
-            return showing.shown(chain, self.registry)
-        entry = self.registry.entry(name)
+        entry = self.registry.entry(_named(params))
         variants = self.variants.shown(entry.name)
         return models.show(entry, self.fleet, variants)
 
@@ -357,18 +324,15 @@ class Api:
 
     @_answers(methods.REPOSITORY_INDEX)
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
-        chains = (showing.indexed(chain, self.registry) for chain in self.chains.all())
         return results.ModelIndex(
             models=tuple(
                 models.indexed(entry, len(self.registry.variants(entry.name)))
                 for entry in self.registry.models(self._viewer(call))
             )
-            + tuple(chains)
         )
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
     async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
-        self.chains.check_free(params.model_name)
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
         options = params.parameters
@@ -392,7 +356,7 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        await self.remover.remove(params.model_name, chains=bool(params.chains))
+        await self.remover.remove(params.model_name)
         return Empty()
 
     def _viewer(self, call: ApiCall) -> Viewer:
@@ -427,4 +391,3 @@ _forward(methods.HINTS_EXPORT, lambda api, _, params: api.tuner_runs.export_hint
 _forward(
     methods.HINTS_IMPORT, lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)
 )
-_forward(methods.REPOSITORY_CHAIN_LOAD, lambda api, _, params: api.chains.add(params))

@@ -1,12 +1,10 @@
-"""ModelInfer from request to answer: chains, sequences, batches, variants, and what is counted of it."""
+"""ModelInfer from request to answer: sequences, batches, variants, and what is counted of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from honed.daemon.apps.names import is_own
-from honed.daemon.chains.served import Chains
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
@@ -38,7 +36,6 @@ class Inferring:
     registry: Registry
     pool: Pool
     bringer: Bringer
-    chains: Chains
     sequencer: Sequencer
     batcher: Batcher
     variants: VariantKeeper
@@ -55,10 +52,6 @@ class Inferring:
     async def infer(self, connection: Connection, params: InferParams) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         regions, user = connection.regions, connection.peer.uid
-        if (chain := self.chains.find(params.model_name)) is not None:
-            check_version(params.model_version)
-            run = partial(self._answered, connection, alone=False)
-            return await self.chains.infer(chain, params, user, regions, run)
         if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
             self.bringer.used(params.model_name)
         with counted(self.registry.statistics(params.model_name)):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from honed.daemon.apps.names import Viewer, is_own
 from honed.daemon.blocking import in_thread
-from honed.daemon.chains.served import Chains, ServedChain
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, State
 from honed.daemon.idle.thermal import temperatures
@@ -24,7 +23,6 @@ from honed.daemon.tuning.child import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import (
-    ChainFigures,
     DeviceFigures,
     FaultFigures,
     LeaseFigures,
@@ -50,7 +48,6 @@ class MetricsCollector:
     version: str
     started: float  # of time.monotonic
     registry: Registry
-    chains: Chains
     pool: Pool
     ledger: Ledger
     tuner: TunerChild
@@ -99,7 +96,6 @@ class MetricsCollector:
                 for entry in self.registry.variants()
                 if viewer.sees(entry.manifest.owner)
             ),
-            chains=tuple(self._chain(each, now, uptime) for each in self.chains.all()),
             tuning=_seen_of(tuning, viewer, own),
             temperatures=sensors,
             lease=self.lease(),
@@ -120,16 +116,6 @@ class MetricsCollector:
     def _queue(self, viewer: Viewer) -> QueueFigures:
         longest = max(each.engine.queue.longest for each in servers_seen(self.pool, viewer))
         return strict.like(QueueFigures, queue_status(self.pool, viewer), longest=longest)
-
-    def _chain(self, served: ServedChain, now: float, uptime: float) -> ChainFigures:
-        state, _ = served.state(self.registry)
-        return strict.like(
-            ChainFigures,
-            served.statistics.figures(now, uptime),
-            name=served.chain.name,
-            state=state.value,
-            ready=state is State.READY,
-        )
 
     def _model(
         self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: Mapping[str, TimeSpent]

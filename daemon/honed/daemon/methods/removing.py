@@ -8,7 +8,6 @@ from pathlib import Path
 
 from honed.daemon.apps.quota import Shares
 from honed.daemon.blocking import in_thread
-from honed.daemon.chains.served import Chains
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
@@ -23,7 +22,6 @@ class Remover:
     """The parts of a service that remember something of models."""
 
     registry: Registry
-    chains: Chains
     jobs: Jobs
     variants: VariantKeeper
     ledger: Ledger
@@ -32,16 +30,11 @@ class Remover:
     shares: Shares
     cache_dir: Path
 
-    async def remove(self, name: str, *, chains: bool = False) -> None:
-        """Stop serving a model and delete its files, or a chain; raises NotFound.
+    async def remove(self, name: str) -> None:
+        """Stop serving a model and delete its files; raises NotFound.
 
-        Raises ModelRefused where chains need the model, which are removed before it with `chains`. With the
-        last of a user's own goes what is remembered of the user.
+        What is remembered of a user goes with the last of the user's own models.
         """
-        if self.chains.find(name) is not None:
-            await self.chains.remove(name)
-            return
-        await self.chains.remove_needing(self.registry.model(name).name, allowed=chains)
         owner = self.registry.model(name).manifest.owner
         variants = [each.name for each in self.registry.variants(name)]
         await self.jobs.remove(name)

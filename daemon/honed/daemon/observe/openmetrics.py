@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from honed.protocol.service import ChainFigures, DeviceFigures, Figures, Metrics, ModelFigures, Spans
+from honed.protocol.service import DeviceFigures, Figures, Metrics, ModelFigures, Spans
 from honed.protocol.tuning import Gain
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -86,18 +86,9 @@ def _device_ends(document: Metrics) -> Iterator[MetricSample]:
             yield MetricSample(count, {"device": _device(device), "kind": kind})
 
 
-def _each_chain(value: Callable[[ChainFigures], float]) -> Callable[[Metrics], list[MetricSample]]:
-    return lambda document: [MetricSample(value(c), {"chain": c.name}) for c in document.chains]
-
-
 def _failures(document: Metrics) -> Iterator[MetricSample]:
     for model in document.models:
         yield from _failed(model, {"model": model.name})
-
-
-def _chain_failures(document: Metrics) -> Iterator[MetricSample]:
-    for chain in document.chains:
-        yield from _failed(chain, {"chain": chain.name})
 
 
 def _failed(figures: Figures, labels: Mapping[str, str]) -> Iterator[MetricSample]:
@@ -117,11 +108,6 @@ def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Itera
             yield from _spans(part(model), {"model": model.name})
 
     return samples
-
-
-def _chain_latency(document: Metrics) -> Iterator[MetricSample]:
-    for chain in document.chains:
-        yield from _spans(chain.latency, {"chain": chain.name})
 
 
 def _spans(spans: Spans, labels: Mapping[str, str]) -> Iterator[MetricSample]:
@@ -277,24 +263,6 @@ FAMILIES: tuple[Family, ...] = (
         "honed_model_spent_seconds",
         "Device time that counts when it is decided what to tune: it decays, and outlives restarts",
         _each_model(lambda m: m.spent.seconds),
-        unit="seconds",
-    ),
-    _gauge(
-        "honed_chain_ready",
-        "1 while every step of the chain can be run, else 0",
-        _each_chain(lambda c: float(c.ready)),
-    ),
-    _counter(
-        "honed_chain_requests",
-        "Inference requests for the chain; its steps are requests for their models",
-        _each_chain(lambda c: c.requests),
-    ),
-    _counter("honed_chain_failures", "Of these, those answered with an error, by its code", _chain_failures),
-    Family(
-        "summary",
-        "honed_chain_latency_seconds",
-        "From a request's arrival to the answer of the last step, of answered requests",
-        _chain_latency,
         unit="seconds",
     ),
     _counter(

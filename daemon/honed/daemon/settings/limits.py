@@ -20,7 +20,6 @@ HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
 TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
 BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
 LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
-CHAINS_MIB = 512  # tensors between the steps of chains, all users together
 DAEMON_MIB = 128  # the daemon itself, without messages
 
 
@@ -85,7 +84,6 @@ class Limits:
         messages = self.max_all_bytes + devices * self.max_answer_bytes
         return (
             DAEMON_MIB
-            + CHAINS_MIB
             + (messages >> 20)
             + INSPECTIONS * INSPECTION_MIB
             + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it

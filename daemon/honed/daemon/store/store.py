@@ -5,6 +5,7 @@
                           as does a variant of it, whose name has the sizes: <name>@<sizes>
     staging/<random>/     work in progress; emptied at start
     damaged/              what was found altered, set aside for people
+    chains/               chains of models that an earlier honed served; left alone
 
 Manifests say their format, so that a honed older than they are leaves them alone. Each file is written
 beside its place, synced, renamed and its folder synced, so that a crash at any moment leaves every model
@@ -151,10 +152,20 @@ class Store:
             for folder in (self._objects, self._models, self._staging, self._damaged):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()
+            damaged += self._chains()
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging.mkdir(mode=0o700, exist_ok=True)
             self._collect(models.values())
             return models, damaged
+
+    def _chains(self) -> list[str]:
+        """Return a sentence for each chain of models that an earlier version stored."""
+        folder = self._models.parent / "chains"
+        return [
+            f"chain {path.stem}: honed no longer serves chains of models; join the ONNX files with "
+            f"onnx.compose and add the result (see the guide, 'Several models as one'), then delete {path}"
+            for path in sorted(folder.glob("*.json"))
+        ]
 
     def object(self, file: StoredFile) -> Path:
         """Where the bytes of a stored file are."""

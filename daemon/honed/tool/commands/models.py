@@ -43,7 +43,6 @@ from honed.tool.view.devices import (
 )
 from honed.tool.view.forms import in_parts, variants_table
 
-from .chains import print_chain
 from .setting import described
 
 
@@ -81,9 +80,8 @@ def define_show(show: Parser) -> None:
 
 def define_remove(remove: Parser) -> None:
     """What `hone remove` takes."""
-    define(remove, _remove, examples="hone remove lightglue\nhone remove detector --chains")
-    remove.add_argument("model", metavar="M", help="name of the model, or of a chain")
-    remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
+    define(remove, _remove, examples="hone remove lightglue")
+    remove.add_argument("model", metavar="M", help="name of the model")
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> None:
@@ -163,7 +161,7 @@ def peaks_text(peaks: DevicePeaks) -> str:
 class ListedModel:
     """`inferences` since the service started, and the mean time of one on the `device` that serves it.
 
-    `owner` is the user who brought it, "" for a model of administrators; `steps` are the models of a chain.
+    `owner` is the user who brought it, "" for a model of administrators.
     """
 
     name: str
@@ -175,7 +173,6 @@ class ListedModel:
     variants: int
     pinned_engine: str
     owner: str
-    steps: tuple[str, ...]
     device: str
     inferences: int
     mean_ms: float | None
@@ -224,7 +221,7 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            model.reason or _chain(model) or _why_cpu(model),
+            model.reason or _why_cpu(model),
         )
         for model in models
     ]
@@ -234,10 +231,6 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
     console.print(table(headings, rows))
 
 
-def _chain(model: ListedModel) -> str:
-    return f"a chain of {', '.join(model.steps)}" if model.steps else ""
-
-
 def _why_cpu(model: ListedModel) -> str:
     """In short; 'hone show' has all of it."""
     return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
@@ -245,7 +238,7 @@ def _why_cpu(model: ListedModel) -> str:
 
 def _remove(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
-        client.remove(arguments.model, chains=arguments.chains)
+        client.remove(arguments.model)
     output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
 
 
@@ -259,8 +252,7 @@ def _show(arguments: argparse.Namespace, output: Output) -> None:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
-    show = print_chain if model.steps else _print_model
-    output.emit(model, lambda console: show(console, model))
+    output.emit(model, lambda console: _print_model(console, model))
 
 
 def _print_model(console: Console, model: ModelShown) -> None:

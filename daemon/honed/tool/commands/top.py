@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
-from honed.protocol.service import ChainFigures, Figures, Metrics, ModelFigures, Spans
+from honed.protocol.service import Figures, Metrics, ModelFigures, Spans
 from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
 from honed.tool.output import (
@@ -33,12 +33,10 @@ from honed.tool.parser import Parser, define, seconds
 from .tasks import short
 
 _AROUND = 14  # lines of the view besides the models
-_AROUND_CHAINS = 2  # lines besides the chains, where there are any
 _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-F = TypeVar("F", ModelFigures, ChainFigures)
 R = TypeVar("R")
 _Column = tuple[str, Callable[[R], str]]  # its heading, and a row's cell
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
@@ -52,8 +50,7 @@ def define_top(top: Parser) -> None:
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
             "Below a model are the shapes that have a compiled form of their own, with the requests that it "
-            "answered. Chains of models have a table of their own. "
-            "q or Ctrl-C ends. What is no terminal gets one table."
+            "answered. q or Ctrl-C ends. What is no terminal gets one table."
         ),
         examples="hone top\nhone top --interval 0.5\nhone top --json",
     )
@@ -76,9 +73,6 @@ def _print(console: Console, document: Metrics) -> None:
     if document.models:
         console.print()
         console.print(models_table(document, console.width, len(_rows(document))))
-        if document.chains:
-            console.print()
-            console.print(chains_table(document, console.width, len(document.chains)))
     else:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
 
@@ -142,9 +136,6 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
     from rich.text import Text
 
     room = max(1, height - _AROUND - max(0, len(document.devices) - 1))
-    chains = min(len(document.chains), max(1, room // 3))
-    if chains:
-        room = max(1, room - chains - _AROUND_CHAINS)
     parts: list[RenderableType] = [_summary(document), Text("")]
     if document.models:
         parts.append(models_table(document, width, room))
@@ -153,8 +144,6 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
     hidden = len(_rows(document)) - room
     if hidden > 0:
         parts.append(Text(f"and {hidden} more with fewer requests"))
-    if chains:
-        parts += [Text(""), chains_table(document, width, chains)]
     parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
     return Group(*parts)
 
@@ -175,17 +164,6 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
     if width >= _NARROW:
         columns.append(("engine", lambda model: model.engine))
     return _drawn("model", columns, _rows(document)[:room], width)
-
-
-def chains_table(document: Metrics, width: int, most: int) -> Table:
-    """The busiest chains, as models_table has models; what their steps take is counted there, too."""
-    columns: list[_Column[ChainFigures]] = [*_rates()]
-    if width >= _NARROW:
-        columns.append((">served", lambda chain: str(chain.served)))
-        columns.append((">failed", lambda chain: str(sum(chain.failures.values()))))
-        columns.append(("state", lambda chain: chain.state.lower()))
-    rows = [(each.name, each) for each in _busiest(document.chains)[:most]]
-    return _drawn("chain", columns, rows, width)
 
 
 def _rates() -> list[_Column[Figures]]:
@@ -212,7 +190,7 @@ def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
     return rows
 
 
-def _busiest(figures: Iterable[F]) -> list[F]:
+def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
     return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
 
 

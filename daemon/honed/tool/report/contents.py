@@ -9,7 +9,7 @@ from statistics import median
 from honed.daemon.observe.attribution import BlamedFault
 from honed.jobs.events import History, Quarantined
 from honed.protocol.results import IndexedModel, ModelShown
-from honed.protocol.service import ChainFigures, Metrics, ModelFigures, Status
+from honed.protocol.service import Metrics, ModelFigures, Status
 from honed.protocol.versions import ModelHistory
 
 
@@ -34,14 +34,6 @@ class ReportedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedChain:
-    """Several models that apps use as one."""
-
-    listed: IndexedModel
-    figures: ChainFigures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedFaults:
     """What went wrong; `quarantined` is None, `log_reason` a sentence, where that cannot be told."""
 
@@ -60,7 +52,6 @@ class Report:
     status: Status
     metrics: Metrics
     models: tuple[ReportedModel, ...]
-    chains: tuple[ReportedChain, ...]
     faults: ReportedFaults
     notes: tuple[str, ...]
 

@@ -26,7 +26,7 @@ from honed.protocol.results import IndexedModel
 from honed.protocol.service import Metrics, ModelFigures
 from honed.runtime.client import Client
 
-from .contents import Report, ReportedChain, ReportedFaults, ReportedModel, ReportedVariant
+from .contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 _RECORDED = "what tuning recorded, and candidates in quarantine,"
 
@@ -55,7 +55,6 @@ def gather(
         status=status,
         metrics=metrics,
         models=models,
-        chains=tuple(_chains(index, metrics)),
         faults=ReportedFaults(
             quarantined=quarantined,
             log=blamed(log, ours(metrics, status), quarantined or ()),
@@ -81,13 +80,6 @@ def _models(
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
         except NotFound:  # it was removed since
             continue
-
-
-def _chains(index: Sequence[IndexedModel], metrics: Metrics) -> Iterator[ReportedChain]:
-    listed = {each.name: each for each in index}
-    for figures in metrics.chains:
-        if figures.name in listed:
-            yield ReportedChain(listed=listed[figures.name], figures=figures)
 
 
 def _model(

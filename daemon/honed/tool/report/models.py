@@ -15,7 +15,7 @@ from honed.tool.view.devices import placement_text
 from honed.tool.view.forms import in_parts
 
 from .chart import drawn
-from .contents import ReportedChain, ReportedModel, gain, served_median
+from .contents import ReportedModel, gain, served_median
 from .curves import served, tuned
 from .markup import Cell, Ids, badge, element, facts, more, name_of, table
 from .words import QUANTILES, day, gain_text, moment, state_badge
@@ -42,28 +42,6 @@ def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element
                 str(model.figures.version or "-"),
             )
             for model, anchor in zip(models, anchors, strict=True)
-        ],
-    )
-
-
-def chains(reported: Sequence[ReportedChain]) -> Element | None:
-    """Chains with their steps, in a table; latencies as those of models."""
-    if not reported:
-        return None
-    return table(
-        "Chains, the models that they run, and latencies in milliseconds",
-        ("chain", "state", "~runs", "engine", *_LATENCIES, ">requests", ">failed"),
-        [
-            (
-                name_of(chain.listed.name),
-                state_badge(chain.listed.state),
-                name_of(", ".join(chain.listed.steps)) if not chain.listed.reason else chain.listed.reason,
-                chain.listed.engine,
-                *_latencies(chain.figures),
-                f"{chain.figures.served:,}",
-                f"{sum(chain.figures.failures.values()):,}",
-            )
-            for chain in reported
         ],
     )
 

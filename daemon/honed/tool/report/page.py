@@ -12,7 +12,7 @@ from .contents import Report, gain
 from .faulty import count, faults
 from .machine import machine
 from .markup import Ids, document, element, name_of
-from .models import card, chains, overview
+from .models import card, overview
 from .words import day, gain_text
 from .work import spent, tuning
 
@@ -31,7 +31,7 @@ def page(report: Report) -> str:
     anchors = [f"model-{number}" for number in range(1, len(report.models) + 1)]
     cards = [card(model, anchor, ids) for model, anchor in zip(report.models, anchors, strict=True)]
     contents: dict[str, list[Element | None]] = {
-        "models": [overview(report.models, anchors), chains(report.chains), *cards],
+        "models": [overview(report.models, anchors), *cards],
         "time": [
             element(
                 "p",

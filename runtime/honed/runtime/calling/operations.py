@@ -18,8 +18,6 @@ from honed.protocol import methods
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     BringOptions,
-    ChainParams,
-    ChainStep,
     ExportParams,
     HintsExportParams,
     HintsImportParams,
@@ -39,7 +37,7 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.results import ChainAdded, ModelBrought
+from honed.protocol.results import ModelBrought
 from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
@@ -366,22 +364,6 @@ class Operations(Inferences):
         return row.result_of((yield Ask(row, params, None, (descriptor,))).result)
 
     @operation
-    def add_chain(
-        self, name: str, steps: Sequence[ChainStep], outputs: Mapping[str, str], *, replace: bool = False
-    ) -> Steps[ChainAdded]:
-        """Have several models of the service run as one, called `name`; gives what it takes and gives.
-
-        A step's inputs come from "STEP:OUTPUT", or from an input of the chain, which is there by being named.
-        `outputs` are the chain's, each with the "STEP:OUTPUT" that it is. Raises InvalidArgument where these
-        do not fit each other, ModelRefused where a model is not there, AlreadyExists.
-        """
-        params = ChainParams(
-            model_name=name, steps=tuple(steps), outputs=dict(outputs), replace=replace or None
-        )
-        row = methods.REPOSITORY_CHAIN_LOAD
-        return row.result_of((yield Ask(row, params)).result)
-
-    @operation
-    def remove(self, model: str, *, chains: bool = False) -> Steps[None]:
-        """Remove `model` and its files for good, or a chain; with `chains` those that need the model, too."""
-        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, UnloadParams(model_name=model, chains=chains or None))
+    def remove(self, model: str) -> Steps[None]:
+        """Remove `model` and its files for good."""
+        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, UnloadParams(model_name=model))
