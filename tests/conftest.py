@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import signal
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from honed.machine.devices import Device
     from honed.machine.profile import DeviceProfile
 
 
-# How long an example takes says more of the machine's load than of the code.
-settings.register_profile("honed", deadline=None)
+# The same of the same code every time: examples follow from the test alone, and nothing is remembered. How
+# long one takes says more of the machine's load than of the code. tests/explore.py draws others.
+settings.register_profile("honed", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "explore",
+    deadline=None,
+    derandomize=False,
+    database=None,
+    max_examples=300,
+    phases=(Phase.generate, Phase.shrink),
+)
 settings.load_profile("honed")
+_constants_of_modules = providers._get_local_constants
+os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the programs that tests start
 # Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(trylast=True)  # after Hypothesis, which reads --hypothesis-profile
 def pytest_configure() -> None:
     """Give Ctrl-C back to children: a shell that runs pytest in the background has all ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,11 +49,17 @@ def pytest_configure() -> None:
     for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
     sys.dont_write_bytecode = False
+    # Hypothesis draws constants of the modules that are loaded, too: which ones these are is chance, as tests
+    # are dealt out to processes.
+    steady = settings.get_current_profile_name() == "honed"
+    providers._get_local_constants = (lambda: providers._local_constants) if steady else _constants_of_modules
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 1/4` runs a quarter of the tests selected: those of all slow tests take turns in CI."""
-    parser.addoption("--part", default="1/1", metavar="K/N", help="run part K of N of the tests selected")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whoever draws from the generators that all share gets the same in each test, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,11 +83,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         flooding = [item for item in items if item.get_closest_marker("flood")]
         items[:] = [item for item in items if item not in flooding]
         config.hook.pytest_deselected(items=flooding)
-    part, parts = map(int, config.getoption("--part").split("/"))
-    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != part % parts]
-    if others:
-        items[:] = [item for item in items if item not in set(others)]
-        config.hook.pytest_deselected(items=others)
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1200))
