@@ -62,6 +62,57 @@ def pytest_runtest_setup() -> None:
     np.random.seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run what is marked `child` in a child, which it may crash or hang, without an end to other tests."""
+    if pyfuncitem.get_closest_marker("child") is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    _in_child(lambda: pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def _in_child(run: Callable[[], object]) -> None:
+    """Fails as it does in a fork of this process, or with the signal that the fork died of."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(reader)
+            told = _failure(run)
+            with os.fdopen(writer, "wb") as stream:
+                stream.write(told)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as stream:
+            told = stream.read()
+    except BaseException:  # it took too long, or Ctrl-C
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        pytest.fail(f"the test's process died of {signal.Signals(os.WTERMSIG(status)).name}", pytrace=False)
+    if told.startswith(b"skipped"):
+        pytest.skip(told.removeprefix(b"skipped").decode())
+    if told:
+        pytest.fail(told.decode(), pytrace=False)
+
+
+def _failure(run: Callable[[], object]) -> bytes:
+    """What a test raises, in words; nothing where all is well."""
+    try:
+        run()
+    except pytest.skip.Exception as skipped:
+        return f"skipped{skipped}".encode()
+    except BaseException as error:  # noqa: BLE001 - its parent raises it
+        found = pytest.ExceptionInfo.from_exception(error)
+        return str(found.getrepr(style="short", chain=True)).encode(errors="replace")
+    return b""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `device` runs on every OpenCL device of the machine."""
     if "device" in metafunc.fixturenames:

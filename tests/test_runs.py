@@ -1,8 +1,9 @@
-"""Tests draw the same examples every time; `make explore` draws others, and tells what fails of them."""
+"""How tests are run: the same examples every time, others by `make explore`, crashes in children."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from . import explore
+from .daemon.running import DEADLINE
+
+ROOT = Path(__file__).parents[1]
 
 RED = """
 import os
@@ -41,6 +45,38 @@ def test_crash(on):
 
 def test_of_no_interest():
     assert False
+"""
+
+CRASH = """
+import ctypes, os, signal, time
+
+import pytest
+
+
+@pytest.mark.child
+def test_crash(tmp_path):
+    ctypes.string_at(1)
+
+
+@pytest.mark.child
+@pytest.mark.timeout(1)
+def test_hang():
+    time.sleep(600)
+
+
+@pytest.mark.child
+@pytest.mark.parametrize("number", [1, 2])
+def test_wrong(number):
+    assert number == 2, "it is " + str(number)
+
+
+@pytest.mark.child
+def test_skipped():
+    pytest.skip("not here")
+
+
+def test_of_the_same_process():
+    pass
 """
 
 
@@ -87,3 +123,23 @@ def test_what_fails_is_told_with_its_examples(tmp_path: Path, capfd: pytest.Capt
     assert last.endswith(", 3 failed")
     path.write_text("def test_of_no_interest(): ...\n")
     assert explore.main(["--minutes", "5", str(path)]) == 1  # nothing was run
+
+
+def test_what_may_crash_or_hang_its_process_ends_no_other_test(tmp_path: Path) -> None:
+    path = tmp_path / "test_crash.py"
+    path.write_text(CRASH)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+        "-ra",
+        path,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    assert "3 failed, 2 passed, 1 skipped" in done.stdout, done.stdout
+    for said in ("died of SIGSEGV", "Timeout", "it is 1", "not here"):
+        assert said in done.stdout
