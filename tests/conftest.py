@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -37,6 +39,9 @@ _constants_of_modules = providers._get_local_constants
 os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the programs that tests start
 # Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Tests that the table in SLOW.md moves to the slow ones.
+SLOW = re.findall(r"^\| `(tests/.+?)` \|", Path(__file__).with_name("SLOW.md").read_text(), re.MULTILINE)
+_SLOW = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in SLOW))
 
 
 @pytest.hookimpl(trylast=True)  # after Hypothesis, which reads --hypothesis-profile
@@ -124,6 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", params or [missing], scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever needs a device carries the marker `opencl`, so that -m can leave it out.
 
@@ -135,10 +141,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in flooding]
         config.hook.pytest_deselected(items=flooding)
     for item in items:
+        if _SLOW.fullmatch(item.nodeid):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1200))
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.opencl)
+
+
+def pytest_collection_finish() -> None:
+    """What is collected stays: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from . import explore
+from .conftest import SLOW
 from .daemon.running import DEADLINE
 
 ROOT = Path(__file__).parents[1]
@@ -143,3 +144,9 @@ def test_what_may_crash_or_hang_its_process_ends_no_other_test(tmp_path: Path) -
     assert "3 failed, 2 passed, 1 skipped" in done.stdout, done.stdout
     for said in ("died of SIGSEGV", "Timeout", "it is 1", "not here"):
         assert said in done.stdout
+
+
+def test_the_table_of_slow_tests_names_tests_that_there_are() -> None:
+    for name in SLOW:
+        file, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name

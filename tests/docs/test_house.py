@@ -61,6 +61,11 @@ SMALL = House(
 )
 
 
+@pytest.fixture(scope="module")
+def here() -> House:
+    return house.from_checkout(ROOT)
+
+
 def test_lines_are_code_docstrings_or_comments() -> None:
     lines = house.lines_of(SMALL.modules[0])
     assert (lines.docstrings, lines.comments) == (4, 1)
@@ -92,12 +97,11 @@ def test_packages_that_import_each_other_are_found() -> None:
     assert house.package_cycles(package(**back)) == ["honed.a, honed.b"]
 
 
-def test_no_packages_of_this_house_import_each_other() -> None:
-    assert house.package_cycles(house.from_checkout(ROOT)) == []
+def test_no_packages_of_this_house_import_each_other(here: House) -> None:
+    assert house.package_cycles(here) == []
 
 
-def test_packages_of_the_service_import_of_those_above_them_on_the_page() -> None:
-    here = house.from_checkout(ROOT)
+def test_packages_of_the_service_import_of_those_above_them_on_the_page(here: House) -> None:
     section = here.page.partition("Inside the daemon, in layers")[2].partition("Inside the tuner")[0]
     rows = re.findall(r"^\| (`[a-z`, ]+`) \|", section, re.MULTILINE)
     rank = {name: n for n, row in enumerate(rows) for name in re.findall(r"\w+", row)}
@@ -136,8 +140,8 @@ def test_a_way_through_a_file_that_is_not_there_is_an_error() -> None:
         house.way(House(SMALL.modules[:1], PAGE), "The way of a request")
 
 
-def test_the_page_of_this_house_leads_through_files_that_exist() -> None:
-    assert all(house.way(house.from_checkout(ROOT), heading) for heading in house.WAYS)
+def test_the_page_of_this_house_leads_through_files_that_exist(here: House) -> None:
+    assert all(house.way(here, heading) for heading in house.WAYS)
 
 
 def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
