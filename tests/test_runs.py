@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,13 @@ def test_what_may_crash_or_hang_its_process_ends_no_other_test(tmp_path: Path) -
     assert "3 failed, 2 passed, 1 skipped" in done.stdout, done.stdout
     for said in ("died of SIGSEGV", "Timeout", "it is 1", "not here"):
         assert said in done.stdout
+
+
+def test_programs_that_tests_write_run_from_a_folder_of_any_name() -> None:
+    """A `#!` line and an unquoted word of a shell end at a space, which a folder may have in its name."""
+    wrong = re.compile(r"#!\{sys\.executable|f[\"'](sh )?\{sys\.executable\} |source \{[A-Z]")
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    assert not [str(path) for path in files if wrong.search(path.read_text())]
 
 
 def test_the_table_of_slow_tests_names_tests_that_there_are() -> None:

@@ -463,8 +463,10 @@ def test_a_patient_call_ends_with_its_patience(library: Library, tmp_path: Path)
         opened(library, fake.path) as service,
         made(library, service) as request,
     ):
-        begun = time.monotonic()
-        assert library.infer_patiently(request.c, 400) == CODES["UNAVAILABLE"]
-        assert request.error == "starting"
-        assert time.monotonic() - begun >= 0.1
-        assert len(fake.got) > 1
+        patience, tries = 200, 0
+        while tries < 2:  # a machine may be so busy that there is no time for another one
+            patience, before, begun = 2 * patience, len(fake.got), time.monotonic()
+            assert library.infer_patiently(request.c, patience) == CODES["UNAVAILABLE"]
+            assert request.error == "starting"
+            assert time.monotonic() - begun >= 0.1
+            tries = len(fake.got) - before
