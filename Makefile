@@ -1,4 +1,4 @@
-.PHONY: help run test test-slow test-all attack lint setup nodetests deb deb-check repo clean
+.PHONY: help run test test-slow test-all explore attack lint setup nodetests deb deb-check repo clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -8,16 +8,18 @@ run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 
 # Tests wait for processes now and then: one more than there are processors keeps them busy.
 JOBS ?= $(shell expr $$(nproc) + 1)
-test: setup ## run the tests: six to ten minutes on two quiet cores
+test: setup ## run the tests, the same every time: at most five minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
-PART ?= 1/1
-test-slow: setup ## run the slow ones: real searches, large models, packages; PART=2/8 an eighth of them
-	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow --part $(PART)
+test-slow: setup ## run the slow ones: real searches, large models, packages: three quarters of an hour
+	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 test-all: test test-slow ## run all tests
 
 MINUTES ?= 5
+explore: setup ## draw other examples for property tests for MINUTES (5); SEED=N repeats a run, JOBS=N processes
+	@.venv/bin/python -m tests.explore --minutes $(MINUTES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
 attack: setup ## send made-up clients and files at a service for MINUTES (5); SEED=N repeats a run
 	@.venv/bin/python -m tests.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ATTACK)
 

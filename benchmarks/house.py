@@ -22,7 +22,7 @@ from typing import Final, TypeGuard
 
 PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
-LONG_FUNCTION, LONG_FILE, FULL_FOLDER = 40, 400, 25
+LONG_FUNCTION: Final = 40
 WAYS: Final = {
     "The way of a request": "a request",
     "From an ONNX file to a served model": "an ONNX file",
@@ -169,16 +169,6 @@ def aliased_maps(house: House) -> list[str]:
     return sorted(found)
 
 
-def repeated_classes(house: House) -> list[str]:
-    """Names of classes that are defined more than once, with where."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for module in house.modules:
-        for node in module.nodes:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module.path)
-    return sorted(f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1)
-
-
 def callbacks(house: House) -> list[str]:
     """Attributes named on_... and given a value or declared as callable, as FILE:LINE name."""
     return sorted(
@@ -249,19 +239,6 @@ def long_functions(house: House) -> list[str]:
     ]
 
 
-def long_files(house: House) -> list[str]:
-    """Files of more than LONG_FILE lines."""
-    return [m.path for m in house.modules if len(m.text.splitlines()) > LONG_FILE]
-
-
-def full_folders(house: House) -> list[str]:
-    """Folders of more than FULL_FOLDER files of Python."""
-    held: dict[str, int] = defaultdict(int)
-    for module in house.modules:
-        held[str(PurePosixPath(module.path).parent)] += 1
-    return [f"{folder}: {count}" for folder, count in sorted(held.items()) if count > FULL_FOLDER]
-
-
 def way(house: House, heading: str) -> list[str]:
     """Files and folders that the steps under a heading of the page name, each once.
 
@@ -294,14 +271,11 @@ def figures(house: House) -> Iterator[tuple[str, int | list[str]]]:
     counted: dict[str, Callable[[House], list[str]]] = {
         "lines with `dict[str, Any]` or `Mapping[str, Any]`": maps,
         "lines with such a map by another name": aliased_maps,
-        "class names defined more than once": repeated_classes,
         "callbacks (`on_...` attributes)": callbacks,
         "import cycles": cycles,
         "import cycles, with imports in functions and for types": lambda house: cycles(house, deferred=True),
         "import cycles of packages": package_cycles,
         f"functions over {LONG_FUNCTION} lines": long_functions,
-        f"files over {LONG_FILE} lines": long_files,
-        f"folders over {FULL_FOLDER} files": full_folders,
     }
     for name, count in counted.items():
         yield name, count(house)

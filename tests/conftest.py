@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
+import random
+import re
 import signal
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from honed.machine.devices import Device
     from honed.machine.profile import DeviceProfile
 
 
-# How long an example takes says more of the machine's load than of the code.
-settings.register_profile("honed", deadline=None)
+# The same of the same code every time: examples follow from the test alone, and nothing is remembered. How
+# long one takes says more of the machine's load than of the code. tests/explore.py draws others.
+settings.register_profile("honed", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "explore",
+    deadline=None,
+    derandomize=False,
+    database=None,
+    max_examples=300,
+    phases=(Phase.generate, Phase.shrink),
+)
 settings.load_profile("honed")
+_constants_of_modules = providers._get_local_constants
+os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the programs that tests start
 # Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Tests that the table in SLOW.md moves to the slow ones.
+SLOW = re.findall(r"^\| `(tests/.+?)` \|", Path(__file__).with_name("SLOW.md").read_text(), re.MULTILINE)
+_SLOW = re.compile("|".join(re.escape(name).replace(r"\*", ".*") for name in SLOW))
 
 
+@pytest.hookimpl(trylast=True)  # after Hypothesis, which reads --hypothesis-profile
 def pytest_configure() -> None:
     """Give Ctrl-C back to children: a shell that runs pytest in the background has all ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,11 +54,68 @@ def pytest_configure() -> None:
     for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
     sys.dont_write_bytecode = False
+    # Hypothesis draws constants of the modules that are loaded, too: which ones these are is chance, as tests
+    # are dealt out to processes.
+    steady = settings.get_current_profile_name() == "honed"
+    providers._get_local_constants = (lambda: providers._local_constants) if steady else _constants_of_modules
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 1/4` runs a quarter of the tests selected: those of all slow tests take turns in CI."""
-    parser.addoption("--part", default="1/1", metavar="K/N", help="run part K of N of the tests selected")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whoever draws from the generators that all share gets the same in each test, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run what is marked `child` in a child, which it may crash or hang, without an end to other tests."""
+    if pyfuncitem.get_closest_marker("child") is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    _in_child(lambda: pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def _in_child(run: Callable[[], object]) -> None:
+    """Fails as it does in a fork of this process, or with the signal that the fork died of."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(reader)
+            told = _failure(run)
+            with os.fdopen(writer, "wb") as stream:
+                stream.write(told)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as stream:
+            told = stream.read()
+    except BaseException:  # it took too long, or Ctrl-C
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        pytest.fail(f"the test's process died of {signal.Signals(os.WTERMSIG(status)).name}", pytrace=False)
+    if told.startswith(b"skipped"):
+        pytest.skip(told.removeprefix(b"skipped").decode())
+    if told:
+        pytest.fail(told.decode(), pytrace=False)
+
+
+def _failure(run: Callable[[], object]) -> bytes:
+    """What a test raises, in words; nothing where all is well."""
+    try:
+        run()
+    except pytest.skip.Exception as skipped:
+        return f"skipped{skipped}".encode()
+    except BaseException as error:  # noqa: BLE001 - its parent raises it
+        found = pytest.ExceptionInfo.from_exception(error)
+        return str(found.getrepr(style="short", chain=True)).encode(errors="replace")
+    return b""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,6 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", params or [missing], scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever needs a device carries the marker `opencl`, so that -m can leave it out.
 
@@ -63,16 +140,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         flooding = [item for item in items if item.get_closest_marker("flood")]
         items[:] = [item for item in items if item not in flooding]
         config.hook.pytest_deselected(items=flooding)
-    part, parts = map(int, config.getoption("--part").split("/"))
-    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != part % parts]
-    if others:
-        items[:] = [item for item in items if item not in set(others)]
-        config.hook.pytest_deselected(items=others)
     for item in items:
+        if _SLOW.fullmatch(item.nodeid):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1200))
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.opencl)
+
+
+def pytest_collection_finish() -> None:
+    """What is collected stays: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

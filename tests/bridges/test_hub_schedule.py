@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from honed.hub import schedule
@@ -104,12 +104,19 @@ def test_a_clock_set_back_holds_nothing_up(
     assert Deed.PULL in told
 
 
-@given(st.floats(0.1, 100), st.floats(0, 1), st.floats(0, 100 * HOUR), st.floats(0, 1e6))
+@given(
+    hours=st.floats(0.1, 100),
+    chance=st.floats(0, 1),
+    off=st.floats(0, 100 * HOUR),
+    running=st.floats(0, 1e6),
+)
+@example(hours=1.0, chance=1.0, off=0.0, running=1800.0)
 def test_what_is_overdue_waits_for_a_part_of_half_an_hour_and_no_longer(
     hours: float, chance: float, off: float, running: float
 ) -> None:
     settings, view = replace(SETTINGS, hours=hours), replace(VIEW, running_s=running)
-    memory, now = remembered(), NOW + 1.1 * hours * HOUR + off
+    overdue = 1.1 * hours * HOUR + 1e-6  # moments since 1970 are no finer than 0.24 us
+    memory, now = remembered(), NOW + overdue + off
     told = schedule.due(settings, memory, view, now, chance)
     if running >= min(0.5, hours) * HOUR:
         assert told is Deed.PULL

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from honed.runtime import Client
-from honed.runtime.errors import HonedError
+from honed.runtime.errors import DeadlineExceeded, HonedError
 
 NO_TUNER = "\n[tuner]\nspawn = false\n"
 COMPILED_ONLY = '\n[serve]\nengine = "gpu"\n'
@@ -183,6 +183,18 @@ def wait_for(
         if waited > seconds:
             raise AssertionError(f"waited in vain for {what}\n{service.log if service else ''}")
         time.sleep(min(max(0.01, waited / 10), 0.5))
+
+
+def too_late(ask: Callable[[float], object], where: str, timeout: float) -> None:
+    """Asks with a timeout that passes there, as the error says; a busy machine may need a longer one."""
+    told = []
+    for times in (1, 4, 16, 64):
+        with pytest.raises(DeadlineExceeded) as raised:
+            ask(timeout * times)
+        told.append(str(raised.value))
+        if where in told[-1]:
+            return
+    raise AssertionError(f"no deadline passed {where!r}: {told}")
 
 
 def descriptors(pid: int) -> int:

@@ -148,8 +148,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_file_without_permission(closed: str) -> None:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # those above tmp_path are root's alone
     file = write(folder, "")
-    folder.chmod(0 if closed == "folder" else 0o755)
     file.chmod(0)
+    folder.chmod(0 if closed == "folder" else 0o755)
     user = os.geteuid()
     os.seteuid(user or _NOBODY)  # root may read everything
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -258,7 +259,13 @@ def test_checking_a_file_needs_no_service(
     assert typed("config", "--check", str(file), "--reload")[0] == 2
 
 
-def test_without_a_service_the_command_says_what_one_would_use(tmp_path: Path, typed: Hone) -> None:
+@pytest.mark.parametrize("user", [0, 1000])
+def test_without_a_service_the_command_says_what_one_would_use(
+    tmp_path: Path, typed: Hone, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """As root, and as a user who has no place for a socket but names one."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     status, out, _ = typed("config", f"--socket={tmp_path / 'none'}")
     assert status == 0
     assert "No service runs" in out

@@ -98,7 +98,7 @@ class Shell:
         self._main, terminal = pty.openpty()
         self._process = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "-i"],
-            env={**os.environ, "TERM": "dumb", "PS1": "", **environment},
+            env={**os.environ, "TERM": "dumb", "PS1": "", "COMPLETION": str(COMPLETION), **environment},
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
@@ -106,7 +106,7 @@ class Shell:
         )
         os.close(terminal)
         self._seen = ""
-        self._type(f"bind 'set enable-bracketed-paste off'; source {COMPLETION}\n")
+        self._type("bind 'set enable-bracketed-paste off'; source \"$COMPLETION\"\n")
 
     def completed(self, line: str) -> str:
         """The line as it stands after Tab is pressed."""

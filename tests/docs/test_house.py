@@ -55,10 +55,15 @@ SMALL = House(
         Module("daemon/honed/daemon/one.py", ONE),
         Module("daemon/honed/daemon/two.py", TWO),
         Module("daemon/honed/daemon/three.py", THREE),
-        Module("runtime/honed/runtime/calling/link.py", "x = 1\n" * 401),
+        Module("runtime/honed/runtime/calling/link.py", "x = 1\n"),
     ),
     PAGE,
 )
+
+
+@pytest.fixture(scope="module")
+def here() -> House:
+    return house.from_checkout(ROOT)
 
 
 def test_lines_are_code_docstrings_or_comments() -> None:
@@ -73,9 +78,7 @@ def test_what_is_counted_is_found_and_named() -> None:
         "daemon/honed/daemon/three.py:1",
     ]
     assert house.aliased_maps(SMALL) == ["daemon/honed/daemon/two.py:5 Told"]
-    assert house.repeated_classes(SMALL) == ["Twice: daemon/honed/daemon/one.py, daemon/honed/daemon/two.py"]
     assert house.callbacks(SMALL) == [ON_END]
-    assert house.long_files(SMALL) == ["runtime/honed/runtime/calling/link.py"]
 
 
 def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
@@ -94,14 +97,11 @@ def test_packages_that_import_each_other_are_found() -> None:
     assert house.package_cycles(package(**back)) == ["honed.a, honed.b"]
 
 
-def test_no_packages_of_this_house_import_each_other_and_no_folder_is_full() -> None:
-    here = house.from_checkout(ROOT)
+def test_no_packages_of_this_house_import_each_other(here: House) -> None:
     assert house.package_cycles(here) == []
-    assert house.full_folders(here) == []
 
 
-def test_packages_of_the_service_import_of_those_above_them_on_the_page() -> None:
-    here = house.from_checkout(ROOT)
+def test_packages_of_the_service_import_of_those_above_them_on_the_page(here: House) -> None:
     section = here.page.partition("Inside the daemon, in layers")[2].partition("Inside the tuner")[0]
     rows = re.findall(r"^\| (`[a-z`, ]+`) \|", section, re.MULTILINE)
     rank = {name: n for n, row in enumerate(rows) for name in re.findall(r"\w+", row)}
@@ -130,12 +130,6 @@ def test_a_function_is_long_from_41_lines_on() -> None:
     assert house.long_functions(function(41)) == ["tuner/honed/f.py:1 f"]
 
 
-def test_a_folder_is_full_from_26_files_on() -> None:
-    files = tuple(Module(f"tuner/honed/f{number}.py", "") for number in range(26))
-    assert house.full_folders(House(files[1:], "")) == []
-    assert house.full_folders(House(files, "")) == ["tuner/honed: 26"]
-
-
 def test_a_way_has_each_file_once_and_folders_as_one() -> None:
     files = [f"daemon/honed/daemon/{name}" for name in ("one.py", "two.py", "")]
     assert house.way(SMALL, "The way of a request") == [*files, "runtime/honed/runtime/calling/link.py"]
@@ -146,8 +140,8 @@ def test_a_way_through_a_file_that_is_not_there_is_an_error() -> None:
         house.way(House(SMALL.modules[:1], PAGE), "The way of a request")
 
 
-def test_the_page_of_this_house_leads_through_files_that_exist() -> None:
-    assert all(house.way(house.from_checkout(ROOT), heading) for heading in house.WAYS)
+def test_the_page_of_this_house_leads_through_files_that_exist(here: House) -> None:
+    assert all(house.way(here, heading) for heading in house.WAYS)
 
 
 def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +167,3 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     assert f"\n  {ON_END}\n" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])
-
-
-def test_no_folder_of_tests_is_full() -> None:
-    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))
-    assert house.full_folders(House(tuple(Module(file, "") for file in files), "")) == []

@@ -20,8 +20,8 @@ from .binding import CODES, FP32, Library
 from .calls import Request, opened
 from .fake import Connection, Fake, Message, right
 
-# A call of the library that hangs ends the run: no signal of Python's gets through to it.
-pytestmark = pytest.mark.timeout(150, method="thread")
+# A call of the library that crashes or hangs ends no other test.
+pytestmark = [pytest.mark.child, pytest.mark.timeout(150)]
 X = np.arange(8, dtype=np.float32)
 PATIENCE = int(DEADLINE * 1000)
 
@@ -211,10 +211,8 @@ def test_a_deadline_passes_and_the_request_is_cancelled(library: Library, tmp_pa
 
 
 def test_a_request_is_given_up(library: Library, tmp_path: Path) -> None:
-    with (
-        Fake(tmp_path / "s", lambda connection, request: None) as fake,
-        opened(library, fake.path) as service,
-    ):
+    with Fake(tmp_path / "s", lambda connection, request: None) as fake:
+        service = library.service_new(str(fake.path))  # is freed below
         requests = [made(library, service) for _ in range(3)]
         for request in requests:
             assert library.submit(request.c) == CODES["OK"]
@@ -230,7 +228,6 @@ def test_a_request_is_given_up(library: Library, tmp_path: Path) -> None:
         assert requests[2].infer() == CODES["INVALID_ARGUMENT"]
         assert requests[2].error.startswith("the connection was freed")
         requests[0].free(), requests[2].free()
-        service = library.service_new("")  # for the context to free
 
 
 def test_a_service_that_goes_away_is_told_as_such_and_found_again(library: Library, tmp_path: Path) -> None:
@@ -466,8 +463,10 @@ def test_a_patient_call_ends_with_its_patience(library: Library, tmp_path: Path)
         opened(library, fake.path) as service,
         made(library, service) as request,
     ):
-        begun = time.monotonic()
-        assert library.infer_patiently(request.c, 400) == CODES["UNAVAILABLE"]
-        assert request.error == "starting"
-        assert time.monotonic() - begun >= 0.1
-        assert len(fake.got) > 1
+        patience, tries = 200, 0
+        while tries < 2:  # a machine may be so busy that there is no time for another one
+            patience, before, begun = 2 * patience, len(fake.got), time.monotonic()
+            assert library.infer_patiently(request.c, patience) == CODES["UNAVAILABLE"]
+            assert request.error == "starting"
+            assert time.monotonic() - begun >= 0.1
+            tries = len(fake.got) - before

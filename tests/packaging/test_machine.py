@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,8 +20,7 @@ import pytest
 MACHINE = Path(__file__).resolve().parents[2] / "packaging/machine"
 # Relays between the socket that qemu would make and an agent, whose device is a terminal, and starts
 # that anew as its unit would. Their process ids are in files beside the socket.
-QEMU = f"""#!{sys.executable}
-import os, pathlib, pty, select, socket, subprocess, sys, tty
+QEMU = f"""import os, pathlib, pty, select, socket, subprocess, sys, tty
 
 (option,) = (each for each in sys.argv if each.startswith("socket,"))
 path = pathlib.Path(option.split("path=")[1].split(",")[0])
@@ -67,8 +67,10 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a machine, with that qemu first in PATH."""
+    program = tmp_path / "qemu.py"
+    program.write_text(QEMU)
     for name, text in (
-        ("qemu-system-aarch64", QEMU),
+        ("qemu-system-aarch64", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {program} "$@"\n'),
         ("systemctl", f"#!/bin/sh\nkill $(cat {tmp_path}/qemu)\n"),
     ):
         (tmp_path / name).write_text(text)

@@ -54,7 +54,6 @@ def sums(path: Path, *, grows: bool = False, **names: str) -> Path:
 def both(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
     with serving(tmp_path_factory, cache_dir, config=BOTH) as running:
         with running.client() as client:
-            client.add(VAD, name="vad", engine="cpu")
             client.add(sums(tmp_path_factory.mktemp("m") / "sums.onnx"), name="sums")
             client.pin("sums", engine="gpu")
             told = "the compiled form to serve"
@@ -82,6 +81,8 @@ def frame(number: int) -> np.ndarray[Any, Any]:
 def test_a_thousand_requests_of_a_voice_detector_equal_those_with_state_in_the_app(both: Service) -> None:
     sound = np.random.default_rng(3).normal(scale=0.1, size=(1000, 1, 576)).astype(np.float32)
     rate = np.array(16000, np.int64)
+    with both.client() as client:
+        client.add(VAD, name="vad", engine="cpu")
     with both.client() as client, client.sequence("vad") as vad:
         state = np.zeros((2, 1, 128), np.float32)
         for number, part in enumerate(sound):

@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_closed_output_is_no_error_of_its_own() -> None:
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m honed.tool.main doctor --json >&- 2>&-"], check=False
+        ["sh", "-c", '"$0" -m honed.tool.main doctor --json >&- 2>&-', sys.executable], check=False
     )
     assert done.returncode in (0, 1)
 

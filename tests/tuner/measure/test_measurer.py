@@ -187,16 +187,18 @@ def test_what_is_prepared_is_built_beside_and_blamed_alone(
     with Measurer(device.spec, profile, LIMITS, command=compiler_abort.COMMAND) as measurer:
         assert measurer.ahead == 1
         measurer.load(workload)
-        made = [scale(workload, f"// {uuid4()}") for _ in range(6)]  # no cache has them
+        made = [scale(workload, f"// {uuid4()}") for _ in range(60)]  # no cache has them
         bad = scale(workload, compiler_abort.MARK)
         waited = []
         for now, following in pairwise(made):
             measurer.prepare(following)
             assert measurer.measure(now).outcome is Outcome.RIGHT
             waited.append(measurer.spent["build"])
+            if len(waited) >= 5 and min(waited) < 0.02:
+                break  # a busy machine needs some more to have one built in time
         assert min(waited) < 0.02, "none was built while the one before was measured"
         measurer.prepare(bad)
-        assert measurer.measure(made[-1]).outcome is Outcome.RIGHT
+        assert measurer.measure(following).outcome is Outcome.RIGHT
         assert measurer.children == 2, "the child died of the prepared one"
         assert measurer.measure(bad).outcome is Outcome.BUILD
 

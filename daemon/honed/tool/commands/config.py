@@ -79,7 +79,7 @@ def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
         with Client(socket) as client:
             return True, client.ask(CONFIG_SHOW)
     except Unavailable:
-        return False, shown(load(environ=os.environ, uid=os.geteuid()))
+        return False, shown(load(environ=os.environ, uid=os.geteuid(), overrides={"socket": socket}))
 
 
 def _print(console: Console, running: bool, told: ConfigShown) -> None:
