@@ -23,7 +23,7 @@ from honed.daemon.serving.inference import InferencePlan, nbytes_of
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.regions import HeldRegion, RegionLookup, unknown
 from honed.protocol import strict
-from honed.protocol.errors import DeadlineExceeded, HonedError, ResourceExhausted, Unavailable
+from honed.protocol.errors import AnswerTooLarge, DeadlineExceeded, HonedError, Unavailable
 from honed.protocol.methods import VERSION
 from honed.protocol.params import (
     ChainStep,
@@ -298,11 +298,12 @@ class ChainRun:
                     parameters={} if place is None else strict.to_plain(place),
                 )
             )
-        whole = sum(map(len, raw))
+        whole, room = sum(map(len, raw)), self._plan.room
         if whole > self._plan.max_bytes:
-            raise ResourceExhausted(
+            raise AnswerTooLarge(
                 f"the outputs have {whole} bytes and an answer may hold {self._plan.max_bytes}; "
-                "place them in shared memory"
+                "place them in shared memory",
+                sum(aligned(len(data)) for data in raw) + (room.nbytes if room is not None else 0),
             )
         return Inferred(
             model_name=self._chain.name,
