@@ -125,7 +125,7 @@ HONED_API void honed_service_free(honed_service *service);
  * UNAVAILABLE, PERMISSION_DENIED.
  */
 HONED_API HONED_MUST_CHECK honed_code honed_service_connect(honed_service *service, int timeout);
-/* How long a call may take of which nothing else was said; 60,000 at first. */
+/* How long a call may take of which nothing else was said; 60,000 at first. The service itself gives a request up after a day. */
 HONED_API void honed_service_timeout(honed_service *service, int timeout);
 /* Why the last call failed that took this connection and no request, until the next one; "" where none did. */
 HONED_API const char *honed_service_error(const honed_service *service);

@@ -2,6 +2,7 @@
 #include "request.h"
 
 static const size_t MOST_INLINE = (size_t)1 << 30;
+enum { LONGEST_TIMEOUT = 24 * 3600 * 1000 }; /* ms; the service takes no longer one */
 
 int time_limit(const honed_request *request)
 {
@@ -62,14 +63,14 @@ static void put_wanted(struct frame *frame, const struct bindings *wanted)
 
 static void put_parameters(struct frame *frame, const honed_request *request)
 {
+    /* Without a limit the service's own longest: it takes a request that names none for one of 60 s. */
     int timeout = time_limit(request);
+    int64_t limit = timeout < 0 || timeout > LONGEST_TIMEOUT ? LONGEST_TIMEOUT : timeout;
     bool start = request->flags & HONED_SEQUENCE_START, end = request->flags & HONED_SEQUENCE_END;
     put_text(frame, "parameters");
-    put_map(frame, (size_t)((timeout >= 0) + (request->priority != 0) + 1 + (request->sequence ? 3 : 0)));
-    if (timeout >= 0) {
-        put_text(frame, "timeout");
-        put_int(frame, timeout ? (int64_t)timeout * 1000 : 1);
-    }
+    put_map(frame, (size_t)(1 + (request->priority != 0) + 1 + (request->sequence ? 3 : 0)));
+    put_text(frame, "timeout");
+    put_int(frame, limit ? limit * 1000 : 1);
     if (request->priority) {
         put_text(frame, "priority");
         put_int(frame, request->priority);

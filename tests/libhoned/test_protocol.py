@@ -164,6 +164,31 @@ def test_parameters_are_sent_as_the_protocol_has_them(library: Library, tmp_path
     assert fake.got[2][3][0]["parameters"]["sequence_start"] is False  # it has begun
 
 
+@pytest.mark.parametrize(
+    ("connection", "request_", "sent"),
+    [
+        (-1, -1, 86_400_000_000),
+        (-1, 20_000, 20_000_000),
+        (20_000, -1, 20_000_000),
+        (2**31 - 1, -1, 86_400_000_000),
+        (-1, 2**31 - 1, 86_400_000_000),
+        (0, 90_000, 90_000_000),
+    ],
+)
+def test_no_limit_is_the_longest_that_the_service_takes(
+    library: Library, tmp_path: Path, connection: int, request_: int, sent: int
+) -> None:
+    with (
+        Fake(tmp_path / "s") as fake,
+        opened(library, fake.path) as service,
+        made(library, service) as request,
+    ):
+        library.service_timeout(service, connection)
+        library.request_timeout(request.c, request_)
+        assert request.infer() == CODES["OK"], request.error
+    assert fake.got[0][3][0]["parameters"]["timeout"] == sent
+
+
 def test_answers_come_in_any_order_and_in_pieces(library: Library, tmp_path: Path) -> None:
     held: list[Message] = []
 

@@ -76,6 +76,7 @@ def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
     pytest.importorskip("onnxruntime")
     monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "nobody"))
     monkeypatch.setattr(session, "_clients", {})
+    monkeypatch.setattr(session, "_AGAIN_SECONDS", 0.0)
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

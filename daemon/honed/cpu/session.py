@@ -19,10 +19,10 @@ from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import UNNAMED, forget_names
 from honed.onnxfile.reading import read, shown
 from honed.protocol.errors import (
-    DeviceError,
     InvalidArgument,
     MissingFiles,
     ModelRefused,
+    OutOfMemory,
     ResourceExhausted,
 )
 from honed.runtime import maps
@@ -76,7 +76,7 @@ class Session:
                 found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
             if _out_of_memory(error):
-                raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+                raise OutOfMemory(f"ONNX Runtime ran out of memory: {_said(error)}") from error
             if _MISLED in str(error) and self._by_names:
                 self._forget_names()
                 return self.run(inputs)
@@ -155,7 +155,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if _out_of_memory(error):
-            raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            raise OutOfMemory(f"ONNX Runtime ran out of memory: {_said(error)}") from error
         raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 

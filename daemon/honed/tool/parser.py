@@ -179,6 +179,17 @@ def seconds(text: str) -> float:
     return _span(text, "seconds")
 
 
+def patience(text: str) -> float:
+    """Seconds to wait: a positive number, or infinity."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds, nor inf")
+    return value
+
+
 def minutes(text: str) -> float:
     """A positive number."""
     return _span(text, "minutes")

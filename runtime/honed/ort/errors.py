@@ -107,6 +107,12 @@ def said(kind: type[Exception], text: str) -> Exception:
     return kind(f"[ONNXRuntimeError] : {_NUMBERS[kind]} : {_NAMES.get(kind, 'FAIL')} : {text}")
 
 
+def unsaid(error: Exception) -> str:
+    """The text of an exception without what stands in front, as ONNX Runtime gives it to callbacks."""
+    text = str(error)
+    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text
+
+
 def translated(error: errors.HonedError) -> Exception:
     """The exception that an app expects for an error of the service."""
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), RuntimeException)

@@ -7,17 +7,22 @@ file's own metadata, are in no answer of the service. Field numbers are those of
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from honed.runtime.dtypes import CARRIED
+from honed.protocol.results import InferredTensor
+from honed.runtime import maps
+from honed.runtime.dtypes import CARRIED, from_datatype
 
-from .errors import InvalidArgument, InvalidProtobuf, said
+from .errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, said
 
 Data = bytes | memoryview | mmap.mmap
 Dimension = int | str | None
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_BYTES = 10  # of a varint
+_OVERRIDABLE = 4  # the IR version from which values in the file may be given anew
 _TEXTS = {2: "producer_name", 4: "domain", 6: "description"}  # of a model, by number
 _OF_ONE = {4: "seq", 9: "optional"}  # types made of another
 # Element types by number, as ONNX Runtime calls them; some honed does not carry.
@@ -54,10 +59,36 @@ class Described:
     overridable: list[NodeArg] = field(default_factory=list)
     outputs: list[NodeArg] = field(default_factory=list)
     metadata: ModelMetadata = field(default_factory=ModelMetadata)
+    ir_version: int = 0
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Described:
         """With sizes in the place of names that the file has for what it leaves open."""
         return replace(self, inputs=_sized(self.inputs, sizes), outputs=_sized(self.outputs, sizes))
+
+    def complete(self, inferred: Iterable[InferredTensor]) -> None:
+        """Have outputs be told as ONNX Runtime infers them; what the file alone names keeps its name."""
+        known = {each.name: each for each in inferred}
+        self.outputs = [_completed(each, known) for each in self.outputs]
+
+
+def _completed(end: NodeArg, known: Mapping[str, InferredTensor]) -> NodeArg:
+    found = known.get(end.name)
+    if found is None:
+        keys = known.get(maps.travelling(end.name)[0])  # a list of maps, which travels as two tensors
+        if end.type or keys is None:
+            return end
+        kind = from_datatype(keys.datatype).name
+        return NodeArg(end.name, next(each for each, of in maps.KEYS.items() if of == kind), [])
+    if found.shape is None:
+        shape = list[Dimension]()
+    else:
+        named = end.shape if len(end.shape) == len(found.shape) else [None] * len(found.shape)
+        told = zip(found.shape, found.symbols or ("",) * len(found.shape), named, strict=True)
+        shape = [
+            size if size >= 0 else symbol or (name if isinstance(name, str) else None)
+            for size, symbol, name in told
+        ]
+    return NodeArg(end.name, f"tensor({from_datatype(found.datatype).onnx})", shape)
 
 
 def _sized(ends: Iterable[NodeArg], sizes: Mapping[str, int]) -> list[NodeArg]:
@@ -65,6 +96,26 @@ def _sized(ends: Iterable[NodeArg], sizes: Mapping[str, int]) -> list[NodeArg]:
         replace(end, shape=[sizes.get(size, size) if isinstance(size, str) else size for size in end.shape])
         for end in ends
     ]
+
+
+def read_file(given: str | os.PathLike[str] | bytes) -> Described:
+    """What a file, or its contents, says. Raises what ONNX Runtime raises where there is no model."""
+    if isinstance(given, bytes):
+        return describe(given)
+    if not os.fspath(given):
+        raise TypeError("the path of the model is empty; give the path of an ONNX file")
+    path = Path(given)
+    if not path.exists():
+        raise said(NoSuchFile, f"Load model from {path} failed:Load model {path} failed. File doesn't exist")
+    try:
+        with path.open("rb") as file:
+            # Unmapped with the last view of it.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except IsADirectoryError as error:
+        raise said(InvalidProtobuf, f"Load model from {path} failed: it is a folder; give a file") from error
+    except (OSError, ValueError) as error:  # ValueError: it is empty
+        raise said(Fail, f"Load model from {path} failed: {error}") from error
+    return describe(mapped)
 
 
 def describe(data: Data) -> Described:
@@ -82,9 +133,13 @@ def describe(data: Data) -> Described:
             setattr(found.metadata, _TEXTS[number], _text(value))
         elif number == 5 and isinstance(value, int):
             found.metadata.version = value
+        elif number == 1 and isinstance(value, int):
+            found.ir_version = value
     if graph is None:
         raise said(InvalidArgument, "No graph was found in the protobuf. Check what was given")
     _read_graph(graph, found)
+    if found.ir_version < _OVERRIDABLE:
+        found.overridable.clear()
     return found
 
 
@@ -99,6 +154,9 @@ def _read_graph(graph: memoryview, found: Described) -> None:
         elif number == 5:
             # The name stands behind the dimensions, in front of the data where that is raw.
             initialised.update(_text(v) for n, v in _fields(_bytes(value)) if n == 8)
+        elif number == 15:  # a sparse one: its values have the name
+            values = (_bytes(v) for n, v in _fields(_bytes(value)) if n == 1)
+            initialised.update(_text(v) for each in values for n, v in _fields(each) if n == 8)
         elif number == 2:
             found.metadata.graph_name = _text(value)
         elif number == 10:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import operator
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from . import errors
 from .errors import said
 
-PROVIDERS = ["HonedExecutionProvider", "CPUExecutionProvider"]
+_PROCESSOR = "CPUExecutionProvider"
+PROVIDERS = ["HonedExecutionProvider", _PROCESSOR]
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
 _FALLBACK_VARIABLE = "HONED_ORT_FALLBACK"
 
@@ -142,6 +146,13 @@ class SessionOptions(_Configured):
         """Not possible."""
         raise _not_done("takes no initialisers beside the file; write them into the model")
 
+    def add_external_initializers_from_files_in_memory(self, names: object, *files: object) -> None:
+        """Not possible."""
+        raise _not_done("takes no initialisers beside the file; write them into the model")
+
+    def set_load_cancellation_flag(self, cancel: bool) -> None:
+        """Changes nothing: loading is the service's."""
+
     def register_custom_ops_library(self, path: str) -> None:
         """Not possible: no code of an app runs in the service."""
         raise _not_done("loads no libraries of operators")
@@ -150,10 +161,19 @@ class SessionOptions(_Configured):
         """What was set of the sizes that files leave open, by their names."""
         return dict(self._sizes)
 
-    def allows_fallback(self) -> bool:
-        """Whether ONNX Runtime itself may serve a session that honed cannot."""
+    def allows_fallback(self, *, limit: bool) -> bool:
+        """Whether ONNX Runtime itself may serve a session that honed cannot.
+
+        `limit`: the service could, but for one of its limits; then it may unless that is forbidden ("0").
+        """
         told = self._entries.get(FALLBACK, os.environ.get(_FALLBACK_VARIABLE, ""))
-        return told not in ("", "0")
+        return limit if told == "" else told != "0"
+
+    def copied(self) -> SessionOptions:
+        """The options as they are now, which a session keeps."""
+        made = copy.copy(self)
+        made._entries, made._sizes = dict(self._entries), dict(self._sizes)
+        return made
 
     def check(self) -> None:
         """Raise NotImplemented where something is asked for that honed does not do."""
@@ -183,6 +203,53 @@ class RunOptions(_Configured):
     def get_run_config_entry(self, config_key: str) -> str:
         """An entry; raises RuntimeError where it was not set."""
         return self._entry(config_key)
+
+
+def requested(
+    providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None,
+    provider_options: Sequence[Mapping[Any, Any]] | None,
+) -> dict[str, dict[str, str]]:
+    """The options of each provider that a session has, by name and in order, as ONNX Runtime tells them.
+
+    These are the providers that are asked for and there, with the processor behind them. Unknown ones warn;
+    raises ValueError for what ONNX Runtime does not take.
+    """
+    if not isinstance(providers, Sequence | None):
+        raise ValueError("'providers' should be a sequence.")
+    asked = list(providers or ())
+    if provider_options is not None and providers is not None:
+        if not isinstance(provider_options, Sequence):
+            raise ValueError("'provider_options' should be a sequence.")
+        if len(asked) != len(provider_options):
+            raise ValueError(
+                "'providers' and 'provider_options' should be the same length if both are given."
+            )
+        if not all(isinstance(each, str) for each in asked):
+            raise ValueError(
+                "Only string values for 'providers' are supported if 'provider_options' is given."
+            )
+        if not all(isinstance(each, dict) for each in provider_options):
+            raise ValueError("'provider_options' values must be dicts.")
+        asked = list(zip(asked, provider_options, strict=True))  # type: ignore[arg-type]
+    found: dict[str, dict[str, str]] = {}
+    for each in asked:
+        name, options = (each, {}) if isinstance(each, str) else _pair(each)
+        if name not in PROVIDERS:
+            text = f"Specified provider '{name}' is not in available provider names.Available providers: "
+            warnings.warn(f"{text}'{', '.join(PROVIDERS)}'", UserWarning, stacklevel=4)
+        elif name in found:
+            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", UserWarning, stacklevel=4)
+        else:
+            found[name] = {str(key): str(value) for key, value in options.items()}
+    found.setdefault(_PROCESSOR, {})
+    return {name: {} if name == _PROCESSOR else options for name, options in found.items()}
+
+
+def _pair(given: Any) -> tuple[str, Mapping[Any, Any]]:
+    match given:
+        case (str(name), dict(options)) if isinstance(given, tuple):
+            return name, options
+    raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
 
 
 def _not_done(what: str) -> Exception:

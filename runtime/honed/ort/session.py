@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol.errors import HonedError, NotFound, Unavailable
+from honed.protocol import errors as honed_errors
+from honed.protocol.errors import Busy, HonedError, NotFound, ResourceExhausted, Unavailable
 from honed.runtime import maps
 from honed.runtime.client import Client
 from honed.runtime.maps import Maps
 
 from . import errors, genuine
-from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
-from .modelproto import Described, ModelMetadata, NodeArg, describe
-from .options import PROVIDERS, RunOptions, SessionOptions
+from .devices import OrtAllocatorType, OrtMemoryInfo, OrtMemType
+from .errors import Fail, InvalidArgument, said, translated, unsaid
+from .modelproto import ModelMetadata, NodeArg, read_file
+from .options import RunOptions, SessionOptions, requested
 from .values import IOBinding, OrtValue, numpy_type, type_of
 
 Array = NDArray[Any]
 _RUN_SECONDS = 600.0
-_AGAIN_SECONDS = 15.0  # a service that is restarted, or upgraded, is waited for
+_AGAIN_SECONDS = 15.0  # a service that starts, is restarted, or upgraded, is waited for
+_BUSY_SECONDS = 60.0  # one that serves others first
 _PAUSE = 0.2
+_IN_THE_APP: Final = "onnxruntime"  # the engine of a session that ONNX Runtime has taken
+T = TypeVar("T")
 _log = logging.getLogger("honed.ort")
 _lock = threading.Lock()
 _clients: dict[int, Client] = {}  # by process: a forked child has a connection of its own
+_absent: dict[int, float] = {}  # by process: until when a service that does not answer is waited for
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -52,66 +56,97 @@ class InferenceSession:
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(path_or_bytes, str | bytes | os.PathLike):
+            raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if not isinstance(sess_options, SessionOptions | None):
             raise TypeError(f"sess_options is {sess_options!r:.80}; give SessionOptions")
-        self._options = sess_options if sess_options is not None else SessionOptions()
-        self._check_providers(providers)
-        self._given = path_or_bytes
+        self._sess_options = sess_options.copied() if sess_options is not None else SessionOptions()
+        self._enable_fallback = int(kwargs.get("enable_fallback", 1)) == 1
+        self._register(providers, provider_options)
         self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
+        self._model_bytes = path_or_bytes if isinstance(path_or_bytes, bytes) else None
+        self._given, self._kwargs = path_or_bytes, kwargs
+        self._changing = threading.Lock()  # who takes the session
         self._genuine: Any = None
-        self._described = _described(path_or_bytes).with_sizes(self._options.sizes())
+        self._name = self._engine = ""
+        self._described = read_file(path_or_bytes)
         try:
-            self._options.check()
-            self._name = self._brought()
-            self._complete()
+            self._sess_options.check()
+            self._bring()
+            self._types = {each.name: numpy_type(each.type) for each in self._described.inputs}
         except (HonedError, Fail, errors.NotImplemented) as error:
-            self._stand_in(error, kwargs)
-        self._inputs_meta, self._outputs_meta = self.get_inputs(), self.get_outputs()
-        self._wanted = {} if self._genuine else {each.name: each for each in self._described.inputs}
-        self._types = {name: numpy_type(each.type) for name, each in self._wanted.items()}
-        self._kinds = {each.name: each.type for each in self._described.outputs}
+            self._stand_in(error)
+        self._described = self._described.with_sizes(self._sess_options.sizes())
+        served = self._genuine or self._described
+        self._inputs_meta: list[NodeArg] = list(served.get_inputs() if self._genuine else served.inputs)
+        self._outputs_meta: list[NodeArg] = list(served.get_outputs() if self._genuine else served.outputs)
+        self._overridable_initializers, self._model_meta = (
+            self._described.overridable,
+            self._described.metadata,
+        )
+        self._wanted = {each.name: each for each in self._inputs_meta}
+        self._kinds = {each.name: each.type for each in self._outputs_meta}
 
     # What apps ask of a session
 
     def get_inputs(self) -> list[NodeArg]:
         """Inputs without those that have values in the file."""
-        found: list[NodeArg] = self._genuine.get_inputs() if self._genuine else list(self._described.inputs)
-        return found
+        return list(self._inputs_meta)
 
     def get_outputs(self) -> list[NodeArg]:
         """Outputs in their order."""
-        found: list[NodeArg] = self._genuine.get_outputs() if self._genuine else list(self._described.outputs)
-        return found
+        return list(self._outputs_meta)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Inputs that have values in the file; honed keeps these."""
-        return list(self._described.overridable)
+        return list(self._overridable_initializers)
 
     def get_modelmeta(self) -> ModelMetadata:
         """What the file says of itself."""
-        return self._described.metadata
+        return self._model_meta
 
     def get_session_options(self) -> SessionOptions:
-        """Those that were given."""
-        return self._options
+        """Those that were given, as they were then."""
+        return self._sess_options
+
+    @property
+    def honed_engine(self) -> str:
+        """What answered the latest run, or will answer the first: "gpu", "cpu" or "gpu+cpu" in the service,
+        "onnxruntime" in the app. ONNX Runtime has no such attribute.
+        """
+        return _IN_THE_APP if self._genuine else self._engine
 
     def get_providers(self) -> list[str]:
-        """Honed, which runs models on the GPU or the processor as it finds best."""
-        return self._genuine.get_providers() if self._genuine else list(PROVIDERS)
+        """Those that the app asked for and that there are; `honed_engine` tells what runs the model."""
+        return list(self._providers)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """None are set."""
-        return {name: {} for name in self.get_providers()}
+        """The options that the app gave for each."""
+        return {name: dict(options) for name, options in self._provider_options.items()}
 
-    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Changes nothing: the service chooses."""
-        self._check_providers(providers)
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The host's, for each input."""
+        return [_on_host() for _ in self._inputs_meta]
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The host's, for each output."""
+        return [_on_host() for _ in self._outputs_meta]
+
+    def set_providers(
+        self,
+        providers: Sequence[str | tuple[str, Any]] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+    ) -> None:
+        """Have others told; the service chooses what runs the model."""
+        self._register(providers, provider_options)
 
     def enable_fallback(self) -> None:
-        """Changes nothing."""
+        """Take providers that are given wrongly for none, as ONNX Runtime does."""
+        self._enable_fallback = True
 
     def disable_fallback(self) -> None:
-        """Changes nothing."""
+        """Raise ValueError for providers that are given wrongly."""
+        self._enable_fallback = False
 
     def end_profiling(self) -> str:
         """The name of the profile: "", as none is written here; `hone profile` shows kernels."""
@@ -144,18 +179,20 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[Array | Maps]:
         """The outputs asked for, in that order; None or none: all. Lists of maps come as such."""
+        if not isinstance(run_options, RunOptions | None):
+            raise TypeError(f"run_options is {run_options!r:.80}; give RunOptions")
+        feed = {name: _array(input_feed[name]) for name in input_feed.keys()}  # noqa: SIM118 - see below
         if run_options is not None and run_options.terminate:
             raise said(Fail, "the run was not begun, as its options say that it is to end (terminate)")
-        if self._genuine:
-            feed = {name: _array(value) for name, value in input_feed.items()}
-            found: list[Array | Maps] = self._genuine.run(
-                output_names, feed, genuine.run_options(run_options)
-            )
-            return found
-        names = list(output_names) if output_names else [each.name for each in self._described.outputs]
-        asked = list(dict.fromkeys(names))  # an app may ask for one twice
-        made = self._run({name: _array(value) for name, value in input_feed.items()}, asked)
-        return [made[name] for name in names]
+        names = self._names(output_names)
+        if not self._genuine:
+            try:
+                made = self._run(feed, list(dict.fromkeys(names)))  # an app may ask for one twice
+                return [made[name] for name in names]
+            except (HonedError, errors.NotImplemented) as error:
+                self._stand_in(error)
+        found: list[Array | Maps] = self._genuine.run(names, feed, genuine.run_options(run_options))
+        return found
 
     def run_async(
         self,
@@ -165,13 +202,17 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in another thread, which calls `callback` with the outputs, the data, and an error or ""."""
+        """Run in another thread, which calls `callback` with the outputs, the data, and an error or "".
+
+        Raises ValueError where an input is missing.
+        """
+        self._check_there(input_feed)
 
         def work() -> None:
             try:
                 found = self.run(output_names, input_feed, run_options)
             except Exception as error:  # noqa: BLE001 - the app is told by its callback
-                callback([], user_data, str(error))
+                callback([], user_data, unsaid(error))
             else:
                 callback(found, user_data, "")
 
@@ -188,9 +229,16 @@ class InferenceSession:
         return [OrtValue(array) for array in _tensors(self.run(output_names, given, run_options))]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """As `run`, of what is bound and to what is bound."""
-        names = list(iobinding.outputs) or [each.name for each in self.get_outputs()]
-        found = _tensors(self.run(names, iobinding.inputs, run_options))
+        """As `run`, of what is bound and to what is bound; what is wrong with that is a RuntimeError."""
+        if iobinding.session is not self:
+            raise ValueError("IOBinding must be used with the session that created it.")
+        names = list(iobinding.outputs)
+        if not names:
+            raise RuntimeError("Error in execution: At least one output should be requested.")
+        try:
+            found = _tensors(self.run(names, iobinding.inputs, run_options))
+        except (InvalidArgument, ValueError) as error:
+            raise RuntimeError(f"Error in execution: {unsaid(error)}") from error
         iobinding.ran(dict(zip(names, found, strict=True)))
 
     # How
@@ -207,33 +255,27 @@ class InferenceSession:
 
     def _inferred(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """What the service answers; one that was away is waited for, and given the model again."""
-        end = time.monotonic() + _AGAIN_SECONDS
-        while True:
-            try:
-                return _client().infer(self._name, inputs, outputs=list(outputs), timeout=_RUN_SECONDS)
-            except (NotFound, Unavailable) as error:
-                # Gone with the least used ones, or with a service that was restarted: brought again.
-                if time.monotonic() > end:
-                    raise translated(error) from error
-                time.sleep(_PAUSE)
-                self._again()
-            except HonedError as error:
-                raise translated(error) from error
 
-    def _again(self) -> None:
-        try:
-            self._name = self._brought()
-        except Unavailable:
-            return  # not there yet
-        except HonedError as error:
-            raise translated(error) from error
+        def ask() -> dict[str, Array]:
+            wanted = list(outputs)
+            try:
+                found = _client().answer(self._name, inputs, outputs=wanted, timeout=_RUN_SECONDS)
+            except NotFound:
+                # Gone with the least used ones, or with a service that was restarted: brought again.
+                self._take()
+                try:
+                    found = _client().answer(self._name, inputs, outputs=wanted, timeout=_RUN_SECONDS)
+                except NotFound as error:  # gone again meanwhile
+                    raise Unavailable(str(error)) from error
+            self._engine = found.engine
+            return found.outputs
+
+        return _waited(ask, time.monotonic() + _AGAIN_SECONDS)
 
     def _checked(self, given: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """The inputs as arrays; raises what ONNX Runtime raises where they are not the model's."""
         wanted = self._wanted
-        missing = [name for name in wanted if name not in given]
-        if missing:
-            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
+        self._check_there(given)
         inputs = {}
         for name, value in given.items():
             if name not in wanted:
@@ -255,54 +297,98 @@ class InferenceSession:
             return said(errors.NotImplemented, text)
         return said(InvalidArgument, f"Invalid input name: {name}")
 
-    def _brought(self) -> str:
-        """The name the service has for the file; raises HonedError, or Fail where nothing serves it."""
+    def _check_there(self, given: Mapping[str, Any]) -> None:
+        missing = [name for name in self._wanted if name not in given]
+        if missing:
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
+
+    def _names(self, asked: Sequence[str] | None) -> list[str]:
+        """The outputs that a run is asked for; raises TypeError for what are no names."""
+        if asked is None or len(asked) == 0:
+            return list(self._kinds)
+        if not isinstance(asked, Sequence | np.ndarray) or isinstance(asked, str | bytes):
+            raise TypeError(f"output_names is {asked!r:.80}; give a list of names, or None for all")
+        if not all(isinstance(each, str) for each in asked):
+            raise TypeError(f"output_names is {asked!r:.80}; every one must be a str")
+        return [str(each) for each in asked]
+
+    def _bring(self) -> None:
+        """Have the service serve the file; one that is not there is waited for, once in a process.
+
+        Raises HonedError, or Fail where nothing serves the file.
+        """
+        end = _absent.setdefault(os.getpid(), time.monotonic() + _AGAIN_SECONDS)
+        try:
+            _waited(self._take, end)
+        except Unavailable:
+            raise  # and not waited for again by the sessions that follow
+        except BaseException:
+            _absent.pop(os.getpid(), None)
+            raise
+        _absent.pop(os.getpid(), None)
+
+    def _take(self) -> None:
         brought = _client().bring(self._given)
         if not brought.ready:
             raise said(Fail, f"honed cannot run the model: {brought.engine_why}")
-        return brought.model_name
+        self._name, self._engine = brought.model_name, brought.engine
+        self._described.complete(brought.outputs)
 
-    def _complete(self) -> None:
-        """Types and shapes that the file leaves to be inferred are the service's."""
-        described = self._described
-        if all(each.type for each in described.outputs):
-            return
-        known = {each["name"]: each for each in _client().metadata(self._name)["outputs"]}
-        described.outputs = [each if each.type else _inferred(each.name, known) for each in described.outputs]
+    def _register(
+        self,
+        providers: Sequence[str | tuple[str, Any]] | None,
+        provider_options: Sequence[Mapping[Any, Any]] | None,
+    ) -> None:
+        try:
+            self._provider_options = requested(providers, provider_options)
+        except ValueError as error:
+            if not self._enable_fallback:
+                raise
+            warnings.warn(f"{error} They are taken for none.", UserWarning, stacklevel=3)
+            self._provider_options = requested(None, None)
+        self._providers = list(self._provider_options)
 
-    def _check_providers(self, providers: Sequence[str | tuple[str, Any]] | None) -> None:
-        for each in providers or ():
-            name = each if isinstance(each, str) else each[0]
-            if name not in PROVIDERS:
-                text = f"Specified provider '{name}' is not in available provider names: {PROVIDERS}"
-                warnings.warn(text, UserWarning, stacklevel=3)
+    def _stand_in(self, error: Exception) -> None:
+        """Have ONNX Runtime itself take this session, where that is allowed; raises what is wrong.
 
-    def _stand_in(self, error: Exception, kwargs: Mapping[str, Any]) -> None:
-        """Have ONNX Runtime itself take this session, where the app allows that; raises what is wrong."""
+        It is by itself for the limits of the service, and for the rest where the app says so.
+        """
         wrong = translated(error) if isinstance(error, HonedError) else error
-        if not self._options.allows_fallback():
+        limit = isinstance(error, ResourceExhausted)
+        asked = isinstance(error, honed_errors.InvalidArgument)  # the app's fault, wherever it runs
+        if asked or not self._sess_options.allows_fallback(limit=limit):
             raise wrong from error
-        found = genuine.session(self._given, self._options, kwargs)
-        if found is None:
-            raise wrong from error
-        what = self._model_path or "a model of the app's"
-        _log.warning("%s is run by ONNX Runtime in the app, and not by honed: %s", what, wrong)
-        self._genuine = found
+        with self._changing:
+            if self._genuine:
+                return
+            found = genuine.session(self._given, self._sess_options, self._kwargs)
+            if found is None:
+                if limit:
+                    hint = "where onnxruntime is installed the app runs such a model itself"
+                    raise said(type(wrong), f"{error}; {hint}") from error
+                raise wrong from error
+            what = self._model_path or "a model of the app's"
+            _log.warning("%s is run by ONNX Runtime in the app, and not by honed: %s", what, unsaid(wrong))
+            self._genuine = found
 
 
-def _described(given: str | os.PathLike[str] | bytes) -> Described:
-    if isinstance(given, bytes):
-        return describe(given)
-    path = Path(given)
-    if not path.exists():
-        raise said(NoSuchFile, f"Load model from {path} failed:Load model {path} failed. File doesn't exist")
-    try:
-        with path.open("rb") as file:
-            # Unmapped with the last view of it.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: it is empty
-        raise said(Fail, f"Load model from {path} failed: {error}") from error
-    return describe(mapped)
+def _waited(ask: Callable[[], T], end: float) -> T:
+    """What the service answers: until `end` (of time.monotonic) one that is away is asked again.
+
+    One that is busy with others is asked again for longer.
+    """
+    patient = time.monotonic() + _BUSY_SECONDS
+    told = False
+    while True:
+        try:
+            return ask()
+        except (Unavailable, Busy) as error:
+            if time.monotonic() > (end if isinstance(error, Unavailable) else patient):
+                raise
+            if not told:
+                _log.info("waiting for honed: %s", error)
+                told = True
+            time.sleep(_PAUSE)
 
 
 def _check_shape(wanted: NodeArg, array: Array) -> None:
@@ -328,16 +414,8 @@ def _check_shape(wanted: NodeArg, array: Array) -> None:
         )
 
 
-def _inferred(name: str, known: Mapping[str, Mapping[str, Any]]) -> NodeArg:
-    from honed.runtime.dtypes import from_datatype
-
-    if name not in known:
-        keys, _ = maps.travelling(name)
-        key_type = from_datatype(known[keys]["datatype"]).name
-        return NodeArg(name, next(kind for kind, each in maps.KEYS.items() if each == key_type), [])
-    found = known[name]
-    kind = type_of(np.empty(0, from_datatype(found["datatype"]).numpy))
-    return NodeArg(name, kind, [None if size < 0 else size for size in found["shape"]])
+def _on_host() -> OrtMemoryInfo:
+    return OrtMemoryInfo("Cpu", OrtAllocatorType.ORT_DEVICE_ALLOCATOR, 0, OrtMemType.DEFAULT)
 
 
 def _tensors(outputs: Sequence[Array | Maps]) -> list[Array]:

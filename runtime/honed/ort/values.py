@@ -149,14 +149,17 @@ class IOBinding:
     """Inputs and outputs of a session by name, for `run_with_iobinding`."""
 
     def __init__(self, session: Any) -> None:
-        self._names = [each.name for each in session.get_outputs()]
+        self.session = session
+        self._inputs = {
+            each.name for each in (*session.get_inputs(), *session.get_overridable_initializers())
+        }
         self.inputs: dict[str, Array] = {}
         self.outputs: dict[str, Array | None] = {}  # None: allocated by the run
         self.found: dict[str, OrtValue] = {}
 
     def bind_cpu_input(self, name: str, arr_on_cpu: ArrayLike) -> None:
         """Give an array, which is read when the session runs."""
-        self.inputs[name] = np.asarray(arr_on_cpu)
+        self._bind(name, np.asarray(arr_on_cpu))
 
     def bind_input(
         self,
@@ -169,11 +172,16 @@ class IOBinding:
     ) -> None:
         """Give memory at an address."""
         check_on_host(device_type)
-        self.inputs[name] = _at(buffer_ptr, element_type, shape)
+        self._bind(name, _at(buffer_ptr, element_type, shape))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Give a value."""
-        self.inputs[name] = ortvalue._array
+        self._bind(name, ortvalue._array)
+
+    def _bind(self, name: str, array: Array) -> None:
+        if name not in self._inputs:
+            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
+        self.inputs[name] = array
 
     def bind_output(
         self,
@@ -201,7 +209,7 @@ class IOBinding:
 
     def get_outputs(self) -> list[OrtValue]:
         """What the last run gave, in the order in which it was asked for."""
-        return [self.found[name] for name in (self.outputs or self._names) if name in self.found]
+        return [self.found[name] for name in self.outputs if name in self.found]
 
     def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
         """As `get_outputs`."""

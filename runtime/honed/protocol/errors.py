@@ -93,6 +93,18 @@ class ResourceExhausted(HonedError):
     code = "RESOURCE_EXHAUSTED"
 
 
+class Busy(ResourceExhausted):
+    """Others are served first; the same call may succeed once they are done."""
+
+
+class AnswerTooLarge(ResourceExhausted):
+    """An answer cannot hold the outputs; `nbytes` of shared memory can, 0 where that is not known."""
+
+    def __init__(self, message: str, nbytes: int = 0) -> None:
+        super().__init__(message)
+        self.nbytes = nbytes
+
+
 class Unimplemented(HonedError):
     """The method does not exist."""
 
@@ -115,6 +127,10 @@ class DeviceError(HonedError):
     code = "UNAVAILABLE"
 
 
+class OutOfMemory(DeviceError):
+    """A process may take no more memory: the model cannot be held, or run, beside what is there."""
+
+
 def error_to_map(error: HonedError) -> Map:
     """The error as it travels."""
     plain: Map = {"code": error.code, "message": str(error), "type": type(error).__name__}
@@ -122,6 +138,8 @@ def error_to_map(error: HonedError) -> Map:
         plain["reasons"] = list(error.reasons)
     if isinstance(error, MissingFiles):
         plain["external_data"] = list(error.files)
+    if isinstance(error, AnswerTooLarge):
+        plain["byte_size"] = error.nbytes
     return plain
 
 
@@ -136,6 +154,9 @@ def error_from_map(plain: Map) -> HonedError:
         return MissingFiles(message, reasons, _strings(plain.get("external_data")))
     if kind is ModelRefused:
         return ModelRefused(message, reasons)
+    if kind is AnswerTooLarge:
+        nbytes = plain.get("byte_size")
+        return AnswerTooLarge(message, nbytes if isinstance(nbytes, int) and nbytes > 0 else 0)
     return kind(message)
 
 
@@ -162,6 +183,9 @@ _ERROR_ORDER: tuple[type[HonedError], ...] = (
     DeviceError,
     MissingFiles,
     SequenceLost,
+    Busy,
+    AnswerTooLarge,
+    OutOfMemory,
 )
 _ERROR_TYPES = {kind.__name__: kind for kind in _ERROR_ORDER}
 _ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_ORDER)}

@@ -25,6 +25,7 @@ R = TypeVar("R")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VERSION: Final = "1"  # of every model
 DEFAULT_TIMEOUT_US: Final = 60_000_000
+MAX_TIMEOUT_US: Final = 24 * 3600 * 1_000_000
 EXTENSIONS: Final = ("model_repository", "statistics", "system_shared_memory", "honed")
 
 

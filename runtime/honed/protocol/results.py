@@ -143,6 +143,19 @@ class ModelAdded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InferredTensor:
+    """An output as ONNX Runtime infers it: -1 is an open size, `shape` None an unknown number of dimensions.
+
+    `symbols` names the dimensions that have a name; "" where there is none.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] | None
+    symbols: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBrought:
     """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
 
@@ -154,6 +167,7 @@ class ModelBrought:
     ready: bool
     engine: str
     engine_why: str
+    outputs: tuple[InferredTensor, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

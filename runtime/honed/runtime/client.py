@@ -29,7 +29,7 @@ from .calling import endpoint, sequences, transport
 from .calling.calls import register, unregister
 from .calling.operations import Operations
 from .calling.regions import Region
-from .calling.steps import Ask, Reply, Steps, T
+from .calling.steps import Ask, Reply, Steps, T, limit_of
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
@@ -60,8 +60,11 @@ class Client(Operations, performing=_performing):
     Unavailable where there is no service. Maps are returned as docs/protocol.md describes them.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
+        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
+
+        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
+        """
         super().__init__(socket, timeout=timeout)
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -137,7 +140,7 @@ class Client(Operations, performing=_performing):
             if self._link is not None:
                 self._link.close()
             self._link = None
-            link = Link(self.socket, self.timeout)
+            link = Link(self.socket, limit_of(self.timeout))
             try:
                 for region in list(self._regions.values()):
                     self._perform(link, register(region))

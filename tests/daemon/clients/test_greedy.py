@@ -21,7 +21,7 @@ import pytest
 from honed.daemon import server
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
-from honed.runtime.errors import InvalidArgument, ResourceExhausted
+from honed.runtime.errors import InvalidArgument
 from tests.daemon import spin
 from tests.daemon.bench_hostile import compiled
 from tests.daemon.conftest import SIZE
@@ -253,9 +253,18 @@ def test_outputs_larger_than_an_answer_are_refused_before_they_are_computed(
     service = start_service(config="[limits]\nmax_message_bytes = 100_000\n")
     with service.client() as client:
         client.add(wide_model(tmp_path), name="wide")
-        with pytest.raises(ResourceExhausted, match="shared memory"):
-            client.infer("wide", {"x": np.ones(1, np.float32)})
+        given = np.ones(1, np.float32)
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [1]}]
+        params = {"model_name": "wide", "inputs": inputs, "raw_input_contents": [given.tobytes()]}
+        with Raw(service.socket) as raw:
+            error = raw.call("ModelInfer", params)[2]
+        assert (error["code"], error["type"]) == ("RESOURCE_EXHAUSTED", "AnswerTooLarge"), error
+        assert "shared memory" in error["message"]
+        assert 400_000 <= error["byte_size"] < 410_000
         assert client.statistics("wide")[0]["inference_count"] == 0
+        # honed's own clients then place them there.
+        assert client.infer("wide", {"x": given})["y"].shape == (100_000,)
+        assert client.statistics("wide")[0]["inference_count"] == 1
 
 
 def test_what_the_service_writes_is_for_nobody_else(tmp_path: Path, cache_dir: Path) -> None:

@@ -221,6 +221,7 @@ def test_onnxruntime_takes_over_only_where_the_app_allows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setattr(session, "_AGAIN_SECONDS", 0.0)
     session._clients.clear()
     with pytest.raises(errors.RuntimeException, match="service"):
         ort.InferenceSession(model())

@@ -28,7 +28,7 @@ class AppsSettings:
 
     enabled: bool = setting(True)
     max_users: int = setting(16)
-    max_models: int = setting(64)
+    max_models: int = setting(128)
     disk_mib: int = setting(4096, unit="MiB")
     memory_mib: int = setting(2048, unit="MiB", minimum=256, effect="restart")
     compile_seconds: float = setting(1800.0, unit="s", minimum=0)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from honed.protocol.errors import ResourceExhausted, Unavailable
+from honed.protocol.errors import Busy, Unavailable
 
 HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 PRIORITIES = (1, 2, 3)  # first to last
@@ -64,7 +64,7 @@ class Queue:
     def submit(self, ticket: Ticket) -> Ticket | None:
         """Let a ticket wait; gives the one that had to go for it, if any.
 
-        Raises ResourceExhausted where too many wait, and its user and connection have their share of them.
+        Raises Busy where too many wait, and its user and connection have their share of them.
         """
         victim = None
         if len(self._waiting) >= self.limit:
@@ -150,9 +150,9 @@ class Queue:
         return removed
 
 
-def full(limit: int) -> ResourceExhausted:
+def full(limit: int) -> Busy:
     """What a request is told that has no place in the queue."""
-    return ResourceExhausted(f"{limit} requests wait already; send them more slowly")
+    return Busy(f"{limit} requests wait already; send them more slowly")
 
 
 class Restarts:

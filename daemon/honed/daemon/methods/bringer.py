@@ -25,11 +25,21 @@ from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import ServedModel, State
 from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.engines import unfinished
+from honed.daemon.store.interface import OpenTensor
 from honed.daemon.store.store import Store
 from honed.protocol.arrivals import close_all
-from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
+from honed.protocol.errors import (
+    Busy,
+    HonedError,
+    InvalidArgument,
+    ModelRefused,
+    OutOfMemory,
+    PermissionDenied,
+    ResourceExhausted,
+)
 from honed.protocol.params import BringOptions, BringParams
-from honed.protocol.results import ModelBrought
+from honed.protocol.results import InferredTensor, ModelBrought
+from honed.runtime.dtypes import dtype
 
 from .receiving import Receiver
 
@@ -112,9 +122,7 @@ class Bringer:
         meanwhile: AbstractContextManager[None],
     ) -> _Bring:
         if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
-            raise ResourceExhausted(
-                f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served"
-            )
+            raise Busy(f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served")
         copies = [os.dup(descriptor) for descriptor in descriptors]
         work = asyncio.ensure_future(self._take(user, name, params, copies, notify, meanwhile))
         bring = self._under_way[name] = _Bring(user, work)
@@ -151,7 +159,15 @@ class Bringer:
                     limit = min(self.settings().disk_bytes, self.jobs.limits.max_model_bytes)
                     staged = await self.receiver.receive(params, descriptors, folder, user, limit)
                     shown.report("receive", RECEIVED)
-                    given = await self.jobs.serve_as_given(shown, staged, options.engine or "fastest")
+                    try:
+                        given = await self.jobs.serve_as_given(shown, staged, options.engine or "fastest")
+                    except ModelRefused as error:
+                        if not isinstance(error.__cause__, OutOfMemory):
+                            raise
+                        raise ResourceExhausted(
+                            "the model does not fit in the memory of your models' CPU engine, "
+                            "apps.memory_mib; remove some of them, or raise it in the configuration"
+                        ) from error
                     assert given is not None
             self.used(name)
             self._brought.set()
@@ -284,10 +300,18 @@ def _device_bytes(entry: ServedModel) -> int:
 def _told(entry: ServedModel, sha256: str) -> ModelBrought:
     manifest = entry.manifest
     waits = manifest.compiled is None and manifest.wanted != "cpu"
+    outputs = manifest.interface.outputs if manifest.interface is not None else ()
     return ModelBrought(
         model_name=entry.name,
         sha256=sha256,
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
+        outputs=tuple(map(_inferred, outputs)),
+    )
+
+
+def _inferred(tensor: OpenTensor) -> InferredTensor:
+    return InferredTensor(
+        name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape, symbols=tensor.symbols
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from honed.daemon.blocking import in_thread
 from honed.daemon.changes.staging import Staged, is_compiled
 from honed.daemon.store.received import StoredFile, receive
-from honed.protocol.errors import DeadlineExceeded, InvalidArgument, PermissionDenied, ResourceExhausted
+from honed.protocol.errors import Busy, DeadlineExceeded, InvalidArgument, PermissionDenied
 from honed.protocol.params import BringOptions, BringParams
 
 _MAX_READING = 2  # files of one user that are being read: one, and one that was given up
@@ -69,7 +69,7 @@ class Receiver:
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
         """As `received.receive`; where this is cancelled the thread ends when the file lets it."""
         if self._reading[user] >= _MAX_READING:
-            raise ResourceExhausted("files that you brought before are still being read; let them end first")
+            raise Busy("files that you brought before are still being read; let them end first")
         loop = asyncio.get_running_loop()
         result: asyncio.Future[_Received] = loop.create_future()
         copy = os.dup(descriptor)

@@ -11,15 +11,14 @@ from honed.daemon.core.requests import PRIORITIES
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.regions import HeldRegion, RegionLookup
-from honed.protocol.errors import InvalidArgument, ResourceExhausted
-from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
+from honed.protocol.errors import AnswerTooLarge, InvalidArgument
+from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.compiled.model import PartTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 
 _LEAST_TEXT = 4  # bytes of a string: its length
-MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def check(
     """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
 
     `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
-    runs that; one of them at least is there. ResourceExhausted where the answer would hold more than
+    runs that; one of them at least is there. AnswerTooLarge where the answer would hold more than
     `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
     only_open = compiled is None or (given is not None and not _fits(params, compiled))
@@ -158,8 +157,10 @@ def check(
     room = _room(options, regions)
     answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
     if answer > max_bytes + (room.nbytes if room is not None else 0):
-        raise ResourceExhausted(
-            f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
+        raise AnswerTooLarge(
+            f"the outputs have {answer} bytes and an answer may hold {max_bytes}; "
+            "place them in shared memory",
+            answer + ROOM_ALIGN * len(asked),
         )
     return InferencePlan(
         model=params.model_name,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
-from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
@@ -135,7 +135,7 @@ class Host(ABC):
         except HonedError as raised:
             error = raised
         except MemoryError:
-            error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
+            error = OutOfMemory("the worker ran out of memory; remove models or use smaller ones")
         except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
             _log.exception("%s failed", request.method)
             error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
@@ -245,7 +245,7 @@ class Host(ABC):
         inline: list[memoryview] = []
         offsets: list[int] = []
         room = self._place(call.room) if call.room is not None else _NO_ROOM
-        used = 0
+        used = unplaced = 0
         for output in call.outputs:
             offset = -1
             if strings.is_text(computed[output.name]):
@@ -260,12 +260,14 @@ class Host(ABC):
                 offset, used = used, -(-(used + data.size) // ROOM_ALIGN) * ROOM_ALIGN
             else:
                 inline.append(data.data)
+                unplaced += -(-data.size // ROOM_ALIGN) * ROOM_ALIGN
             offsets.append(offset)
         whole = sum(map(len, inline))
         if whole > call.max_bytes:
-            raise ResourceExhausted(
+            raise AnswerTooLarge(
                 f"the outputs have {whole} bytes and an answer may hold {call.max_bytes}; "
-                "place them in shared memory"
+                "place them in shared memory",
+                used + unplaced if unplaced else 0,  # text has no place there
             )
         return inline, tuple(offsets)
 

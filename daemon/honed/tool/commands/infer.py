@@ -14,7 +14,7 @@ from honed.runtime.client import Client
 from honed.tool import arrays
 from honed.tool.arrays import Array, ArraySummary
 from honed.tool.output import Console, Output, line, shape_text, table
-from honed.tool.parser import Parser, define, named_file, seconds, unique
+from honed.tool.parser import Parser, define, named_file, patience, unique
 
 
 def define_infer(infer: Parser) -> None:
@@ -33,7 +33,11 @@ def define_infer(infer: Parser) -> None:
         "--output-dir", metavar="D", type=Path, help="folder for the outputs (default: they are not kept)"
     )
     infer.add_argument(
-        "--timeout", metavar="S", type=seconds, default=60.0, help="seconds to wait (default 60)"
+        "--timeout",
+        metavar="S",
+        type=patience,
+        default=60.0,
+        help="seconds to wait (default 60); inf: no limit",
     )
 
 

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods
-from honed.protocol.errors import AlreadyExists, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.errors import (
+    AlreadyExists,
+    AnswerTooLarge,
+    HonedError,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from honed.protocol.params import (
     Data,
     InferOptions,
@@ -35,7 +42,7 @@ from honed.runtime.dtypes import STRING, dtype, from_datatype
 from . import endpoint, scratch
 from .regions import Region
 from .scratch import Scratch
-from .steps import Ask, Steps
+from .steps import Ask, Steps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
@@ -88,8 +95,12 @@ class InSequence:
 class Inferences:
     """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
+        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
+
+        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
+        """
+        limit_of(timeout)
         self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
@@ -107,10 +118,37 @@ class Inferences:
         sequence: InSequence | None,
     ) -> Steps[InferenceAnswer]:
         """Large tensors are handed over in shared memory that the client keeps for that."""
-        seconds = self.timeout if timeout is None else timeout
-        arrays, regions = portable(inputs), list(self._regions.values())
-        given, room = self._scratch.bytes_for(model, unplaced(arrays, regions))
-        room = room if sequence is None else 0  # whose state comes back in line
+        arrays, asked = portable(inputs), 0
+        while True:
+            given, room = self._scratch.bytes_for(model, unplaced(arrays, list(self._regions.values())))
+            room = room if sequence is None else 0  # whose state comes back in line
+            try:
+                return (
+                    yield from self._asked(
+                        model, arrays, outputs, timeout, priority, finite, sequence, given, room
+                    )
+                )
+            except AnswerTooLarge as error:
+                if sequence is not None or error.nbytes <= asked:
+                    raise
+                asked = error.nbytes
+                self._scratch.answered(model, [asked])
+
+    def _asked(
+        self,
+        model: str,
+        arrays: Mapping[str, NDArray[Any]],
+        outputs: Outputs | None,
+        timeout: float | None,
+        priority: int,
+        finite: bool,
+        sequence: InSequence | None,
+        given: int,
+        room: int,
+    ) -> Steps[InferenceAnswer]:
+        """With a region for so many bytes of inputs, and of outputs; 0 and 0: with none."""
+        seconds = limit_of(self.timeout if timeout is None else timeout)
+        regions = list(self._regions.values())
         lent = (yield from self._lent(given, room)) if given + room else None
         with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
             call = infer_call(
@@ -124,7 +162,7 @@ class Inferences:
                 sequence=sequence,
                 lent=lent,
             )
-            reply = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+            reply = yield Ask(methods.MODEL_INFER, call.params, None if seconds is None else seconds + GRACE)
             answered = answer(call, reply.result)
         self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
         return answered
@@ -202,7 +240,7 @@ def infer_call(
     outputs: Outputs | None,
     regions: Iterable[Region],
     *,
-    timeout: float,
+    timeout: float | None,
     priority: int,
     finite: bool,
     sequence: InSequence | None = None,
@@ -210,7 +248,7 @@ def infer_call(
 ) -> InferCall:
     """The ModelInfer for arrays as `portable` gives them; those in one of `regions` are not copied.
 
-    The others are copied to what is `lent`, or sent along. `timeout` is in seconds.
+    The others are copied to what is `lent`, or sent along. `timeout` is in seconds; None: no limit.
 
     Raises InvalidArgument for element types honed does not carry.
     """
@@ -252,11 +290,11 @@ def _inputs(
 
 
 def _options(
-    timeout: float, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
+    timeout: float | None, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
 ) -> InferOptions:
     room = lent if lent is not None and lent.room else None
     return InferOptions(
-        timeout=max(1, round(timeout * 1e6)),
+        timeout=methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6)),
         priority=priority,
         finite=finite,
         sequence_id=sequence.id if sequence is not None else None,

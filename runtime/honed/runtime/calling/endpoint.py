@@ -30,7 +30,7 @@ def connect(path: str, timeout: float | None) -> socket.socket:
     """
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connecting.settimeout(timeout)
+        connecting.settimeout(timeout if timeout is None else max(timeout, 1e-3))  # 0 would never block
         connecting.connect(path)
     except OSError as error:
         connecting.close()

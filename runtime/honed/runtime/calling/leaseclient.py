@@ -11,6 +11,7 @@ There is no thread: `may_run` looks at the socket without waiting, which costs m
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket as sockets
@@ -23,8 +24,10 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
+from .steps import limit_of
 
 _RETRY_SECONDS = 1.0  # while no service answers
+_LOOK_SECONDS = 3600.0  # the longest look at the socket; a poll takes no more than 24 days
 
 
 class LeaseHolder:
@@ -35,16 +38,17 @@ class LeaseHolder:
         candidate_seconds: float,
         *,
         socket: str | os.PathLike[str] | None = None,
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
     ) -> None:
         """Does not connect yet.
 
         candidate_seconds: within which the device is left when the lease is revoked. socket: the service's
-        path; None looks where honed listens. timeout: seconds the service may take for an answer.
+        path; None looks where honed listens. timeout: seconds the service may take for an answer; None,
+        infinity, and a day or more set no limit.
         """
         self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
-        self.timeout = timeout
+        self.timeout = _seconds(timeout)
         self.why = "not asked yet"  # the lease is not held
         self._connected: tuple[sockets.socket, Peer] | None = None
         self._answer: ResponseReceived | None = None  # to the call under way
@@ -65,7 +69,7 @@ class LeaseHolder:
         answers this waits for one; `why` says so. Raises PermissionDenied, and InvalidArgument where
         candidate_seconds is more than the service allows.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _seconds(timeout)
         while not self.may_run():
             left = deadline - time.monotonic()
             try:
@@ -138,7 +142,7 @@ class LeaseHolder:
 
     def _connect(self) -> tuple[sockets.socket, Peer]:
         if self._connected is None:
-            self._connected = endpoint.connect(self.socket, self.timeout), endpoint.client_peer()
+            self._connected = endpoint.connect(self.socket, limit_of(self.timeout)), endpoint.client_peer()
             self._lease = self._revoked = 0  # a new service counts its leases from 1
         return self._connected
 
@@ -148,7 +152,7 @@ class LeaseHolder:
         connected, peer = self._connected
         poller = select.poll()
         poller.register(connected, select.POLLIN)
-        if not poller.poll(max(0.0, seconds) * 1000):
+        if not poller.poll(min(max(0.0, seconds), _LOOK_SECONDS) * 1000):
             return
         try:
             if not transport.receive(connected, peer):
@@ -180,3 +184,9 @@ class LeaseHolder:
             peer.close()
             self._connected = None
         self._lease, self._asked, self.why = 0, False, why
+
+
+def _seconds(timeout: float | None) -> float:
+    """The timeout as a number; infinity: no limit. Raises InvalidArgument."""
+    limit = limit_of(timeout)
+    return math.inf if limit is None else limit

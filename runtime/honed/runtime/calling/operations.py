@@ -47,7 +47,7 @@ from .additions import Given, shapes_of
 from .calls import InferenceAnswer, Inferences, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported, exported_file
-from .steps import USUAL, Ask, Steps, T, operation
+from .steps import USUAL, Ask, Steps, T, Usual, operation
 
 
 class Operations(Inferences):
@@ -65,7 +65,9 @@ class Operations(Inferences):
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = USUAL) -> Steps[T]:
+    def ask(
+        self, method: Method[Any, T], params: Any = None, *, timeout: float | Usual | None = USUAL
+    ) -> Steps[T]:
         """The result of any method, typed; None: the parameters that it has by default.
 
         `timeout` in seconds, None: none. Raises Internal for nonsense.
@@ -88,7 +90,8 @@ class Operations(Inferences):
         """Run `model` on `inputs`; gives its outputs by name.
 
         Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
-        too. `outputs`: the names wanted, or arrays by name to write them to. `timeout` in seconds; `priority`
+        too. `outputs`: the names wanted, or arrays by name to write them to. `timeout` in seconds, infinity:
+        no limit, None: the client's own; `priority`
         1 (first) to 3 (last); `finite` refuses inputs with NaN or infinity. With `sequence` the service keeps
         the model's state for the next request of it, which need not bring it; raises SequenceLost where the
         service does not know the sequence.

@@ -21,7 +21,7 @@ from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.params import ROOM_ALIGN
 from honed.runtime.dtypes import dtype
 
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes
+MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes
 
 
 class Region:
@@ -31,9 +31,9 @@ class Region:
         """Raises InvalidArgument for a size below 1, ResourceExhausted where memory is short."""
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
-        if nbytes > _MEMORY:  # the kernel would end processes before it says no
+        if nbytes > MEMORY:  # the kernel would end processes before it says no
             raise ResourceExhausted(
-                f"a region of {nbytes} bytes is more than the machine's memory, {_MEMORY}; ask for less"
+                f"a region of {nbytes} bytes is more than the machine's memory, {MEMORY}; ask for less"
             )
         self.name = name
         self.nbytes = nbytes

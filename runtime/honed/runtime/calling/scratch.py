@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 from honed.protocol.params import ROOM_ALIGN
 
-from .regions import Region
+from .regions import MEMORY, Region
 
 LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
 _LEAST = 1 << 18  # bytes of a region
-_MOST = 1 << 29  # beyond that a request's tensors are sent as they are, or placed by the app
+_MOST = 1 << 29  # bytes of a region that lies ready; a larger one is given back after its request
 _KEPT = 4  # regions that lie ready, for as many requests at once
 _MODELS = 256  # whose outputs' sizes are remembered
 
@@ -31,7 +31,7 @@ class Scratch:
     def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
         """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
         given, room = _together(inputs), self._answers.get(model, 0)
-        return (given, room) if LARGE <= given + room <= _MOST else (0, 0)
+        return (given, room) if LARGE <= given + room <= MEMORY else (0, 0)
 
     def answered(self, model: str, outputs: Sequence[int]) -> None:
         """Remember of how many bytes the outputs of a request were that had no place of the app's."""
@@ -53,6 +53,9 @@ class Scratch:
 
     def give_back(self, region: Region) -> None:
         """A request was answered, so that nobody uses the region any more."""
+        if region.nbytes > _MOST:
+            self.drop(region)
+            return
         self._free.append(region)
         while len(self._free) > _KEPT:
             self.drop(self._free.pop(0))
@@ -84,6 +87,8 @@ class Scratch:
 
 def region_bytes(nbytes: int) -> int:
     """Of a region for so many: a power of two, so that requests of several sizes share it."""
+    if nbytes > _MOST:
+        return nbytes  # none lies ready
     return max(_LEAST, 1 << (nbytes - 1).bit_length())
 
 

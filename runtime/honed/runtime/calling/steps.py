@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.methods import Method
+from honed.protocol.methods import MAX_TIMEOUT_US, Method
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
 
@@ -22,7 +24,36 @@ from .endpoint import Progress
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-USUAL: Final = -1.0  # the client's own timeout
+
+
+class Usual(enum.Enum):
+    """Stands for the client's own timeout."""
+
+    USUAL = enum.auto()
+
+
+USUAL: Final = Usual.USUAL
+_MOST_SECONDS: Final = MAX_TIMEOUT_US / 1e6
+
+
+def limit_of(timeout: float | None) -> float | None:
+    """Seconds until a call is given up. None: no limit, which infinity and a day or more are, too.
+
+    Raises InvalidArgument for what is no number of at least 0.
+    """
+    if timeout is None:
+        return None
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    except OverflowError:  # an int that no float can be
+        seconds = math.inf if timeout > 0 else -math.inf
+    if not seconds >= 0 or isinstance(timeout, str | bytes):
+        raise InvalidArgument(
+            f"timeout is {timeout!r:.40}; give seconds, 0 or more, or infinity for no limit"
+        )
+    return seconds if seconds < _MOST_SECONDS else None
 
 
 @dataclass(slots=True)
@@ -39,13 +70,13 @@ class Ask:
 
     method: Method[Any, Any]
     params: Any
-    timeout: float | None = USUAL
+    timeout: float | Usual | None = USUAL
     descriptors: Sequence[int] = ()
     progress: Progress | None = None
 
-    def limit(self, usual: float) -> float | None:
-        """Seconds until it is given up; `usual` are the client's."""
-        return usual if self.timeout == USUAL else self.timeout
+    def limit(self, usual: float | None) -> float | None:
+        """Seconds until it is given up; `usual` are the client's. Raises InvalidArgument."""
+        return limit_of(usual if isinstance(self.timeout, Usual) else self.timeout)
 
     def plain(self) -> Map:
         """The parameters as they travel."""
