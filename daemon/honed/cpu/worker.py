@@ -71,8 +71,9 @@ class CpuEngine(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        if call.key not in self._models:
-            self._models[call.key] = Session(Path(call.path), self._threads)
+        held = self._models.get(call.key)
+        if held is None or held.level != call.level:  # the one before answers until this one is there
+            self._models[call.key] = Session(Path(call.path), self._threads, level=call.level)
         return BuiltModel(device=_DEVICE, probes=1, interface=self._models[call.key].interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:

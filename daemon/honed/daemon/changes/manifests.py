@@ -85,6 +85,7 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
         why=before.why,
         pinned_engine=before.pinned_engine,
         state=before.state,
+        optimisation=before.optimisation,
     )
 
 

@@ -33,7 +33,7 @@ from honed.protocol.errors import (
     InvalidArgument,
     Unavailable,
 )
-from honed.protocol.results import ModelSettings
+from honed.protocol.results import ModelSettings, OptimisationCheck
 from honed.protocol.versions import ModelVersion
 
 from .interface import Interface
@@ -80,7 +80,8 @@ class Manifest:
     asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
     was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
     its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
-    `settings` hold for whatever engine and version serves it.
+    `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
+    optimise the source, None before that was checked.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Manifest:
     state: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
+    optimisation: OptimisationCheck | None = None
 
     def engine_wanted(self, configured: str) -> str:
         """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

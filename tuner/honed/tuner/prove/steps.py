@@ -19,11 +19,12 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import HonedError
+from honed.runtime.engines import HIGHEST
 from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .evaluator import EVALUATORS, OPTIMISED
+from .evaluator import EVALUATORS, at_level
 from .locate import first_difference
 from .opened import BOUNDED, Arrays, OpenedModel, exposing, movable, nbytes, opened
 from .reference import Reference, ReferenceFailure, evaluate
@@ -172,7 +173,7 @@ def _spread(
     names = graphs.outputs(model)
     moving = [n for n in apart.before if reference.outputs[0][n].dtype.kind == "f"]
     others: list[tuple[Arrays, Arrays]] = []
-    optimised = evaluate(model, list(inputs), limits, (OPTIMISED,))
+    optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
     if isinstance(optimised, Reference):
         others += zip(reference.outputs, optimised.outputs, strict=True)
     rng = np.random.default_rng(0)
