@@ -19,7 +19,6 @@ from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
 from honed.onnxfile.reading import read, shown
 from honed.protocol.errors import (
-    DeviceError,
     InvalidArgument,
     MissingFiles,
     ModelRefused,
@@ -51,7 +50,7 @@ class Session:
     """
 
     def __init__(self, path: Path, threads: int, *, level: str = HIGHEST, alone: bool = False) -> None:
-        """Raises ModelRefused or MissingFiles where this engine cannot run the file.
+        """Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError.
 
         One that is `alone` has all of its data inside: nothing beside it is read.
         """
@@ -70,7 +69,10 @@ class Session:
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
+        """The outputs by name.
+
+        Raises InvalidArgument where the model cannot be run on these inputs, MemoryError where that runs out.
+        """
         self._asked = {name: array.shape for name, array in inputs.items()}
         try:
             if self._narrow:
@@ -79,7 +81,7 @@ class Session:
                 found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
             if _out_of_memory(error):
-                raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+                raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
             if MISLED in str(error) and self._by_names:
                 self._forget_names()
                 return self.run(inputs)
@@ -158,7 +160,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if _out_of_memory(error):
-            raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
         raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 

@@ -20,6 +20,7 @@ from honed.runtime.calling.aiolink import AsyncLink
 
 from . import calls as workercalls
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
+from .hosting import no_memory
 from .process import spawn
 from .supervisor import Supervisor, WorkerDied
 
@@ -133,7 +134,11 @@ class BuildProcess:
         except BuilderLost as error:
             if self._why:
                 raise
-            raise BuilderLost(f"the process that builds ended: {await running.process.wait()}") from error
+            death = await running.process.wait()
+            told = f"the process that builds ended: {death}"
+            if death.out_of_memory and self._supervisor.program.bound:
+                told = no_memory(told, "", self._supervisor.program.bound)
+            raise BuilderLost(told) from error
 
     def _lost(self) -> BuilderLost:
         return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")

@@ -77,8 +77,10 @@ class Host(ABC):
     LOADING: ClassVar[Mapping[str, Method]]
     METHODS: ClassVar[Mapping[str, Method]]
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, bound: str = "") -> None:
+        """`bound` tells how much memory there is, and by which setting; as `WorkerProgram` has it."""
         self._socket = connected
+        self._bound = bound
         self._regions: dict[int, Array] = {}
         self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
         self._descriptors: list[int] = []  # of the request being answered
@@ -134,8 +136,8 @@ class Host(ABC):
             result = strict.to_plain(handler(self, call))
         except HonedError as raised:
             error = raised
-        except MemoryError:
-            error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
+        except MemoryError as raised:
+            error = DeviceError(no_memory("the worker ran out of memory", str(raised), self._bound))
         except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
             _log.exception("%s failed", request.method)
             error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
@@ -313,6 +315,14 @@ _COMMON = by_name(
         WarmUp: Host._warm_up,
     }
 )
+
+
+def no_memory(what: str, said: str, bound: str) -> str:
+    """A sentence about memory that ran out, with what the library said and how much there was."""
+    told = f"{what} ({said})" if said else what
+    if not bound:
+        return f"{told}; remove models or use smaller ones"
+    return f"{told}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:
