@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -13,6 +17,18 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.daemon.changes.optimisations import NO_COMPILER, OptimisationChecks
+from honed.daemon.core.actions import Persist
+from honed.daemon.core.events import Added, Event, OptimisationChecked
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.registry import Registry
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import Limits
+from honed.daemon.store.interface import Interface
+from honed.daemon.store.received import StoredFile
+from honed.daemon.store.store import Manifest
+from honed.daemon.store.versions import NO_HISTORY
 from honed.protocol.results import OptimisationCheck
 from honed.runtime import Client
 from honed.tool.main import main
@@ -178,3 +194,91 @@ def test_what_cannot_be_checked_is_told_with_the_reason(service: Service, tmp_pa
         assert (told.checked, told.level) == (False, "all")
         assert "random" in told.why
         assert "not checked, because" in service.log
+
+
+class Worker:
+    """The CPU engine's, of an ONNX Runtime of some version."""
+
+    def __init__(self, runtime: str) -> None:
+        self.supervisor = SimpleNamespace(fingerprint=runtime)
+
+
+class Checks(OptimisationChecks):
+    """Counts the checks that are made, and makes none."""
+
+    def __init__(self, registry: Registry, runtime: str) -> None:
+        pool = SimpleNamespace(cpu_for=lambda owner: Worker(runtime), handle=self.heard)
+        super().__init__(Limits(), cast(Any, None), registry, cast(Pool, pool))
+        self.made: list[str] = []
+        self.told: list[Event] = []
+
+    def heard(self, event: Event) -> None:
+        self.told.append(event)
+
+    async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
+        self.made.append(manifest.name)
+
+
+FOUND = OptimisationCheck(level="basic", checked=True, error=0.5, why="y", seconds=1.0, runtime="1.31")
+
+
+def stored(name: str, sha256: str, found: OptimisationCheck | None) -> Manifest:
+    file = StoredFile(name="m.onnx", sha256=sha256, nbytes=1)
+    interface = Interface(inputs=(), outputs=(), opset=17, producer="")
+    return Manifest(
+        name=name,
+        added=0.0,
+        compiled=None,
+        history=NO_HISTORY,
+        sources=(file,),
+        shapes={},
+        precision="auto",
+        interface=interface,
+        optimisation=found,
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "sha256", "found", "made"),
+    [
+        ("1.31", "a", FOUND, []),
+        ("1.32", "a", FOUND, ["m"]),  # another ONNX Runtime
+        ("1.31", "b", FOUND, ["other"]),  # another file
+        ("1.31", "a", None, ["m"]),
+        ("", "a", FOUND, []),  # nothing runs yet
+        ("1.31", "a", replace(FOUND, checked=False, level="all", why=NO_COMPILER), ["m"]),  # there is one now
+        ("1.31", "a", replace(FOUND, checked=False, level="all", why="it is random"), []),
+    ],
+)
+def test_a_file_is_checked_once_for_each_version_of_onnx_runtime(
+    runtime: str, sha256: str, found: OptimisationCheck | None, made: list[str]
+) -> None:
+    machine = Machine(Registry(), ("",), "", 1, cpu=True)
+    model = stored("m", "a", found)
+    machine.handle(Added(manifest=model, compiled=None, home="", proof=None), 0.0, 0.0)
+
+    async def go() -> Checks:
+        checks = Checks(machine.models, runtime)
+        begun = model if sha256 == "a" else stored("other", sha256, None)
+        checks.begin(begun)
+        checks.begin(begun)  # while it is under way
+        await checks.done(begun)
+        return checks
+
+    assert asyncio.run(go()).made == made
+
+
+def test_what_is_known_of_a_file_holds_for_all_models_of_it() -> None:
+    machine = Machine(Registry(), ("",), "", 1, cpu=True)
+    for name in ("m", "twin"):
+        machine.handle(Added(manifest=stored(name, "a", None), compiled=None, home="", proof=None), 0.0, 0.0)
+    assert machine.models.level("a") == "all"
+    doing = machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
+    assert sorted(action.model.name for action in doing if isinstance(action, Persist)) == ["m", "twin"]
+    assert machine.models.level("a") == "basic"
+    assert machine.models.level("b") == "all"
+    assert not machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
+    third = stored("third", "a", None)
+    checks = Checks(machine.models, "1.31")
+    checks.begin(third)
+    assert checks.told == [OptimisationChecked("a", FOUND)]

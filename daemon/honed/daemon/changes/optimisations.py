@@ -34,7 +34,7 @@ from .build import load
 
 _NICENESS = 15
 _SECONDS = 600.0  # that a check may take
-_NO_COMPILER = "honed-tuner, which makes the inputs, is not installed"
+NO_COMPILER = "honed-tuner, which makes the inputs, is not installed"
 _log = logging.getLogger(__name__)
 
 
@@ -99,7 +99,7 @@ class OptimisationChecks:
 
     def _outdated(self, known: OptimisationCheck, cpu: DeviceServer) -> bool:
         now = cpu.supervisor.fingerprint
-        return (now != "" and known.runtime != now) or (known.why == _NO_COMPILER and installed.compiler())
+        return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and installed.compiler())
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         del self._under_way[key]
@@ -133,7 +133,7 @@ class OptimisationChecks:
         except Died as died:
             why = f"the process that checks it ended: {died}"
         except HonedError as error:
-            why = str(error) if installed.compiler() else _NO_COMPILER
+            why = str(error) if installed.compiler() else NO_COMPILER
         return OptimisationCheck(level=HIGHEST, checked=False, error=None, why=why, seconds=0.0)
 
     def _holders(self, key: str) -> Iterable[DeviceServer]:
