@@ -41,15 +41,9 @@ def main() -> int:
         if found.checked:
             seconds.append(found.seconds)
         if state == "wrong" or not options.only_wrong:
-            error = "-" if found.error is None else f"{found.error:.2g}"
-            row = (
-                _name(file),
-                found.level if found.checked else "?",
-                error,
-                f"{found.seconds:.1f}",
-                found.why,
-            )
-            print("|", " | ".join(row), "|", flush=True)
+            off = "-" if found.error is None else f"{found.error:.2g}"
+            level = found.level if found.checked else "?"
+            print(f"| {_name(file)} | {level} | {off} | {found.seconds:.1f} | {found.why} |", flush=True)
     took = f"; {median(seconds):.1f} s each in the middle, {max(seconds):.1f} s at most" if seconds else ""
     print(f"{counted['right']} right, {counted['wrong']} wrong, {counted['not checked']} not checked{took}")
     return 0

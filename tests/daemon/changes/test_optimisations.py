@@ -75,7 +75,8 @@ def answers(path: Path, *, optimised: bool) -> np.ndarray:
 
 def checked(client: Client, name: str, service: Service) -> OptimisationCheck:
     """What was found, once it was."""
-    wait_for(lambda: client.show(name)["optimisation"] is not None, "the check of optimisations", service)
+    told = "the check of optimisations"  # at a low priority
+    wait_for(lambda: client.show(name)["optimisation"] is not None, told, service, seconds=240)
     return OptimisationCheck(**client.show(name)["optimisation"])
 
 

@@ -311,6 +311,7 @@ class Jobs:
             await self.stop_compiling(name)
             self._check_idle(name)
             await to_its_end(self.dropping.remove(name))
+            self.checks.sweep()
         finally:
             self.leaving.discard(name)
         _log.info("removed model %s", name)
@@ -429,6 +430,7 @@ class Jobs:
             await self.dropping.drop(gone)
             if replaced is not None:
                 await self._commits.sweep()
+                self.checks.sweep()
 
 
 def failure(error: HonedError) -> str:

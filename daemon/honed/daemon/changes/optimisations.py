@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable
 
 from honed.daemon import installed
-from honed.daemon.blocking import in_thread
+from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.core.events import OptimisationChecked
 from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import is_cpu
@@ -75,6 +75,13 @@ class OptimisationChecks:
         if self._restoring is None or self._restoring.done():
             self._restoring = asyncio.ensure_future(self._restore())
 
+    def sweep(self) -> None:
+        """End the checks of files that no model has any more."""
+        keys = {manifest.source_key for manifest in self._registry.manifests()}
+        for key, task in self._under_way.items():
+            if key not in keys:
+                task.cancel()
+
     async def close(self) -> None:
         """End what is under way."""
         tasks = [*self._under_way.values(), *([self._restoring] if self._restoring is not None else [])]
@@ -108,7 +115,8 @@ class OptimisationChecks:
 
     async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
         async with self._turn:
-            found = dataclasses.replace(await self._found(manifest, key), runtime=cpu.supervisor.fingerprint)
+            self.sweep()  # it may have waited long
+            found = dataclasses.replace(await self._found(manifest), runtime=cpu.supervisor.fingerprint)
             lost: list[DeviceServer] = []
             if found.level != self._registry.level(key):
                 self._registry.levels[key] = found.level  # of whatever loads it from now on
@@ -119,15 +127,16 @@ class OptimisationChecks:
                 server.supervisor.kill(f"it could not load model {manifest.name} at another level")
             _tell(manifest.name, found)
 
-    async def _found(self, manifest: Manifest, key: str) -> OptimisationCheck:
+    async def _found(self, manifest: Manifest) -> OptimisationCheck:
         try:
-            job = CheckOptimisations(
-                file=await in_thread(self._store.form, manifest, key),
-                shapes=manifest.shapes,
-                memory_mib=self._limits.compile_memory_mib,
-            )
-            bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
-            return await compiler.do(job, lambda _: None, bounds, seconds=_SECONDS)
+            async with cleared_in_thread(self._store.staging()) as folder:
+                job = CheckOptimisations(
+                    file=await in_thread(self._store.linked, manifest, folder),
+                    shapes=manifest.shapes,
+                    memory_mib=self._limits.compile_memory_mib,
+                )
+                bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
+                return await compiler.do(job, lambda _: None, bounds, seconds=_SECONDS)
         except TimeoutError:
             why = f"it takes longer than {_SECONDS:g} s"
         except Died as died:

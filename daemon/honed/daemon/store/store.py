@@ -171,7 +171,13 @@ class Store:
             return self.object(manifest.compiled)
         if len(manifest.sources) == 1:
             return self.object(manifest.sources[0])
-        folder = self._staging / f"source-{key}"
+        return self.linked(manifest, self._staging / f"source-{key}")
+
+    def linked(self, manifest: Manifest, folder: Path) -> Path:
+        """The source of a model with its data beside it, put into a folder of the store, made where needed.
+
+        Raises Unavailable where it cannot be put there.
+        """
         try:
             for file in manifest.sources:
                 place = folder / relative(file.name)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from honed.daemon.settings.limits import Limits
 from honed.machine.aiochildren import Child
+from honed.machine.limits import no_memory
 from honed.protocol.strict import Map
 from honed.runtime.calling.aiolink import AsyncLink
 
 from . import calls as workercalls
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
-from .hosting import no_memory
 from .process import spawn
 from .supervisor import Supervisor, WorkerDied
 

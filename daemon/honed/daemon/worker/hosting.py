@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.machine.limits import no_memory
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgument, ResourceExhausted
@@ -315,14 +316,6 @@ _COMMON = by_name(
         WarmUp: Host._warm_up,
     }
 )
-
-
-def no_memory(what: str, said: str, bound: str) -> str:
-    """A sentence about memory that ran out, with what the library said and how much there was."""
-    told = f"{what} ({said})" if said else what
-    if not bound:
-        return f"{told}; remove models or use smaller ones"
-    return f"{told}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:
