@@ -20,7 +20,7 @@ from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import is_cpu
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.limits import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.jobs.commands import CheckOptimisations
 from honed.jobs.listening import Died
@@ -99,8 +99,9 @@ class OptimisationChecks:
             if server is not None:
                 await server.supervisor.came()
                 for entry in self._registry.models():
-                    if entry.manifest.owner == owner:
+                    if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
+                        await self.done(entry.manifest)  # what is added meanwhile comes before the rest
 
         await asyncio.gather(*map(come, owners))
 
@@ -133,7 +134,7 @@ class OptimisationChecks:
                 job = CheckOptimisations(
                     file=await in_thread(self._store.linked, manifest, folder),
                     shapes=manifest.shapes,
-                    memory_mib=self._limits.compile_memory_mib,
+                    memory_mib=OPTIMISED_MIB,
                 )
                 bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
                 return await compiler.do(job, lambda _: None, bounds, seconds=_SECONDS)
