@@ -10,6 +10,7 @@ import pytest
 from honed.jobs.commands import (
     JOBS,
     Check,
+    CheckOptimisations,
     Compile,
     Demo,
     Export,
@@ -40,6 +41,7 @@ EXAMPLES: list[Job[Any]] = [
     ),
     Check(file=FILE, shapes={"x": (1,)}),
     Fit(file=FILE, shapes={"x": (1,)}, profile=FILE),
+    CheckOptimisations(file=FILE, shapes={"x": (1,)}, memory_mib=64),
     Tasks(file=FILE, records=RECORDS, cache_dir=Path("c"), current=OUT),
     Tune(
         file=FILE, records=RECORDS, cache_dir=Path("c"), bench="mali-g610", bench_root=Path("r"), output=OUT,

@@ -140,6 +140,33 @@ def test_external_data_is_opened_beside_the_model_only(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_why_external_data_is_not_sent_is_told_truly(tmp_path: Path) -> None:
+    """Only what is not there is called missing."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = folder / "m.onnx"
+    (folder / "w.bin").write_bytes(b"weights")
+    (tmp_path / "store").write_bytes(b"weights")
+    (folder / "link").symlink_to(tmp_path / "store")
+    (folder / "loop").symlink_to("loop")
+    for name, why in {
+        "absent": "are missing beside it: absent; put them",
+        "link": f"'link' cannot be sent: it is a link to '{tmp_path / 'store'}', out of the model's folder",
+        "../store": "'../store' cannot be sent: it has a path that leads out",
+        str(tmp_path / "store"): "cannot be sent: it has a path that leads out",
+        "loop": "are missing beside it: loop; put them",
+    }.items():
+        with pytest.raises(MissingFiles) as told:
+            additions.open_beside(model, missing("w.bin", name))
+        assert why in str(told.value)
+        assert "w.bin" not in str(told.value)
+        assert told.value.files == (name,)
+    if os.geteuid():
+        (folder / "w.bin").chmod(0)
+        with pytest.raises(MissingFiles, match=r"cannot be read \(Permission denied\)"):
+            additions.open_beside(model, missing("w.bin"))
+
+
 def test_external_data_beside_the_file_a_link_points_to(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()

@@ -80,7 +80,7 @@ class Parts:
 
     def _load(self, call: LoadPart, descriptors: Sequence[int]) -> Empty:
         file = Path(f"/proc/self/fd/{descriptors[0]}")
-        self._parts[call.part] = Session(file, self._threads, alone=True), call.inputs
+        self._parts[call.part] = Session(file, self._threads, level=call.level, alone=True), call.inputs
         return Empty()
 
     def _share(self, call: ShareMemory, descriptors: Sequence[int]) -> Empty:

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from honed.daemon.serving import statepairs
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.machine.limits import thread_stacks
-from honed.onnxfile.dimensions import UNNAMED, forget_names
+from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
 from honed.onnxfile.reading import read, shown
 from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,
     ModelRefused,
-    OutOfMemory,
     ResourceExhausted,
 )
 from honed.runtime import maps
 from honed.runtime.dtypes import CARRIED, STRING, dtype, from_onnx
+from honed.runtime.engines import HIGHEST, LEVELS
 
 from . import profiling
 from .narrow import is_narrow, run_narrow
@@ -34,8 +34,6 @@ from .profiling import NodeRun
 
 Array = NDArray[Any]
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
-# What ONNX Runtime says where sizes of one name differ.
-_MISLED = "Shape mismatch attempting to re-use buffer"
 _FEW = 1 << 26  # elements of a made-up input at most
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
@@ -46,16 +44,20 @@ def spare_stacks() -> None:
 
 
 class Session:
-    """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good)."""
+    """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
 
-    def __init__(self, path: Path, threads: int, *, alone: bool = False) -> None:
-        """Raises ModelRefused or MissingFiles where this engine cannot run the file.
+    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`.
+    """
+
+    def __init__(self, path: Path, threads: int, *, level: str = HIGHEST, alone: bool = False) -> None:
+        """Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError.
 
         One that is `alone` has all of its data inside: nothing beside it is read.
         """
+        self.level = level
         model, given = _given(path, alone=alone)
         self._path, self._alone = path, alone
-        self._session = _loaded(given, _options(threads))
+        self._session = _loaded(given, _options(threads, level))
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
@@ -67,7 +69,10 @@ class Session:
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
+        """The outputs by name.
+
+        Raises InvalidArgument where the model cannot be run on these inputs, MemoryError where that runs out.
+        """
         self._asked = {name: array.shape for name, array in inputs.items()}
         try:
             if self._narrow:
@@ -76,8 +81,8 @@ class Session:
                 found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
             if _out_of_memory(error):
-                raise OutOfMemory(f"ONNX Runtime ran out of memory: {_said(error)}") from error
-            if _MISLED in str(error) and self._by_names:
+                raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
+            if MISLED in str(error) and self._by_names:
                 self._forget_names()
                 return self.run(inputs)
             raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
@@ -95,7 +100,7 @@ class Session:
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
         _, given = _given(self._path, alone=self._alone, by_names=False)
-        self._session, self._by_names = _loaded(given, _options(self._threads)), False
+        self._session, self._by_names = _loaded(given, _options(self._threads, self.level)), False
 
     def try_out(self) -> None:
         """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
@@ -113,7 +118,7 @@ class Session:
         ResourceExhausted where there is no memory for that.
         """
         with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
-            options = _options(self._threads)
+            options = _options(self._threads, self.level)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "run")
             try:
@@ -155,12 +160,13 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if _out_of_memory(error):
-            raise OutOfMemory(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
         raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 
-def _options(threads: int) -> onnxruntime.SessionOptions:
+def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4

@@ -1,6 +1,6 @@
 """The CPU engine's process, which runs ONNX files as they are for the service.
 
-python -m honed.cpu.worker FD CACHE_DIR THREADS
+python -m honed.cpu.worker FD CACHE_DIR THREADS MEMORY
 
 It answers the service on the socket FD until that closes (`honed.daemon.worker.hosting`), as the worker of
 a device does. A file has one probe, a run on zeros, which shows whether it ends the process.
@@ -47,8 +47,8 @@ _DEVICE = "ONNX Runtime/CPU"
 class CpuEngine(Host):
     """The loaded models by key."""
 
-    def __init__(self, connected: socket.socket, threads: int) -> None:
-        super().__init__(connected)
+    def __init__(self, connected: socket.socket, threads: int, bound: str) -> None:
+        super().__init__(connected, bound)
         self._threads = threads
         self._models: dict[str, Session] = {}
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
@@ -71,8 +71,9 @@ class CpuEngine(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        if call.key not in self._models:
-            self._models[call.key] = Session(Path(call.path), self._threads)
+        held = self._models.get(call.key)
+        if held is None or held.level != call.level:  # the one before answers until this one is there
+            self._models[call.key] = Session(Path(call.path), self._threads, level=call.level)
         return BuiltModel(device=_DEVICE, probes=1, interface=self._models[call.key].interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> None:
     connected = connect(int(arguments[0]))
     spare_stacks()
     with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
-        CpuEngine(connected, int(arguments[2])).serve()
+        CpuEngine(connected, int(arguments[2]), arguments[3]).serve()
 
 
 if __name__ == "__main__":

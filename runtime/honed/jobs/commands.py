@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from honed.machine.children import python
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.results import OptimisationCheck
 from honed.protocol.sizes import MetSizes
 
 from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, Learned, R, Tuned, Written
@@ -92,6 +93,13 @@ class Fit(OnFile[Fitted]):
 
     command = ("fit",)
     profile: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptimisations(OnFile[OptimisationCheck]):
+    """Finds out how far ONNX Runtime may optimise a file without changing its answers."""
+
+    command = ("optimisations",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +281,8 @@ class FarmCertificates(Job[Done]):
 
 
 JOBS: tuple[type[Job[Any]], ...] = (
-    Compile, Check, Fit, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn, Demo,
-    FarmScheduler, FarmWorker, FarmCertificates,
+    Compile, Check, Fit, CheckOptimisations, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn,
+    Demo, FarmScheduler, FarmWorker, FarmCertificates,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
+from honed.protocol.results import OptimisationCheck
 from honed.protocol.shown import shown
 from honed.protocol.tuning import TuningFigures
 
@@ -384,7 +385,10 @@ class Learned:
 
 
 News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
-Result = Done | Fitted | Compiled | Tuned | Written | Exported | Imported | History | Faults | Learned
+Result = (
+    Done | Fitted | OptimisationCheck | Compiled | Tuned | Written | Exported | Imported | History | Faults
+    | Learned
+)  # fmt: skip
 R = TypeVar("R", bound=Result)
 _NAMES: dict[type, str] = {  # as they travel; all other results are "done"
     **{kind: kind.__name__.lower() for kind in (*get_args(News), History, Faults)},

@@ -59,3 +59,11 @@ def data_bytes() -> int:
     """What `limit_data` bounds, now."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+
+
+def no_memory(what: str, said: str, bound: str) -> str:
+    """A sentence about memory that ran out, with what the library said and how much there was."""
+    told = f"{what} ({said})" if said else what
+    if not bound:
+        return f"{told}; remove models or use smaller ones"
+    return f"{told}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"

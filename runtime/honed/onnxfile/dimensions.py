@@ -8,6 +8,8 @@ from typing import Final
 import onnx
 
 UNNAMED: Final = "?"  # what Paddle's exporter writes for each dimension that it has no name for
+# What ONNX Runtime says where sizes of one name differ: it has them share memory.
+MISLED: Final = "Shape mismatch attempting to re-use buffer"
 
 
 def forget_names(model: onnx.ModelProto, name: str = "") -> bool:

@@ -246,6 +246,24 @@ class ComparedOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimisationCheck:
+    """How far ONNX Runtime may optimise a model in the CPU engine, and how that was found.
+
+    `level` (`honed.runtime.engines`) is the highest at which its answers are those that it gives without
+    optimisation; "all" where that was not `checked`. `error` is how far off the level "all" is at most, over
+    the largest value of an output. `why` says what differs and which node is to blame, or why nothing was
+    checked. It took `seconds`, once. `runtime` is the ONNX Runtime that it was found with.
+    """
+
+    level: str
+    checked: bool
+    error: float | None
+    why: str
+    seconds: float
+    runtime: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProof:
     """What the compiled form was compared with."""
 
@@ -379,6 +397,7 @@ class ModelShown:
     parts: tuple[ShownPart, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
     settings: ModelSettings = field(default_factory=ModelSettings)
+    optimisation: OptimisationCheck | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

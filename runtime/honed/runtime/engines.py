@@ -1,7 +1,19 @@
-"""Which of two engines is to run a model, or a part of one, by times taken in turns."""
+"""Which of two engines is to run a model, or a part of one, by times taken in turns.
+
+And how far ONNX Runtime may optimise what it runs.
+"""
 
 from __future__ import annotations
 
+# How far ONNX Runtime optimises a graph, the highest level first, and its own name of each.
+LEVELS = {
+    "all": "ORT_ENABLE_ALL",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "basic": "ORT_ENABLE_BASIC",
+    "none": "ORT_DISABLE_ALL",
+}
+HIGHEST, LOWEST = "all", "none"
 TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
 
 

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -270,6 +271,74 @@ def test_external_data_stays_beside_the_file(both: Service, tmp_path: Path) -> N
         onnx.save(model, path)
         with pytest.raises(ModelRefused, match="leads outside"):
             client.add(path, engine="cpu")
+
+
+def scaled(folder: Path, factor: float) -> Path:
+    """y = factor x, of any number of rows, with a second output where the factor is odd."""
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["y"])]
+    outputs = [tensor("y", ["n", 4])]
+    if factor % 2:
+        nodes.append(helper.make_node("Neg", ["y"], ["z"]))
+        outputs.append(tensor("z", ["n", 4]))
+    known = [numpy_helper.from_array(np.float32([factor]), "factor")]
+    return write(folder / "scaled.onnx", nodes, [tensor("x", ["n", 4])], outputs, initializer=known)
+
+
+def test_replacing_a_model_under_load_refuses_no_request(both: Service, tmp_path: Path) -> None:
+    """What waits meanwhile is checked anew for the model that took its place."""
+    count, done = 12, threading.Event()
+    answered: list[dict[str, Any]] = []
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        with both.client() as asking:
+            while not done.is_set():
+                try:
+                    answered.append(asking.infer("scaled", {"x": np.ones((2, 4), np.float32)}))
+                except Exception as error:  # noqa: BLE001 - told below
+                    errors.append(error)
+
+    with both.client() as client:
+        client.add(scaled(tmp_path, 1), engine="cpu")
+        askers = [threading.Thread(target=ask) for _ in range(6)]  # five of them wait at any time
+        for asker in askers:
+            asker.start()
+        try:
+            for factor in range(2, count):
+                client.add(scaled(tmp_path, factor), engine="cpu", replace=True)
+        finally:
+            done.set()
+            for asker in askers:
+                asker.join()
+        client.remove("scaled")
+    assert not errors
+    assert len(answered) > count
+    for outputs in answered:
+        factor = outputs["y"][0, 0]
+        np.testing.assert_array_equal(outputs["y"], np.full((2, 4), factor))
+        assert set(outputs) == ({"y", "z"} if factor % 2 else {"y"})
+
+
+def test_memory_that_runs_out_names_the_setting(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    large = numpy_helper.from_array(np.array([1 << 34], np.int64), "large")
+    path = write(
+        tmp_path / "large.onnx",
+        [helper.make_node("Expand", ["x", "large"], ["all"]), helper.make_node("ReduceSum", ["all"], ["y"])],
+        [tensor("x", [1])],
+        [tensor("y", [1])],
+        initializer=[large],
+    )
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        for add, setting in (
+            (lambda: client.add(path, engine="cpu"), "4096 MiB of cpu.memory_mib"),
+            (lambda: client.bring(path), "2048 MiB of apps.memory_mib"),
+        ):
+            with pytest.raises(ModelRefused) as refused:
+                add()
+            assert setting in " ".join((str(refused.value), *refused.value.reasons))
 
 
 def test_the_service_itself_loads_no_onnx(both: Service) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -229,3 +231,57 @@ def test_a_faster_compiled_part_takes_over(service: Service, tmp_path: Path) -> 
         other = spinning(tmp_path / "other.honed", 4_000, handed="z")
         with pytest.raises(ModelRefused, match="parts are not those"):
             client.publish("spin", other, expected=client.show("spin")["sha256"], why="tuned: a test")
+
+
+def chosen_and_pooled(path: Path) -> Path:
+    """A backbone, and behind it a pool of what it finds good, which ONNX Runtime may pad wrongly."""
+    r = np.random.default_rng(3)
+    constants: dict[str, Any] = {
+        "much": np.array(9, np.float32),
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "least": np.array(0, np.float32),
+    }
+    nodes, value, channels = [], "image", 3
+    for n in range(3):
+        made = 16 << n
+        constants[f"w{n}"] = (r.normal(size=(made, channels, 3, 3)) / np.sqrt(9 * channels)).astype(
+            np.float32
+        )
+        nodes += [
+            helper.make_node("Conv", [value, f"w{n}"], [f"c{n}"], strides=[2, 2], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"c{n}"], [f"r{n}"]),
+        ]
+        value, channels = f"r{n}", made
+    nodes += [
+        helper.make_node("ReduceMean", ["c2"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Greater", ["mean", "least"], ["good"]),
+        helper.make_node("Compress", ["r2", "good"], ["kept"], axis=0),
+        helper.make_node("Sub", ["kept", "much"], ["low"]),
+        helper.make_node("Pad", ["low", "pads"], ["wide"]),
+        helper.make_node("MaxPool", ["wide"], ["pooled"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [8, 3, 64, 64])
+    pooled = helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["n", 64, 5, 5])
+    known = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", [image], [pooled], known)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_part_is_optimised_no_further_than_it_answers_rightly(service: Service, tmp_path: Path) -> None:
+    path = chosen_and_pooled(tmp_path / "pooled.onnx")
+    image = np.random.default_rng(4).standard_normal((8, 3, 64, 64)).astype(np.float32)
+    answers = []
+    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        answers += onnxruntime.InferenceSession(str(path), options).run(None, {"image": image})
+    wrong, right = answers
+    if np.abs(wrong - right).max() < 0.1:
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} optimises the part rightly")
+    with service.client() as client:
+        client.add(path)
+        assert client.show("pooled")["placement"]["engine"] == "gpu+cpu"
+        np.testing.assert_allclose(client.infer("pooled", {"image": image})["pooled"], right, atol=1e-3)
+        assert any("optimises the CPU engine's parts no further" in n for n in client.show("pooled")["notes"])
+        client.remove("pooled")

@@ -100,7 +100,12 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
 
     async def go() -> None:
         loader = Loader(
-            machine.engines[""], Limits(), cast(Supervisor, worker), Store(cache / "state"), cache
+            machine.engines[""],
+            Limits(),
+            cast(Supervisor, worker),
+            machine.models,
+            Store(cache / "state"),
+            cache,
         )
         loader.builder = cast(Any, builder or Builder())
         news: list[Event | None] = [WorkerReady(engine="", worker=1, spec="d", family="cpu")]

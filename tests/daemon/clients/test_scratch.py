@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol import methods
-from honed.protocol.errors import DeadlineExceeded, InvalidArgument
+from honed.protocol.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.regions import Region
-from honed.runtime.calling.scratch import LARGE, Scratch, region_bytes
+from honed.runtime.calling.scratch import LARGE, MOST_SENT, Scratch, region_bytes
 from tests.daemon.running import Service, descriptors, wait_for
 from tests.runtime.builder import add_constant
 
@@ -48,10 +48,35 @@ def placed(client: Client, model: str = "large") -> int:
     return len(client.ask(methods.SHARED_MEMORY_STATUS).regions)
 
 
+def test_what_is_too_large_is_told_the_limit_that_it_meets() -> None:
+    """Not that of messages, where it is shared memory that cannot be had."""
+    scratch, short = Scratch(), ResourceExhausted("there is no memory for a region")
+    scratch.check_sendable([MOST_SENT], short)
+    scratch.check_sendable([MOST_SENT // 2, MOST_SENT // 2], None)
+    with pytest.raises(ResourceExhausted, match="there is no memory for a region"):
+        scratch.check_sendable([MOST_SENT + 1], short)
+    most = 1 << 29
+    assert scratch.bytes_for("m", [most]) == (0, 0)
+    with pytest.raises(ResourceExhausted, match=f"have {most} bytes, and a client shares at most {most}"):
+        scratch.check_sendable([most], None)
+
+
 @pytest.mark.service
 @pytest.mark.opencl
 class TestService:
     """With a real one."""
+
+    def test_a_region_that_cannot_be_had_is_the_reason_told(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(self: Client, nbytes: int) -> Region:
+            raise ResourceExhausted(f"no region of {nbytes} bytes")
+
+        monkeypatch.setattr(Client, "_new_region", refused)
+        with service.client() as client:
+            x = np.zeros(MOST_SENT // 4 + 1, np.float32)
+            with pytest.raises(ResourceExhausted, match="no region of"):
+                client.infer("small", {"x": x})
 
     def test_answers_are_right_and_the_callers_own(self, loaded: Client) -> None:
         expected = loaded.infer("large", {"x": X})["y"].copy()

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
+from honed.daemon.core.registry import Registry
 from honed.daemon.core.requests import Queue
 from honed.daemon.core.states import Engine
 from honed.daemon.serving.loading import Loader
@@ -50,7 +51,7 @@ class Observed(Engine):
 def loader(device: RunsInTurn, engine: Engine) -> Loader:
     """Of nothing but the device."""
     nothing = cast(Any, None)
-    return Loader(engine, Limits(), cast(Supervisor, device), nothing, nothing)
+    return Loader(engine, Limits(), cast(Supervisor, device), Registry(), nothing, nothing)
 
 
 def engine(idle: float) -> Observed:

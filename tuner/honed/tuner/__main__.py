@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from honed.jobs import commands, events
@@ -15,6 +16,7 @@ from honed.jobs.events import News, Result, Stage
 from honed.machine.limits import limit_data
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
+from honed.protocol.results import OptimisationCheck
 from honed.runtime.compiled.model import Launch
 
 from . import records_command
@@ -77,6 +79,14 @@ def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
     from .fit import fit_file
 
     return fit_file(request)
+
+
+def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> OptimisationCheck:
+    from .prove import levels
+    from .prove.confined import DEFAULT_LIMITS
+
+    most = min(DEFAULT_LIMITS.memory_bytes, job.memory_mib << 20 or DEFAULT_LIMITS.memory_bytes)
+    return levels.of_file(job.file, job.shapes, replace(DEFAULT_LIMITS, memory_bytes=most))
 
 
 def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
@@ -160,6 +170,7 @@ def _demo(job: commands.Demo, emit: Emit) -> events.Written:
 _WORK: dict[type, Any] = {
     commands.Check: _check,
     commands.Fit: _fit,
+    commands.CheckOptimisations: _check_optimisations,
     commands.Compile: _compile,
     commands.Tasks: tuning.list_tasks,
     commands.Tune: tuning.tune_model,

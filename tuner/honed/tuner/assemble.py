@@ -117,6 +117,7 @@ def _split(cut: Cut | None, first: int) -> Split | None:
             CpuPart,
             part,
             onnx=first + n,
+            level=cut.level,
             inputs=_part_tensors(part.inputs),
             outputs=_part_tensors(part.outputs),
         )

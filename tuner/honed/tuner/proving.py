@@ -13,6 +13,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import CompiledModel, SourceModel
+from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution import proof
 
 from .assemble import assemble
@@ -94,9 +95,42 @@ class Prover:
     def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
         """A compiled form, compared where there is a device.
 
-        A model whose probes are wrong is proven part by part where it has steps; `more` are notes. Raises
+        A model whose probes are wrong is proven part by part where it has steps; `more` are notes. Parts of
+        the CPU engine are optimised by ONNX Runtime as far as the model is right with that. Raises
         ModelRefused where the part behind it is wrong.
         """
+        found = self._optimised(HIGHEST, lowered, first, tell, done, *more)
+        if self.cut is not None and self._parts_may_err(found):
+            why = str(found) if isinstance(found, ModelRefused) else str(found.wrong[0])
+            lowest = self._optimised(LOWEST, lowered, first, tell, done, *more, _not_optimised(LOWEST, why))
+            if not self._parts_may_err(lowest):  # their optimisations it is
+                found = lowest
+                for level in [each for each in LEVELS if each not in (HIGHEST, LOWEST)]:
+                    note = _not_optimised(level, why)
+                    tried = self._optimised(level, lowered, first, tell, done, *more, note)
+                    if not self._parts_may_err(tried):
+                        found = tried
+                        break
+        if isinstance(found, ModelRefused):
+            raise found
+        return found
+
+    def _parts_may_err(self, found: Attempt | ModelRefused) -> bool:
+        return isinstance(found, ModelRefused) or (self.in_parts and not self.half and bool(found.wrong))
+
+    def _optimised(
+        self, level: str, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str
+    ) -> Attempt | ModelRefused:
+        """An attempt with parts at this level of optimisation; a part behind that is wrong is a value."""
+        prover = self if self.cut is None else replace(self, cut=replace(self.cut, level=level))
+        try:
+            return prover._attempt(lowered, first, tell, done, *more)
+        except ModelRefused as refused:
+            if self.cut is None:
+                raise
+            return refused
+
+    def _attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
         draft = self._assembled(self.expected, lowered, more)
         if self.device is None:
             return draft
@@ -144,6 +178,10 @@ class Prover:
             precision=tried.model.source.precision,
             tolerance=self.expected.tolerance,
         )
+
+
+def _not_optimised(level: str, why: str) -> str:
+    return f"ONNX Runtime optimises the CPU engine's parts no further than level {level}, because then {why}"
 
 
 def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:

@@ -45,6 +45,7 @@ class EnginePins:
             event = self._let_go(entry) if not engine else await self._pinned(entry, engine)
             self.pool.handle(event)
             await self.commits.rewrite(entry)
+            self.jobs.checks.begin(entry.manifest)
         _log.info("model %s: engine %s", entry.name, f"{engine} is pinned" if engine else "is not pinned")
 
     async def _pinned(self, entry: ServedModel, engine: str) -> EngineChosen:

@@ -41,6 +41,7 @@ from .build import BUILT, RECEIVED, Adding, AddJob, Built, ModelBuilder, Notify,
 from .dropping import Dropping
 from .loadchecks import check
 from .manifests import as_given, made_manifest, same_source
+from .optimisations import OptimisationChecks
 from .staging import Staged, copies, stage, stage_again
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Jobs:
         self._commits = commits
         self.dropping = Dropping(store, registry, pool, commits, latencies)
         self.builder = ModelBuilder(limits, pool, inspector, records)
+        self.checks = OptimisationChecks(limits, store, registry, pool)
         self._resuming: asyncio.Future[None] | None = None
         self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
         self.active: dict[str, AddJob] = {}
@@ -177,6 +179,7 @@ class Jobs:
             _log.info("model %s is not served by the CPU engine: %s", job.name, job.unserved)
             return None
         _log.info("serving model %s by %s", job.name, cpu.shown)
+        self.checks.begin(manifest)
         return manifest
 
     async def _compile_alone(
@@ -246,6 +249,7 @@ class Jobs:
 
     def compiler_came(self) -> None:
         """There is a compiler, or a device: compile what waited for one, a model after the other."""
+        self.checks.restored()
         waiting = [
             manifest
             for manifest in self._registry.manifests()
@@ -276,6 +280,7 @@ class Jobs:
             work.cancel()
         if works:
             await asyncio.wait(works)
+        await self.checks.close()
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
@@ -306,6 +311,7 @@ class Jobs:
             await self.stop_compiling(name)
             self._check_idle(name)
             await to_its_end(self.dropping.remove(name))
+            self.checks.sweep()
         finally:
             self.leaving.discard(name)
         _log.info("removed model %s", name)
@@ -384,10 +390,14 @@ class Jobs:
         """Say in the manifest which engine is to serve."""
         cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None
-        manifest = dataclasses.replace(
-            manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
-        )
         job.report("load", BUILT, "comparing engines")
+        manifest = dataclasses.replace(
+            manifest,
+            interface=given.interface,
+            wanted=given.wanted,
+            pinned_engine=given.pinned_engine,
+            optimisation=await self.checks.done(given),  # before it is timed
+        )
         key = given.source_key
         with self._pool.keeping(cpu, key):
             if given.owner is not None:  # whose CPU engine may rest
@@ -420,6 +430,7 @@ class Jobs:
             await self.dropping.drop(gone)
             if replaced is not None:
                 await self._commits.sweep()
+                self.checks.sweep()
 
 
 def failure(error: HonedError) -> str:

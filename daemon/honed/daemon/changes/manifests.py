@@ -20,7 +20,7 @@ from .staging import Staged
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
     """Of a file that the CPU engine is to serve."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
-    return strict.like(
+    manifest = strict.like(
         Manifest,
         staged,
         name=name,
@@ -33,6 +33,9 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         wanted=wanted,
         settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
     )
+    if replaced is not None and replaced.manifest.source_key == manifest.source_key:
+        manifest = dataclasses.replace(manifest, optimisation=replaced.manifest.optimisation)
+    return manifest
 
 
 def made_manifest(
@@ -85,6 +88,7 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
         why=before.why,
         pinned_engine=before.pinned_engine,
         state=before.state,
+        optimisation=before.optimisation,
     )
 
 

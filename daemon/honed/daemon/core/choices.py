@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from honed.runtime.engines import HIGHEST
+
 from . import failover, trials
 from .actions import Compare, EngineChanged, Persist
-from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
+from .events import EngineChosen, InferenceTimed, NotCompared, OptimisationChecked, WorkerReady
 from .scheduling import dismiss, load_next, run_next, wake
 from .shared import Core
 from .states import DRIFT_SECONDS, Engine, Phase, ServedModel, State
@@ -67,6 +69,20 @@ def _compare(core: Core, model: ServedModel) -> None:
     if model.trial is None and core.now - model.compared >= DRIFT_SECONDS:
         model.comparing, model.compared = True, core.now
         core.act(Compare(model))
+
+
+def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
+    """Remember it of all models of that source; at another level the CPU engine takes another time."""
+    for model in core.models.all():
+        before = model.manifest.optimisation
+        if model.manifest.source_key != event.source or not model.takes_open or before == event.found:
+            continue
+        model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
+        core.act(Persist(model))
+        if event.found.level != (before.level if before is not None else HIGHEST):
+            model.compared = float("-inf")
+            if model.manifest.times is not None:
+                _compare(core, model)
 
 
 def not_compared(core: Core, event: NotCompared) -> None:

@@ -9,7 +9,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.interface import Interface
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
-from honed.protocol.results import ComparedOutput, ModelChecked, ModelSettings
+from honed.protocol.results import ComparedOutput, ModelChecked, ModelSettings, OptimisationCheck
 from honed.protocol.versions import ModelVersion
 
 
@@ -231,6 +231,14 @@ class EngineChosen(Event):
     times: EngineTimes | None = None
     pinned: str | None = None
     interface: Interface | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimisationChecked(Event):
+    """It was checked how far ONNX Runtime may optimise a source, and the CPU engines run it so."""
+
+    source: str  # its key
+    found: OptimisationCheck
 
 
 @dataclass(frozen=True, slots=True)

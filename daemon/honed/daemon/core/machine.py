@@ -62,6 +62,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Explained: changes.explained,
     events.SettingsChanged: changes.settings_changed,
     events.EngineChosen: choices.chosen,
+    events.OptimisationChecked: choices.optimisation_checked,
     events.NotCompared: choices.not_compared,
     events.InferenceTimed: choices.timed,
     events.Passed: failover.passed,

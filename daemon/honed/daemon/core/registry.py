@@ -9,6 +9,8 @@ from honed.daemon.store.interface import Interface
 from honed.daemon.store.store import Manifest
 from honed.daemon.store.variantnames import is_variant, model_of
 from honed.protocol.errors import NotFound, Unavailable
+from honed.protocol.results import OptimisationCheck
+from honed.runtime.engines import HIGHEST
 
 from .states import ServedModel, State
 
@@ -23,6 +25,7 @@ class Registry:
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._resting: dict[str, ServedModel] = {}  # variants
+        self.levels: dict[str, str] = {}  # of sources that are loaded anew, by key
         self.whole = Statistics()
         self.common = Statistics(whole=self.whole)
 
@@ -147,6 +150,16 @@ class Registry:
     def manifests(self) -> list[Manifest]:
         """Of every model and variant, for the store to know what is used."""
         return [model.manifest for model in (*self.all(), *self._resting.values())]
+
+    def optimisation(self, source: str) -> OptimisationCheck | None:
+        """What was found of the file that the CPU engine calls so; None where nothing was yet."""
+        known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
+        return next(known, None)
+
+    def level(self, source: str) -> str:
+        """How far ONNX Runtime may optimise it."""
+        found = self.optimisation(source)
+        return self.levels.get(source) or (found.level if found is not None else HIGHEST)
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """How many models are in a state."""

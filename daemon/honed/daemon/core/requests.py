@@ -24,6 +24,10 @@ class ClientId(NamedTuple):
     connection: int
 
 
+class Replaced(Unavailable):
+    """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
+
+
 def service_stops() -> Unavailable:
     """What a request hears that comes when the service stops, or is under way still."""
     return Unavailable("the service is stopping; call again when it runs")

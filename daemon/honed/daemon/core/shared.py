@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from honed.daemon.core.requests import Queue, Ticket
+from honed.daemon.core.requests import Queue, Replaced, Ticket
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
-from honed.protocol.errors import HonedError, NotFound, Unavailable
+from honed.protocol.errors import HonedError, NotFound
 
 from .actions import Action, Refuse, Unload
 from .registry import Registry
@@ -225,9 +225,9 @@ class Core:
             self.act(Unload(engine, key))
 
 
-def replaced_error(name: str) -> Unavailable:
+def replaced_error(name: str) -> Replaced:
     """The error for requests in other shapes whose model is another one by now."""
-    return Unavailable(f"model {name!r} was replaced while the request waited; send it again")
+    return Replaced(f"model {name!r} was replaced while the request waited; send it again")
 
 
 def removed(name: str) -> NotFound:

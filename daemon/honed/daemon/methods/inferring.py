@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from honed.daemon.apps.names import is_own
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import service_stops
+from honed.daemon.core.requests import Replaced, service_stops
 from honed.daemon.core.states import ServedModel, kind_of
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
@@ -90,7 +91,30 @@ class Inferring:
         *,
         alone: bool = True,
     ) -> Inferred:
-        """Unless it is to run `alone`, it may be run as one with others of the model."""
+        """Unless it is to run `alone`, it may be run as one with others of the model.
+
+        Where its model was replaced while it waited, it is checked anew for the one that took its place; but
+        for one in a sequence, whose state is of the model before.
+        """
+        deadline = time.monotonic() + inference.timeout_us(params.parameters) / 1e6
+        while True:
+            try:
+                return await self._answered_by(connection, entry, params, regions, deadline, alone=alone)
+            except Replaced:
+                if alone:
+                    raise
+                entry = self.registry.model(entry.name)
+
+    async def _answered_by(
+        self,
+        connection: Connection,
+        entry: ServedModel,
+        params: InferParams,
+        regions: RegionLookup,
+        deadline: float,
+        *,
+        alone: bool,
+    ) -> Inferred:
         runner = self.variants.runner(entry, params)
         compiled, given = self.registry.interfaces(runner)
         with self.leasing.serving(entry.name, connection.peer.pid):
@@ -102,6 +126,7 @@ class Inferring:
                 max_bytes=self.limits.max_answer_bytes,
                 keep=self.ledger.settings.keep_inputs,
             )
+            plan = replace(plan, timeout=deadline - time.monotonic())
             if not alone and joinable(plan, entry.manifest.settings):
                 result = await self.batcher.infer(connection.client, entry, plan)
                 self.variants.served(entry, plan)

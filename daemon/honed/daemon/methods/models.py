@@ -48,6 +48,7 @@ def show(entry: ServedModel, pool: Pool, variants: tuple[ShownVariant, ...]) -> 
         parts=model.parts,
         sequence_state=_sequence_state(entry),
         settings=manifest.settings,
+        optimisation=manifest.optimisation,
     )
 
 
@@ -106,6 +107,7 @@ def _as_given(
         variants=variants,
         sequence_state=_sequence_state(entry),
         settings=manifest.settings,
+        optimisation=manifest.optimisation,
     )
 
 

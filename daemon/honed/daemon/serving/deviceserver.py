@@ -36,7 +36,7 @@ class DeviceServer:
         """Nothing runs yet."""
         self.engine = engine
         self.supervisor = Supervisor(limits, cache_dir, program)
-        self.loader = Loader(engine, limits, self.supervisor, store, cache_dir)
+        self.loader = Loader(engine, limits, self.supervisor, models, store, cache_dir)
         self.running: asyncio.Task[None] | None = None
         self._models = models
         self._with_worker: set[asyncio.Task[None]] = set()

@@ -12,6 +12,7 @@ from typing import TypeVar
 from honed.daemon.blocking import in_thread
 from honed.daemon.core import actions, events
 from honed.daemon.core.events import LoadedProof
+from honed.daemon.core.registry import Registry
 from honed.daemon.core.states import Engine
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.interface import Interface, OpenTensor
@@ -46,9 +47,16 @@ class Loader:
     """What is done with compiled files in the worker of `engine`, beside requests."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
+        self,
+        engine: Engine,
+        limits: Limits,
+        supervisor: Supervisor,
+        models: Registry,
+        store: Store,
+        cache_dir: Path,
     ) -> None:
         """`cache_dir` remembers which files were proven."""
+        self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
         self._engine = engine
         self._cache_dir = cache_dir
@@ -160,7 +168,7 @@ class Loader:
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
-        build = BuildModel(key=key, path=path)
+        build = BuildModel(key=key, path=path, level=self._models.level(key))
         built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))

@@ -90,6 +90,7 @@ class Pool:
                 module="honed.cpu.worker",
                 argument=str(self._cpu.threads),
                 memory_mib=memory_mib,
+                setting="apps.memory_mib" if engine.rests else "cpu.memory_mib",
                 niceness=USERS_NICENESS if engine.rests else 0,
             )
             if engine.owner is not None:

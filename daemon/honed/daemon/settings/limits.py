@@ -15,6 +15,7 @@ MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
 # Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
 INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
 CHECKING_MIB = 2048  # a model that is checked while another is compiled
+OPTIMISED_MIB = 2048  # a model of which ONNX Runtime's optimisations are checked, in each of two processes
 RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
 HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
 TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
@@ -93,6 +94,7 @@ class Limits:
             + 2 * PROVING_MIB  # parts of a model being compiled, and of one being tuned
             + self.compile_memory_mib
             + CHECKING_MIB
+            + 2 * OPTIMISED_MIB
             + TUNING_PROCESSES * tuner_mib
             + BUILDERS * BUILDER_MIB
             + LOWERING * LOWERING_MIB

@@ -34,7 +34,7 @@ from honed.protocol.errors import (
     InvalidArgument,
     Unavailable,
 )
-from honed.protocol.results import ModelSettings
+from honed.protocol.results import ModelSettings, OptimisationCheck
 from honed.protocol.versions import ModelVersion
 
 from .interface import Interface
@@ -81,7 +81,8 @@ class Manifest:
     asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
     was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
     its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
-    `settings` hold for whatever engine and version serves it.
+    `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
+    optimise the source, None before that was checked.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Manifest:
     state: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
+    optimisation: OptimisationCheck | None = None
 
     def engine_wanted(self, configured: str) -> str:
         """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
@@ -180,7 +182,13 @@ class Store:
             return self.object(manifest.compiled)
         if len(manifest.sources) == 1:
             return self.object(manifest.sources[0])
-        folder = self._staging / f"source-{key}"
+        return self.linked(manifest, self._staging / f"source-{key}")
+
+    def linked(self, manifest: Manifest, folder: Path) -> Path:
+        """The source of a model with its data beside it, put into a folder of the store, made where needed.
+
+        Raises Unavailable where it cannot be put there.
+        """
         try:
             for file in manifest.sources:
                 place = folder / relative(file.name)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from honed.daemon.settings.limits import Limits
 from honed.machine.aiochildren import Child
+from honed.machine.limits import no_memory
 from honed.protocol.strict import Map
 from honed.runtime.calling.aiolink import AsyncLink
 
@@ -133,7 +134,11 @@ class BuildProcess:
         except BuilderLost as error:
             if self._why:
                 raise
-            raise BuilderLost(f"the process that builds ended: {await running.process.wait()}") from error
+            death = await running.process.wait()
+            told = f"the process that builds ended: {death}"
+            if death.out_of_memory and self._supervisor.program.bound:
+                told = no_memory(told, "", self._supervisor.program.bound)
+            raise BuilderLost(told) from error
 
     def _lost(self) -> BuilderLost:
         return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")

@@ -15,6 +15,7 @@ from honed.protocol.params import Data
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.sizes import MetSizes
+from honed.runtime.engines import HIGHEST
 
 if TYPE_CHECKING:  # asyncio is the service's
     import asyncio
@@ -98,12 +99,16 @@ class BuiltModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildModel(WorkerCall[BuiltModel]):
-    """Build and hold the file at `path`; tells progress."""
+    """Build and hold the file at `path`; tells progress.
+
+    The CPU engine has ONNX Runtime optimise it to `level`, in the place of one that it holds at another.
+    """
 
     method = "Load"
     work = True
     key: str
     path: str
+    level: str = HIGHEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.machine.limits import no_memory
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
@@ -77,8 +78,10 @@ class Host(ABC):
     LOADING: ClassVar[Mapping[str, Method]]
     METHODS: ClassVar[Mapping[str, Method]]
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, bound: str = "") -> None:
+        """`bound` tells how much memory there is, and by which setting; as `WorkerProgram` has it."""
         self._socket = connected
+        self._bound = bound
         self._regions: dict[int, Array] = {}
         self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
         self._descriptors: list[int] = []  # of the request being answered
@@ -134,8 +137,8 @@ class Host(ABC):
             result = strict.to_plain(handler(self, call))
         except HonedError as raised:
             error = raised
-        except MemoryError:
-            error = OutOfMemory("the worker ran out of memory; remove models or use smaller ones")
+        except MemoryError as raised:
+            error = OutOfMemory(no_memory("the worker ran out of memory", str(raised), self._bound))
         except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
             _log.exception("%s failed", request.method)
             error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")

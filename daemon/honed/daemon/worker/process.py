@@ -24,20 +24,33 @@ FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 class WorkerProgram:
     """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
 
-    `more` arguments come behind that. `niceness` is the least it has.
+    `more` arguments come behind that, and what tells users of the memory, which is that of `setting`.
+    `niceness` is the least it has.
     """
 
     module: str
     argument: str
     memory_mib: int
+    setting: str
     more: tuple[str, ...] = ()
     niceness: int = 0
+
+    @property
+    def bound(self) -> str:
+        """The memory, and the setting to raise where that is too little; "" for no limit."""
+        return f"{self.memory_mib} MiB of {self.setting}" if self.memory_mib else ""
 
 
 def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> WorkerProgram:
     """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
     more = (str(parts.threads), str(parts.memory_mib))
-    return WorkerProgram(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)
+    return WorkerProgram(
+        module="honed.daemon.worker",
+        argument=spec,
+        memory_mib=memory_mib,
+        setting="limits.worker_memory_mib",
+        more=more,
+    )
 
 
 async def spawn(
@@ -47,7 +60,12 @@ async def spawn(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         command = python(
-            program.module, str(theirs.fileno()), str(cache_dir), program.argument, *program.more
+            program.module,
+            str(theirs.fileno()),
+            str(cache_dir),
+            program.argument,
+            *program.more,
+            program.bound,
         )
         bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
         try:

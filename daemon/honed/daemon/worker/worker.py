@@ -56,9 +56,14 @@ class Worker(Host):
     """The device, and the loaded models by key."""
 
     def __init__(
-        self, connected: socket.socket, cache_dir: Path, spec: str, parts: PartLimits = UNLIMITED
+        self,
+        connected: socket.socket,
+        cache_dir: Path,
+        spec: str,
+        parts: PartLimits = UNLIMITED,
+        bound: str = "",
     ) -> None:
-        super().__init__(connected)
+        super().__init__(connected, bound)
         self._parts = CpuParts(parts)
         self._cache_dir = cache_dir
         self._spec = spec
@@ -232,4 +237,4 @@ def main(arguments: list[str]) -> None:
     connected = connect(int(arguments[0]))
     with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
         parts = PartLimits(threads=int(arguments[3]), memory_mib=int(arguments[4]))
-        Worker(connected, Path(arguments[1]), arguments[2], parts).serve()
+        Worker(connected, Path(arguments[1]), arguments[2], parts, arguments[5]).serve()

@@ -14,10 +14,18 @@ from honed.protocol import strict
 from honed.protocol.device import DevicePeaks
 from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
 from honed.protocol.params import ModelParams
-from honed.protocol.results import ComparedOutput, ModelSettings, ModelShown, ServedRequests, ShownKernel
+from honed.protocol.results import (
+    ComparedOutput,
+    ModelSettings,
+    ModelShown,
+    OptimisationCheck,
+    ServedRequests,
+    ShownKernel,
+)
 from honed.protocol.service import Status
 from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
+from honed.runtime.engines import HIGHEST
 from honed.tool.output import (
     Console,
     Output,
@@ -272,6 +280,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *in_parts(model.parts),
         *_kept_state(model),
         *_settings(model),
+        *_optimised(model.optimisation),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -317,6 +326,19 @@ def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
 def _settings(model: ModelShown) -> list[tuple[str, str]]:
     """How it is served, where its user set that."""
     return [("set", described(model.settings))] if model.settings != ModelSettings() else []
+
+
+def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
+    """How far ONNX Runtime may optimise it in the CPU engine, once that was checked."""
+    if found is None:
+        return []
+    if not found.checked:
+        told = f"its optimisations are not checked, because {clean(found.why)}"
+    elif found.level == HIGHEST:
+        told = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
+    else:
+        told = f"optimises no further than level {found.level}: {clean(found.why)}"
+    return [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:

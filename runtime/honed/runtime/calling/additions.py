@@ -125,25 +125,47 @@ def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
 def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
     """Descriptors of the external data files of the model at `path`, by name; the caller closes them.
 
-    Raises `missing` itself where one is not there or lies outside the model's folder.
+    Raises MissingFiles, which says of the first that cannot be sent why not: it is not there, cannot be read,
+    or lies outside the model's folder.
     """
     folders = (path.parent.resolve(), path.resolve().parent)
     opened: dict[str, int] = {}
     try:
         for name in missing.files:
-            found = (path.parent / name).resolve()
-            pure = PurePosixPath(name)
-            inside = any(found.is_relative_to(folder) for folder in folders)
-            if pure.is_absolute() or ".." in pure.parts or not inside:
-                raise missing
-            opened[name] = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+            opened[name] = _open_beside(path.parent, name, folders)
     except OSError as error:
         close_all(opened.values())
-        raise missing from error
+        raise _unsendable(path, missing, error) from error
     except MissingFiles:
         close_all(opened.values())
         raise
     return opened
+
+
+def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
+    """A descriptor of a data file; raises OSError, and MissingFiles for one outside of `folders`."""
+    pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # also of a loop of links
+    if pure.is_absolute() or ".." in pure.parts:
+        raise _refused(name, "it has a path that leads out of the model's folder; export the model again")
+    if not any(found.is_relative_to(each) for each in folders):
+        why = f"it is a link to {str(found)[:300]!r}, out of the model's folder; copy the file there instead"
+        raise _refused(name, why)
+    return os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _unsendable(path: Path, missing: MissingFiles, error: OSError) -> MissingFiles:
+    """Names all that are not there, or the one that cannot be opened."""
+    absent = tuple(name for name in missing.files if not os.path.exists(path.parent / name))
+    if absent:
+        listed = ", ".join(name[:200] for name in absent[:5]) + (", ..." if len(absent) > 5 else "")
+        told = f"the model's data files are missing beside it: {listed}; put them in the same folder"
+        return MissingFiles(told, absent, absent)
+    return _refused(str(error.filename), f"it cannot be read ({error.strerror}); check who may read it")
+
+
+def _refused(name: str, why: str) -> MissingFiles:
+    told = f"the model's data file {name[:200]!r} cannot be sent: {why}"
+    return MissingFiles(told, (told,), (name,))
 
 
 def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:

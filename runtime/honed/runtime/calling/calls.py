@@ -120,12 +120,13 @@ class Inferences:
         """Large tensors are handed over in shared memory that the client keeps for that."""
         arrays, asked = portable(inputs), 0
         while True:
-            given, room = self._scratch.bytes_for(model, unplaced(arrays, list(self._regions.values())))
+            sizes = unplaced(arrays, list(self._regions.values()))
+            given, room = self._scratch.bytes_for(model, sizes)
             room = room if sequence is None else 0  # whose state comes back in line
             try:
                 return (
                     yield from self._asked(
-                        model, arrays, outputs, timeout, priority, finite, sequence, given, room
+                        model, arrays, outputs, timeout, priority, finite, sequence, sizes, given, room
                     )
                 )
             except AnswerTooLarge as error:
@@ -143,13 +144,21 @@ class Inferences:
         priority: int,
         finite: bool,
         sequence: InSequence | None,
+        sizes: list[int],
         given: int,
         room: int,
     ) -> Steps[InferenceAnswer]:
         """With a region for so many bytes of inputs, and of outputs; 0 and 0: with none."""
         seconds = limit_of(self.timeout if timeout is None else timeout)
         regions = list(self._regions.values())
-        lent = (yield from self._lent(given, room)) if given + room else None
+        lent, why = None, None
+        if given + room:
+            try:
+                lent = yield from self._lent(given, room)
+            except ResourceExhausted as error:
+                why = error
+        if lent is None:
+            self._scratch.check_sendable(sizes, why)
         with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
             call = infer_call(
                 model,
@@ -167,8 +176,8 @@ class Inferences:
         self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
         return answered
 
-    def _lent(self, given: int, room: int) -> Steps[Lent | None]:
-        """A region for inputs and outputs of so many bytes; None where there is none to be had.
+    def _lent(self, given: int, room: int) -> Steps[Lent]:
+        """A region for inputs and outputs of so many bytes; raises ResourceExhausted where there is none.
 
         Those that are not used any more are forgotten first.
         """
@@ -179,18 +188,12 @@ class Inferences:
         ready = self._scratch.take(given + room)
         if ready is not None:
             return Lent(ready, room)
-        try:
-            region = self._new_region(scratch.region_bytes(given + room))
-        except ResourceExhausted:
-            return None
+        region = self._new_region(scratch.region_bytes(given + room))
         self._regions[region.name] = region  # a connection that is made meanwhile knows it
         try:
             yield register(region)
         except AlreadyExists:
             pass
-        except ResourceExhausted:
-            self._discard(region)
-            return None
         except BaseException:
             self._discard(region)
             raise

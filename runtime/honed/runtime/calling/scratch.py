@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from honed.protocol.errors import ResourceExhausted
 from honed.protocol.params import ROOM_ALIGN
+from honed.protocol.wire import FrameLimits
 
 from .regions import MEMORY, Region
 
 LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
+MOST_SENT = FrameLimits().max_bytes  # of a request that goes over the socket
 _LEAST = 1 << 18  # bytes of a region
 _MOST = 1 << 29  # bytes of a region that lies ready; a larger one is given back after its request
 _KEPT = 4  # regions that lie ready, for as many requests at once
@@ -32,6 +35,22 @@ class Scratch:
         """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
         given, room = _together(inputs), self._answers.get(model, 0)
         return (given, room) if LARGE <= given + room <= MEMORY else (0, 0)
+
+    def check_sendable(self, inputs: Sequence[int], why: ResourceExhausted | None) -> None:
+        """Raise what keeps large inputs out of shared memory, where a message cannot hold them either.
+
+        `why` there is no region for them, None where none was asked for.
+        """
+        whole = sum(inputs)
+        if whole <= MOST_SENT:
+            return
+        if why is not None:
+            raise why
+        if _together(inputs) > _MOST:
+            raise ResourceExhausted(
+                f"the request's tensors have {whole} bytes, and a client shares at most {_MOST} by itself; "
+                "place them in a region of your own (the client's `region`)"
+            )
 
     def answered(self, model: str, outputs: Sequence[int]) -> None:
         """Remember of how many bytes the outputs of a request were that had no place of the app's."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from honed.machine.profile import DeviceProfile
+from honed.runtime.engines import HIGHEST
 
 FORMAT_VERSION = 2
 CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
@@ -205,7 +206,8 @@ class CpuPart:
     `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
     Where that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled
     forms for sizes that it meets. Where these are the first of each shape and what it makes of one row does
-    not hang on others, it is `by_rows`: a form may be run on more rows than there are.
+    not hang on others, it is `by_rows`: a form may be run on more rows than there are. ONNX Runtime optimises
+    it to `level`, one of `honed.runtime.engines.LEVELS`.
     """
 
     onnx: int  # index into CompiledModel.buffers
@@ -216,6 +218,7 @@ class CpuPart:
     why: tuple[str, ...]
     sized: bool = False
     by_rows: bool = False
+    level: str = HIGHEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from honed.runtime.dtypes import DTYPES, dtype
+from honed.runtime.engines import LEVELS
 
 from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Split, Tensor
 from .within import check_there, require
@@ -180,6 +181,7 @@ def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool
         f"{where}: buffer {part.onnx} is no constant of bytes",
     )
     require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
+    require(part.level in LEVELS, f"{where} has the unknown level {part.level!r}")
     require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
     require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
     rows = part.sized and all(-1 not in tensor.shape[1:] for tensor in (*part.inputs, *part.outputs))

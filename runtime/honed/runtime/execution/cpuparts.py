@@ -172,7 +172,7 @@ class CpuParts:
             with self._lock:
                 self._next += 1
                 number = self._next
-                self._call(LoadPart(part=number, inputs=part.inputs), [descriptor])
+                self._call(LoadPart(part=number, inputs=part.inputs, level=part.level), [descriptor])
         finally:
             os.close(descriptor)
         return number

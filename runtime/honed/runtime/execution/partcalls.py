@@ -15,11 +15,15 @@ FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPart:
-    """Hold the ONNX file that comes along, as `part`, which takes `inputs`; the answer is empty."""
+    """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`.
+
+    The answer is empty.
+    """
 
     method = "LoadPart"
     part: int
     inputs: tuple[PartTensor, ...]
+    level: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
+from honed.runtime.engines import HIGHEST
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
@@ -51,7 +52,8 @@ class Cut:
 
     `program` is what is compiled, with a node of PART_DOMAIN for each part but those `behind`, which run one
     after the other behind it on its outputs and the model's inputs. `given` is the same as the file has it,
-    for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled.
+    for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled. ONNX Runtime
+    optimises the parts to `level`.
     """
 
     program: onnx.ModelProto
@@ -61,6 +63,7 @@ class Cut:
     outputs: tuple[TensorSpec, ...]
     nodes: int
     flops: int
+    level: str = HIGHEST
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then
 `result.json`: `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
 "failed" (another evaluator may do better) or "memory". It imports neither TVM nor any rewriting of ours.
+ONNX Runtime runs the graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with
+`--write` the graph that it made of the model is left in `OPTIMISED`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from honed.runtime.engines import LEVELS, LOWEST
+
 from . import confined, graphs
 
 EVALUATORS = ("onnxruntime", "reference")  # in the order in which they are tried
-OPTIMISED = "onnxruntime, optimised"
+OPTIMISED = "optimised.onnx"
 Run = Callable[[dict[str, np.ndarray]], list[object]]
+
+
+def at_level(level: str) -> str:
+    """The evaluator that is ONNX Runtime at one of `LEVELS`."""
+    return EVALUATORS[0] if level == LOWEST else f"{EVALUATORS[0]}, {level}"
 
 
 class _Failed(Exception):
@@ -28,40 +37,47 @@ class _Failed(Exception):
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
     parser = confined.parser("honed.tuner.prove.evaluator")
-    parser.add_argument("evaluator", choices=(*EVALUATORS, OPTIMISED))
+    parser.add_argument("evaluator", choices=(*EVALUATORS, *map(at_level, LEVELS)))
+    parser.add_argument("--write", action="store_true")
     args = parser.parse_args(argv)
+    written = args.folder / OPTIMISED if args.write else None
     return confined.answer(
         args.folder,
-        lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)},
+        lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads, written)},
         _one_line,
     )
 
 
-def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
+def _evaluate(folder: Path, evaluator: str, sets: int, threads: int, written: Path | None) -> str:
     path = folder / confined.MODEL
     model = onnx.load(path)
-    names = [v.name for v in graphs.inputs(model)]
+    names = graphs.given(model)
     declared = [graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output]
-    if evaluator in ("onnxruntime", OPTIMISED):
-        title, run = _onnxruntime(path, threads, optimised=evaluator == OPTIMISED)
-    else:
+    level = next((level for level in LEVELS if at_level(level) == evaluator), None)
+    if level is None:
         title, run = _reference(model)
+    else:
+        title, run = _onnxruntime(path, threads, level, written)
     for i, feeds in enumerate(confined.sets_in(folder, names, sets)):
         for j, (name, value) in enumerate(zip(graphs.outputs(model), run(feeds), strict=True)):
             np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared[j]), allow_pickle=False)
     return title
 
 
-def _onnxruntime(path: Path, threads: int, *, optimised: bool) -> tuple[str, Run]:
-    """ONNX Runtime on the processor, running the graph as it stands, or as it would serve it."""
+def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> tuple[str, Run]:
+    """ONNX Runtime on the processor, at a level of optimisation; `written` gets the graph that it runs."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise _Failed("onnxruntime is not installed") from error
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+    wanted = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level], None)
+    if wanted is None:
+        raise _Failed(f"this version of onnxruntime has no level {level!r}")
+    options.graph_optimization_level = wanted
+    if written is not None:
+        options.optimized_model_filepath = str(written)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False

@@ -60,6 +60,12 @@ def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
     return tuple(_required(v, "input") for v in model.graph.input if v.name not in fixed)
 
 
+def given(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the inputs a caller must give, of whatever types and shapes, in order."""
+    fixed = {t.name for t in model.graph.initializer}
+    return tuple(v.name for v in model.graph.input if v.name not in fixed)
+
+
 def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
     """The names of the outputs, in order."""
     return tuple(v.name for v in model.graph.output)

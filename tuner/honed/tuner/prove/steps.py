@@ -19,11 +19,12 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import HonedError
+from honed.runtime.engines import HIGHEST
 from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .evaluator import EVALUATORS, OPTIMISED
+from .evaluator import EVALUATORS, at_level
 from .locate import first_difference
 from .opened import BOUNDED, Arrays, OpenedModel, exposing, movable, nbytes, opened
 from .reference import Reference, ReferenceFailure, evaluate
@@ -97,17 +98,43 @@ def judge(
     least = {
         name: _OF_ONE / _largest([values[name] for values in reference.outputs]) for name in apart.bounded
     }
-    return _as_whole(apart, tolerance, _spread(model, apart, inputs, reference, errors, limits), least)
+    optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
+    moved = _spread(model, apart, inputs, reference, errors, limits, optimised)
+    return _as_whole(apart, tolerance, moved, least)
+
+
+def allowance(
+    model: onnx.ModelProto, inputs: Sequence[Arrays], tolerance: Sequence[float], limits: EvaluationLimits
+) -> tuple[float, ...]:
+    """How far each output of a model with static shapes may be off, told from the reference alone.
+
+    That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
+    otherwise before them.
+    """
+    apart = opened(model)
+    if apart is None or nbytes(apart) > _MOST_BYTES:
+        return tuple(tolerance)
+    reference = evaluate(exposing(model, apart), list(inputs), limits)
+    if isinstance(reference, ReferenceFailure):
+        return tuple(tolerance)
+    moved = _spread(model, apart, inputs, reference, {}, limits)
+    return _allowed(tolerance, moved, {})
+
+
+def _allowed(
+    tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
+) -> tuple[float, ...]:
+    return tuple(
+        max(usual, least.get(name, 0.0), min(2 * far, _MOST))
+        for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
+    )
 
 
 def _as_whole(
     apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
 ) -> ProofByParts:
     """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
-    allowed = tuple(
-        max(usual, least.get(name, 0.0), min(2 * far, _MOST))
-        for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
-    )
+    allowed = _allowed(tolerance, moved, least)
     most = max(moved.values())
     note = (
         f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
@@ -167,12 +194,15 @@ def _spread(
     reference: Reference,
     errors: Mapping[str, float],
     limits: EvaluationLimits,
+    optimised: Reference | ReferenceFailure | None = None,
 ) -> dict[str, float]:
-    """By output: how far the reference moves when it rounds otherwise, as a share of its range."""
+    """By output: how far the reference moves when it rounds otherwise, as a share of its range.
+
+    It does so where it is `optimised`, and where its values before the steps are moved.
+    """
     names = graphs.outputs(model)
     moving = [n for n in apart.before if reference.outputs[0][n].dtype.kind == "f"]
     others: list[tuple[Arrays, Arrays]] = []
-    optimised = evaluate(model, list(inputs), limits, (OPTIMISED,))
     if isinstance(optimised, Reference):
         others += zip(reference.outputs, optimised.outputs, strict=True)
     rng = np.random.default_rng(0)

@@ -1,0 +1,183 @@
+"""Has it checked how far ONNX Runtime may optimise each model, and has the CPU engine serve it so.
+
+A job of the compiler's package compares ONNX Runtime's optimised answers with its unoptimised ones, in a
+child that serves nobody, at a low priority, one model at a time and once for each file and version of ONNX
+Runtime. The model is served meanwhile. Where the highest level is wrong, the CPU engine loads the model anew
+at the level that is right; the session before answers until that is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Iterable
+
+from honed.daemon import installed
+from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.core.events import OptimisationChecked
+from honed.daemon.core.registry import Registry
+from honed.daemon.core.states import is_cpu
+from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.limits import OPTIMISED_MIB, Limits
+from honed.daemon.store.store import Manifest, Store
+from honed.jobs.commands import CheckOptimisations
+from honed.jobs.listening import Died
+from honed.machine.children import Bounds
+from honed.protocol.errors import HonedError, ModelRefused, Unavailable
+from honed.protocol.results import OptimisationCheck
+from honed.runtime.engines import HIGHEST
+
+from . import compiler
+from .build import load
+
+_NICENESS = 15
+_SECONDS = 600.0  # that a check may take
+NO_COMPILER = "honed-tuner, which makes the inputs, is not installed"
+_log = logging.getLogger(__name__)
+
+
+class OptimisationChecks:
+    """The checks of one service."""
+
+    def __init__(self, limits: Limits, store: Store, registry: Registry, pool: Pool) -> None:
+        self._limits = limits
+        self._store = store
+        self._registry = registry
+        self._pool = pool
+        self._turn = asyncio.Lock()
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # by the key of the source
+        self._restoring: asyncio.Task[None] | None = None
+
+    def begin(self, manifest: Manifest) -> None:
+        """Have a model checked that its CPU engine runs; what is known of its file already is taken over."""
+        key, cpu = manifest.source_key, self._pool.cpu_for(manifest.owner)
+        if manifest.interface is None or cpu is None or key in self._under_way:
+            return
+        known = self._registry.optimisation(key)
+        if known is None or self._outdated(known, cpu):
+            task = asyncio.ensure_future(self._check(manifest, key, cpu))
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._ended(key, done))
+        elif manifest.optimisation != known:
+            self._pool.handle(OptimisationChecked(key, known))
+
+    async def done(self, manifest: Manifest) -> OptimisationCheck | None:
+        """What was found, once a check that is under way has ended; None where there was none."""
+        task = self._under_way.get(manifest.source_key)
+        if task is not None:
+            await asyncio.wait([task])
+        return self._registry.optimisation(manifest.source_key)
+
+    def restored(self) -> None:
+        """The models are there, or a compiler is: check those for which that was not done, or by another."""
+        if self._restoring is None or self._restoring.done():
+            self._restoring = asyncio.ensure_future(self._restore())
+
+    def sweep(self) -> None:
+        """End the checks of files that no model has any more."""
+        keys = {manifest.source_key for manifest in self._registry.manifests()}
+        for key, task in self._under_way.items():
+            if key not in keys:
+                task.cancel()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [*self._under_way.values(), *([self._restoring] if self._restoring is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _restore(self) -> None:
+        """Nothing is served by an ONNX Runtime before its process runs, which tells its version."""
+        owners = {entry.manifest.owner for entry in self._registry.models() if entry.takes_open}
+
+        async def come(owner: int | None) -> None:
+            server = self._pool.cpu_for(owner)
+            if server is not None:
+                await server.supervisor.came()
+                for entry in self._registry.models():
+                    if entry.manifest.owner == owner and self._registry.serves(entry):
+                        self.begin(entry.manifest)
+                        await self.done(entry.manifest)  # what is added meanwhile comes before the rest
+
+        await asyncio.gather(*map(come, owners))
+
+    def _outdated(self, known: OptimisationCheck, cpu: DeviceServer) -> bool:
+        now = cpu.supervisor.fingerprint
+        return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and installed.compiler())
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        del self._under_way[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("how far ONNX Runtime may optimise a model was not checked", exc_info=error)
+
+    async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
+        async with self._turn:
+            self.sweep()  # it may have waited long
+            found = dataclasses.replace(await self._found(manifest), runtime=cpu.supervisor.fingerprint)
+            lost: list[DeviceServer] = []
+            if found.level != self._registry.level(key):
+                self._registry.levels[key] = found.level  # of whatever loads it from now on
+                lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
+            self._pool.handle(OptimisationChecked(key, found))
+            self._registry.levels.pop(key, None)
+            for server in lost:  # the next process loads it at that level
+                server.supervisor.kill(f"it could not load model {manifest.name} at another level")
+            _tell(manifest.name, found)
+
+    async def _found(self, manifest: Manifest) -> OptimisationCheck:
+        try:
+            async with cleared_in_thread(self._store.staging()) as folder:
+                job = CheckOptimisations(
+                    file=await in_thread(self._store.linked, manifest, folder),
+                    shapes=manifest.shapes,
+                    memory_mib=OPTIMISED_MIB,
+                )
+                bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
+                return await compiler.do(job, lambda _: None, bounds, seconds=_SECONDS)
+        except TimeoutError:
+            why = f"it takes longer than {_SECONDS:g} s"
+        except Died as died:
+            why = f"the process that checks it ended: {died}"
+        except HonedError as error:
+            why = str(error) if installed.compiler() else NO_COMPILER
+        return OptimisationCheck(level=HIGHEST, checked=False, error=None, why=why, seconds=0.0)
+
+    def _holders(self, key: str) -> Iterable[DeviceServer]:
+        """The CPU engines that have a file loaded, or are loading it."""
+        for server in list(self._pool.servers.values()):
+            models = [m for m in self._registry.all() if m.manifest.source_key == key]
+            running = server.state != "resting" and is_cpu(server.name)
+            if running and any(server.name in model.deployments for model in models):
+                yield server
+
+    async def _reloaded(self, server: DeviceServer, key: str) -> bool:
+        """Have a process load a file at its level now; whether it could."""
+        manifest = next((m for m in self._registry.manifests() if m.source_key == key), None)
+        if manifest is None:
+            return True
+        with self._pool.keeping(server, key):
+            try:
+                await load(server, key, await in_thread(self._store.form, manifest, key), self._limits)
+            except (ModelRefused, Unavailable) as error:
+                _log.warning("model %s: it is loaded anew by another process: %s", manifest.name, error)
+                return False
+        return True
+
+
+def _tell(name: str, found: OptimisationCheck) -> None:
+    if not found.checked:
+        _log.info("model %s: what ONNX Runtime makes of it is not checked, because %s", name, found.why)
+    elif found.level == HIGHEST:
+        _log.info("model %s: ONNX Runtime's optimised answers are right (%.1f s)", name, found.seconds)
+    else:
+        _log.warning(
+            "model %s: ONNX Runtime's optimisations change its answers, so the CPU engine runs it at level "
+            "%s: %s",
+            name,
+            found.level,
+            found.why,
+        )

@@ -1,0 +1,283 @@
+"""How far ONNX Runtime may optimise a model: at the highest level that gives its own unoptimised answers.
+
+Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
+pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
+of it would have to answer, and is compared with the reference within the same tolerance. Where the highest
+level differs the next lower one is tried. The node to blame is looked for in the graph that ONNX Runtime
+made of the model: the first of its values that differs from the value of that name in the model.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
+from honed.onnxfile.reading import read, shown
+from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.results import OptimisationCheck
+from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
+from honed.runtime.execution.proof import compare
+
+from . import confined, graphs, probes, steps
+from .confined import EvaluationLimits
+from .evaluator import OPTIMISED, at_level
+from .probes import Expected
+from .reference import ReferenceFailure
+from .tolerance import SINGLE, for_output
+
+_PROBES = 3
+_SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a first dimension, which is 1
+_MOST_SHOWN = 4  # operators that a fused node is said to stand for
+_SEED = 0
+Arrays = Mapping[str, np.ndarray]
+
+
+def of_file(path: Path, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits) -> OptimisationCheck:
+    """The same of a file; raises what reading it does."""
+    model, _ = read(path)
+    forget_names(model, UNNAMED)
+    return highest(model, shapes, limits)
+
+
+class _Unknown(Exception):
+    """The check cannot be done; the text is what follows "because"."""
+
+
+def highest(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+) -> OptimisationCheck:
+    """The highest level at which ONNX Runtime answers as it does without optimisation, on generated inputs.
+
+    `model` is what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes
+    that it leaves open, others are made up. `limits` are for each evaluation.
+    """
+    begun = time.monotonic()
+    try:
+        level, error, why = _compared(model, shapes, limits)
+        checked = True
+    except _Unknown as unknown:
+        level, error, why, checked = HIGHEST, None, str(unknown), False
+    seconds = round(time.monotonic() - begun, 2)
+    told = error if error is not None and math.isfinite(error) else None
+    return OptimisationCheck(level=level, checked=checked, error=told, why=why, seconds=seconds)
+
+
+def _compared(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+) -> tuple[str, float, str]:
+    """The level, how far off the highest one is at most, and what differs, "" where nothing does."""
+    bound, expected = _probes(model, shapes, limits)
+    told, error = "", 0.0
+    with tempfile.TemporaryDirectory(prefix="honed-levels-") as folder:
+        runs = _Runs(Path(folder), model, expected.inputs, limits)
+        for level in LEVELS:
+            if level == LOWEST:
+                break
+            found = runs.at(level)
+            wrong, off = _objection(expected, found)
+            if wrong and level == HIGHEST:
+                _check_determined(expected, runs)
+                allowed = steps.allowance(bound, expected.inputs, expected.tolerance, limits)
+                expected = replace(expected, tolerance=allowed)
+                wrong, off = _objection(expected, found)
+            if level == HIGHEST:
+                told, error = wrong, off
+            if not wrong:
+                return level, error, told
+            lowest_wrong = level
+        blamed = _blamed(runs, lowest_wrong, expected.inputs[0])
+    return level, error, f"{told}; {blamed}" if blamed else told
+
+
+def _probes(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+) -> tuple[onnx.ModelProto, Expected]:
+    """The model with static inputs, and what it gives for some.
+
+    Raises _Unknown where no inputs are known that ONNX Runtime runs on without optimisation.
+    """
+    if model.ByteSize() > confined.MAX_MODEL:
+        raise _Unknown("the model is larger than 2 GiB")
+    reason = "its inputs are of unknown rank; add it with --shape"
+    for bound in _closed(model, shapes):
+        try:
+            found = probes.choose(bound, _PROBES, _precision(model), seed=_SEED, limits=limits)
+        except HonedError as error:
+            reason = str(error)
+            continue
+        if isinstance(found, ReferenceFailure):
+            reason = found.reason
+            continue
+        if not found.evaluator.startswith(at_level(LOWEST)):
+            reason = f"without optimisation, on inputs that were made up, {found.notes[0]}"
+            continue
+        return bound, found
+    raise _Unknown(shown(reason, 300))
+
+
+def _closed(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iterator[onnx.ModelProto]:
+    """The model with static inputs, for each size that is tried."""
+    wanted = graphs.given(model)
+    values = {v.name: v.type.tensor_type for v in model.graph.input if v.name in wanted}
+    known = {name: tuple(shape) for name, shape in shapes.items() if name in values}
+    kinds = {name: kind for name, kind in values.items() if name not in known}
+    if any(not kind.HasField("shape") for kind in kinds.values()):
+        return
+    if all(dim.HasField("dim_value") for kind in kinds.values() for dim in kind.shape.dim):
+        yield graphs.bind_shapes(model, known) if known else model
+        return
+    for size in _SIZES:
+        made = {
+            name: tuple(
+                dim.dim_value if dim.HasField("dim_value") else 1 if place == 0 else size
+                for place, dim in enumerate(kind.shape.dim)
+            )
+            for name, kind in kinds.items()
+        }
+        yield graphs.bind_shapes(model, known | made)
+
+
+def _precision(model: onnx.ModelProto) -> str:
+    """The coarsest floats that it is computed in, as `tolerance.for_output` has it."""
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    types |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
+    types |= {
+        each.i for node in graphs.nodes(model.graph) for each in node.attribute if node.op_type == "Cast"
+    }
+    if types & {TensorProto.FLOAT16, TensorProto.BFLOAT16}:
+        return "fp16"
+    return "fp64" if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types else "fp32"
+
+
+def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, float]:
+    """What differs most, "" where nothing does by more than it may, and how far off that is."""
+    if isinstance(found, str):
+        return f"ONNX Runtime does not run it so: {found}", float("inf")
+    worst, told = 0.0, ""
+    for wanted, made in zip(expected.outputs, found, strict=True):
+        for (name, value), allowed in zip(wanted.items(), expected.tolerance, strict=True):
+            try:
+                difference = compare(value, made[name], allowed, name)
+            except InvalidArgument as error:
+                return str(error), float("inf")
+            if not difference.right and (not told or difference.error > worst):
+                told = str(difference)
+            worst = max(worst, difference.error)
+    return told, worst
+
+
+def _check_determined(expected: Expected, runs: _Runs) -> None:
+    """Raise _Unknown where the model does not even give the same answers twice without optimisation."""
+    if _objection(expected, runs.at(LOWEST))[0]:
+        raise _Unknown("its answers on the same inputs differ, as of a model with random numbers")
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Runs of one model on the same inputs, each in a child process, with its files in `folder`."""
+
+    folder: Path
+    model: onnx.ModelProto
+    inputs: Sequence[Arrays]
+    limits: EvaluationLimits
+
+    def __post_init__(self) -> None:
+        confined.write(self.folder, self.model, graphs.given(self.model), self.inputs)
+
+    def at(self, level: str, *more: str) -> Sequence[Arrays] | str:
+        """The outputs for each set of inputs, or why there are none.
+
+        Raises _Unknown where time or memory do not suffice.
+        """
+        arguments = (at_level(level), "--sets", str(len(self.inputs)), *more)
+        deadline = time.monotonic() + self.limits.seconds
+        result = confined.run("honed.tuner.prove.evaluator", self.folder, arguments, self.limits, deadline)
+        if "failure" not in result:
+            names = graphs.outputs(self.model)
+            return [
+                {name: np.load(self.folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)}
+                for i in range(len(self.inputs))
+            ]
+        if MISLED in result["failure"] and forget_names(self.model):
+            self.__post_init__()
+            return self.at(level, *more)
+        if result["kind"] != "failed":
+            raise _Unknown(result["failure"])
+        return str(result["failure"])
+
+
+def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
+    """Which node of the graph that ONNX Runtime makes at `level` differs first; "" where it is not found."""
+    try:
+        runs.at(level, "--write")
+        made = onnx.load(runs.folder / OPTIMISED)
+        shared = [
+            name
+            for name in _values(made.graph)
+            if name in set(_values(runs.model.graph)).union(graphs.outputs(runs.model))
+        ]
+        plain, optimised = (
+            _all_of(model, shared, given, runs.folder / place, runs.limits)
+            for model, place in ((runs.model, "plain"), (made, "made"))
+        )
+    except (OSError, HonedError, _Unknown, ValueError):
+        return ""
+    for name in shared:
+        if name in plain and name in optimised and _differs(plain[name], optimised[name]):
+            return _sentence(runs.model.graph, made.graph, name, level)
+    return ""
+
+
+def _all_of(
+    model: onnx.ModelProto, names: Sequence[str], given: Arrays, folder: Path, limits: EvaluationLimits
+) -> Arrays:
+    """The values of these names, without further optimisation; none where the model cannot show them."""
+    folder.mkdir()
+    shows = onnx.ModelProto()
+    shows.CopyFrom(model)
+    there = set(graphs.outputs(model))
+    shows.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    found = _Runs(folder, shows, [given], limits).at(LOWEST)
+    return {} if isinstance(found, str) else found[0]
+
+
+def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
+    if not graphs.carried(plain.dtype.name):
+        return False
+    allowed = for_output(plain.dtype.name, "fp32", depth=64)
+    try:
+        return not compare(plain, made, max(allowed, SINGLE if plain.dtype.kind == "f" else 0.0)).right
+    except InvalidArgument:
+        return False  # laid out otherwise
+
+
+def _values(graph: onnx.GraphProto) -> list[str]:
+    return [name for node in graph.node for name in node.output if name]
+
+
+def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: str) -> str:
+    """Says which node makes a value, and which nodes of the file it stands for."""
+    node = next(each for each in made.node if value in each.output)
+    kept = set(_values(made))
+    by = {name: each for each in plain.node for name in each.output}
+    stands: list[onnx.NodeProto] = []
+    waiting = [value]
+    while waiting:
+        source = by.get(waiting.pop())
+        if source is None or source in stands:
+            continue
+        stands.append(source)
+        waiting += [name for name in source.input if name not in kept]
+    names = [f"{each.op_type} {shown(graphs.label(each), 60)!r}" for each in reversed(stands)]
+    told = ", ".join(names[-_MOST_SHOWN:])
+    what = f"{node.op_type} {shown(graphs.label(node), 60)!r}"
+    return f"optimised to level {level}, ONNX Runtime runs {what} for {told}"
