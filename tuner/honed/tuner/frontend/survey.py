@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
+from .canonical import reads
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec
@@ -74,19 +75,6 @@ def survey(
         constants=constants,
         notes=start.notes,
     )
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node takes from the graph that it is in."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            made = {v.name for v in (*graph.input, *graph.initializer)}
-            made |= {sparse.values.name for sparse in graph.sparse_initializer}
-            for inner in graph.node:
-                yield from (name for name in reads(inner) if name not in made)
-                made.update(inner.output)
-            yield from (v.name for v in graph.output if v.name not in made)
 
 
 class _Surveyor(Walker):
