@@ -164,7 +164,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     found = reference.evaluate(bound, expected.inputs)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
-    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in cut.ends) for one in found.outputs)
+    behind = tuple(tuple(np.asarray(one[name], order="C") for name in cut.ends) for one in found.outputs)
     return replace(expected, behind=behind)
 
 

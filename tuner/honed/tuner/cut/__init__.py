@@ -11,7 +11,7 @@ import onnx
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import CARRIED, TensorSpec
-from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
+from honed.tuner.frontend.survey import BEHIND, Learnt, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 from honed.tuner.prove.graphs import bind_shapes
 
@@ -90,13 +90,11 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     found = survey(model, shapes)
     if found is None:
         return ""
-    unknown = {
-        name for one in found.nodes if one.why for name in one.node.output if name and name not in found.types
-    }
-    learnt: Mapping[str, TensorSpec] = {}
-    if unknown:
+    refused = {name for one in found.nodes if one.why for name in one.node.output if name}
+    learnt: Mapping[str, Learnt] = {}
+    if refused:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
-        learnt = {name: s for name, s in valuetypes.ask(bound, unknown).items() if s.dtype in CARRIED}
+        learnt = valuetypes.ask(bound, refused)
         found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
@@ -104,7 +102,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
-    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
+    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.met)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
     behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
@@ -167,7 +165,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
             reads=one.reads,
             makes=tuple(name for name in one.node.output if name),
             able=able[one.index],
-            work=flops(one.node, found.types),
+            work=flops(one.node, found.met),
         )
         for one in nodes
     ]
@@ -178,7 +176,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
 def _sized_stages(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
-    learnt: Mapping[str, TensorSpec],
+    learnt: Mapping[str, Learnt],
     last: Sequence[SurveyedNode],
     outputs: Collection[str],
     worth: Worth,
@@ -246,7 +244,7 @@ def _cut(
         behind=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
-        flops=sum(flops(one.node, found.types) for one in compiled),
+        flops=sum(flops(one.node, found.met) for one in compiled),
     )
 
 
@@ -292,7 +290,7 @@ def _part(
         inputs=taken,
         outputs=gives,
         nodes=len(nodes),
-        flops=sum(flops(one.node, found.types) for one in nodes),
+        flops=sum(flops(one.node, found.met) for one in nodes),
         why=tuple(whys[:MAX_REASONS]),
         sized=sized,
         by_rows=sized and by_rows(part, taken, gives),
