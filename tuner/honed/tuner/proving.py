@@ -147,12 +147,22 @@ class Prover:
 
 
 def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+    """Choose probes and evaluate the reference.
+
+    Raises ModelRefused where it cannot be evaluated, or gives outputs of other types or shapes.
+    """
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
     found = probes.choose(bound, count, normalised.precision)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
+    for spec in normalised.outputs:
+        given = found.outputs[0][spec.name]
+        if given.shape != spec.shape:
+            raise ModelRefused(
+                f"output {spec.name!r} has the shape {list(spec.shape)} by the model's operators and "
+                f"{list(given.shape)} in {found.evaluator}, so that it cannot be proven right"
+            )
     return found
 
 

@@ -97,7 +97,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
         learnt = valuetypes.ask(bound, refused)
         found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
-    nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
+    nodes = _needed(found.nodes, outputs)
     if len(nodes) > MAX_NODES:
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units, tied = _units(nodes, found)
@@ -148,10 +148,10 @@ def _nbytes(spec: TensorSpec | None) -> int:
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
-    """Those that an output comes of."""
+    """Those that an output comes of; what is known while compiling comes of none."""
     wanted, kept = set(outputs), []
     for one in reversed(nodes):
-        if not wanted.isdisjoint(one.node.output):
+        if not one.folded and not wanted.isdisjoint(one.node.output):
             kept.append(one)
             wanted.update(one.reads)
     return kept[::-1]
@@ -218,7 +218,7 @@ def _cut(
     for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
     odd = [stage for stage in stages if placed.part(stage)]
-    if not odd or len(odd) > MAX_PARTS or len(odd) == len(stages):
+    if len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise NodeRefused("no stretch of it that can be compiled has work that pays")
     parts = {
         stage: _part(model, found, extractor, stages, stage, outputs, sized=placed.sized(stage))
@@ -229,7 +229,7 @@ def _cut(
     gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
     program = given
-    if len(odd) > len(behind):
+    if len(odd) > len(behind) or not odd:
         stretches = [
             (odd.index(stage), *parts[stage].names) if stage in parts else stages[stage]
             for stage in stages

@@ -6,7 +6,7 @@ model computes, and nothing is judged: a model that cannot be put right is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import onnx
@@ -18,10 +18,10 @@ _MLS = "ai.onnx.ml"
 def canonise(model: onnx.ModelProto) -> None:
     """Rewrite a model in place.
 
-    Afterwards its inputs are what a caller must give, its nodes follow what they read, ONNX's domain is ""
-    and every domain is imported once, each initialiser has a name of its own (the last of equal names
-    counts), each output is listed once, and the graph has a name. Outputs may still lack a type or a shape,
-    and inputs a shape: see `stand_in_types`.
+    Afterwards its inputs are what a caller must give, its nodes follow what they read, some output needs each
+    of them, ONNX's domain is "" and every domain is imported once, each initialiser has a name of its own
+    (the last of equal names counts), each output is listed once, and the graph has a name. Outputs may still
+    lack a type or a shape, and inputs a shape: see `stand_in_types`.
     """
     graph = model.graph
     graph.name = graph.name or "graph"
@@ -29,9 +29,9 @@ def canonise(model: onnx.ModelProto) -> None:
     _import_domains(model)
     _deduplicate(graph)
     model.ir_version = max(model.ir_version, _LEAST_IR)
-    ordered = _in_order(graph.node)
-    if ordered is not None:
-        kept = [_copied(node) for node in ordered]
+    order = _needed(graph, _in_order(graph))
+    if order != list(range(len(graph.node))):
+        kept = [_copied(graph.node[n]) for n in order]
         del graph.node[:]
         graph.node.extend(kept)
 
@@ -131,15 +131,12 @@ def _deduplicate(graph: onnx.GraphProto) -> None:
             del graph.output[n]
 
 
-def _in_order(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto] | None:
-    """The nodes, each behind what it reads and else as they are; None where they are so, or cannot be."""
-    given = list(nodes)
-    maker = {name: n for n, node in enumerate(given) for name in node.output if name}
-    before = [{maker[name] for name in reads(node) if name in maker} for node in given]
-    if all(all(m < n for m in those) for n, those in enumerate(before)):
-        return None
+def _in_order(graph: onnx.GraphProto) -> list[int]:
+    """The numbers of the nodes, each behind what it reads, else as they are; all as they are in a circle."""
+    maker = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
+    before = [{maker[name] for name in reads(node) if name in maker} for node in graph.node]
     done: dict[int, None] = {}
-    for first in range(len(given)):
+    for first in range(len(before)):
         waiting = [first]
         while waiting:
             n = waiting[-1]
@@ -147,11 +144,21 @@ def _in_order(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto] | None:
             if not left or n in done:
                 done[n] = None
                 waiting.pop()
-            elif len(waiting) > len(given):
-                return None  # in a circle
+            elif len(waiting) > len(before):
+                return list(range(len(before)))
             else:
                 waiting.append(min(left))
-    return [given[n] for n in done]
+    return list(done)
+
+
+def _needed(graph: onnx.GraphProto, order: Sequence[int]) -> list[int]:
+    """The numbers of the nodes that outputs come of, in that order."""
+    wanted, kept = {value.name for value in graph.output}, []
+    for n in reversed(order):
+        if not wanted.isdisjoint(graph.node[n].output):
+            kept.append(n)
+            wanted.update(reads(graph.node[n]))
+    return kept[::-1]
 
 
 def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
