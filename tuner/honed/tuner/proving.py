@@ -11,8 +11,10 @@ import onnx
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled.model import CompiledModel, SourceModel
+from honed.runtime.compiled import parts
+from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
 from honed.runtime.execution import proof
 
 from .assemble import assemble
@@ -169,11 +171,19 @@ def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
     """Add what the whole model, with static inputs, gives for the probes through the parts behind.
 
-    Raises ModelRefused where the reference cannot evaluate it.
+    Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the parts have.
     """
     found = reference.evaluate(bound, expected.inputs)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
+    for spec in (spec for spec in cut.outputs if spec.name in cut.ends):
+        for one in found.outputs:
+            shape = one[spec.name].shape
+            if not parts.takes(strict.like(PartTensor, spec), shape):
+                raise ModelRefused(
+                    f"output {spec.name!r} has the shape {list(shape)} in {found.evaluator}, where "
+                    f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be proven right"
+                )
     behind = tuple(tuple(np.asarray(one[name], order="C") for name in cut.ends) for one in found.outputs)
     return replace(expected, behind=behind)
 

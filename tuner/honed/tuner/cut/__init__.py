@@ -304,8 +304,8 @@ def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
         declared = next((v.type.tensor_type for v in model.graph.output if v.name == name), None)
         if declared is None or not declared.HasField("shape"):
             raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
-        sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
-        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
+        open_ = (-1,) * len(declared.shape.dim)  # sizes are not believed: files state those of other inputs
+        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
     if known.dtype not in CARRIED:
         raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
     return known

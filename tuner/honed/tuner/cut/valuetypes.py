@@ -5,9 +5,10 @@ ONNX Runtime is asked, in a child process that is bounded as the reference is, b
 from FOLDER and writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 where they depend
 on the data.
 
-A session tells the same of a scalar as of a tensor of unknown rank, so types are read from the model that it
-writes. Then the model runs once and gives the shapes of values, not these: ranks that nothing else tells, and
-sizes that show where an inference is wrong.
+ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
+shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
+Of a value without elements no rank is learnt: what a Loop gathers over no steps has one dimension, however
+many it has else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from honed.tuner.prove import confined
 from honed.tuner.prove.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
+_RUNS = 3  # at most
 _log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 
@@ -60,9 +62,9 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
 
 
 def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
-    """A set of inputs, or none where none can be made."""
+    """Sets of inputs, or none where none can be made."""
     try:
-        return generate(model, 1)
+        return generate(model, _RUNS)
     except (ModelRefused, InvalidArgument) as refused:
         _log.debug("the model is not run for the ranks of its values: %s", refused)
         return []
@@ -80,52 +82,48 @@ def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, li
     names = json.loads((folder / "names.json").read_text())
     there = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
-    typed = folder / "typed.onnx"
-    session = _session(model, typed)
-    kinds = {node.name: str(node.type) for node in session.get_outputs() if node.type.startswith("tensor(")}
-    written = onnx.load(typed, load_external_data=False).graph.output
-    inferred = {value.name: _sizes(value.type.tensor_type) for value in written}
-    known = [name for name in names if name in kinds]
-    met = _run(folder, model, known, sets)
-    return {name: (_dtype(kinds[name]), inferred.get(name), met.get(name)) for name in known}
+    infos = [node for node in _session(model).get_outputs() if node.type.startswith("tensor(")]
+    known = {node.name: node for node in infos if node.name in names}
+    met = _run(folder, model, list(known), sets)
+    return {name: (_dtype(str(node.type)), _sizes(node.shape), met.get(name)) for name, node in known.items()}
 
 
 def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) -> dict[str, list[int]]:
-    """The shapes of values in a run; none where it fails."""
+    """The shapes that values with elements have in a run, of the first that has some; none where it fails."""
     inputs = sorted(value.name for value in model.graph.input)
     del model.graph.output[:]
     for n, name in enumerate(names):
         shape = f"{name}, shape {n}"
         model.graph.node.append(onnx.helper.make_node("Shape", [name], [shape]))
         model.graph.output.append(onnx.ValueInfoProto(name=shape))
-    for given in confined.sets_in(folder, inputs, sets) if names else ():
+    met: dict[str, list[int]] = {}
+    for given in confined.sets_in(folder, inputs, sets):
+        if len(met) == len(names):
+            break
         try:
-            found = _session(model).run(None, given)
+            found = zip(names, _session(model).run(None, given), strict=True)
         except Exception as error:  # noqa: BLE001  what is known without a run stands
             _log.debug("the model does not run: %s", error)
-            return {}
-        return {name: shape.tolist() for name, shape in zip(names, found, strict=True)}
-    return {}
+            break
+        met = {name: shape.tolist() for name, shape in found if shape.all()} | met
+    return met
 
 
-def _session(model: onnx.ModelProto, written: Path | None = None) -> Any:
-    """A session that leaves the graph as it is, and writes it with its types where asked to."""
+def _session(model: onnx.ModelProto) -> Any:
+    """A session that leaves the graph as it is."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    if written is not None:
-        options.optimized_model_filepath = str(written)
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 
-def _sizes(kind: onnx.TypeProto.Tensor) -> list[int] | None:
-    if not kind.HasField("shape"):
-        return None
-    return [d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim]
+def _sizes(shape: Sequence[int | str | None]) -> list[int] | None:
+    """As ONNX Runtime tells of a shape; None for [], which may be a scalar's or an unknown one."""
+    return [size if isinstance(size, int) else -1 for size in shape] or None
 
 
 def _dtype(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""One form of a model for all that looks at it: what ONNX Runtime accepts beyond ONNX's rules is written by them.
+"""One form of a model for all that looks at it: by ONNX's rules, of which ONNX Runtime enforces fewer.
 
 ONNX's checker, its inference and its evaluator are stricter than ONNX Runtime. Nothing here changes what a
 model computes, and nothing is judged: a model that cannot be put right is left for the checker to refuse.
@@ -6,7 +6,7 @@ model computes, and nothing is judged: a model that cannot be put right is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import onnx
@@ -18,10 +18,10 @@ _MLS = "ai.onnx.ml"
 def canonise(model: onnx.ModelProto) -> None:
     """Rewrite a model in place.
 
-    Afterwards its inputs are what a caller must give, its nodes follow what they read, some output needs each
-    of them, ONNX's domain is "" and every domain is imported once, each initialiser has a name of its own
-    (the last of equal names counts), each output is listed once, and the graph has a name. Outputs may still
-    lack a type or a shape, and inputs a shape: see `stand_in_types`.
+    Afterwards its inputs are what a caller must give, its nodes follow what they read, ONNX's domain is ""
+    and every domain is imported once, each initialiser has a name of its own (the last of equal names
+    counts), each output is listed once, and the graph has a name. Outputs may still lack a type or a shape,
+    and inputs a shape: see `stand_in_types`.
     """
     graph = model.graph
     graph.name = graph.name or "graph"
@@ -29,11 +29,17 @@ def canonise(model: onnx.ModelProto) -> None:
     _import_domains(model)
     _deduplicate(graph)
     model.ir_version = max(model.ir_version, _LEAST_IR)
-    order = _needed(graph, _in_order(graph))
-    if order != list(range(len(graph.node))):
-        kept = [_copied(graph.node[n]) for n in order]
-        del graph.node[:]
-        graph.node.extend(kept)
+    _keep(graph, _in_order(graph))
+
+
+def drop_unneeded(graph: onnx.GraphProto) -> None:
+    """Take nodes away that no output comes of, given nodes that follow what they read."""
+    wanted, kept = {value.name for value in graph.output}, []
+    for n in reversed(range(len(graph.node))):
+        if not wanted.isdisjoint(graph.node[n].output):
+            kept.append(n)
+            wanted.update(reads(graph.node[n]))
+    _keep(graph, kept[::-1])
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -151,14 +157,12 @@ def _in_order(graph: onnx.GraphProto) -> list[int]:
     return list(done)
 
 
-def _needed(graph: onnx.GraphProto, order: Sequence[int]) -> list[int]:
-    """The numbers of the nodes that outputs come of, in that order."""
-    wanted, kept = {value.name for value in graph.output}, []
-    for n in reversed(order):
-        if not wanted.isdisjoint(graph.node[n].output):
-            kept.append(n)
-            wanted.update(reads(graph.node[n]))
-    return kept[::-1]
+def _keep(graph: onnx.GraphProto, order: list[int]) -> None:
+    """Have a graph the nodes of these numbers, in this order."""
+    if order != list(range(len(graph.node))):
+        kept = [_copied(graph.node[n]) for n in order]
+        del graph.node[:]
+        graph.node.extend(kept)
 
 
 def _copied(node: onnx.NodeProto) -> onnx.NodeProto:

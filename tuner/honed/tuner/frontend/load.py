@@ -15,7 +15,7 @@ from honed.protocol.errors import ModelRefused
 from honed.tuner.standins import RUNTIMES_OWN
 
 from .builder import schema
-from .canonical import canonise, put_back, stand_in_types
+from .canonical import canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _MAX_VERSION = 2**31 - 1  # of operators
@@ -46,6 +46,7 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
     canonise(model)
     _check_operators(file, model)
     _check(file, model)
+    drop_unneeded(model.graph)
     return model
 
 

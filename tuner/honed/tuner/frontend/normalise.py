@@ -34,8 +34,9 @@ class Normalised:
     `model` is ONNX at TARGET_OPSET: static shapes, topological order, no subgraphs, functions, sequences
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
     user's names and order (an output that is called as an input has another name there), and the element
-    types of the arithmetic; `inputs` and `outputs` give the names and types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
-    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
+    types of the arithmetic; `inputs` and `outputs` give the names and types the user sees. `precision` is
+    that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64", "fp16", or "mixed" (some of it in
+    fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
     not of ONNX.
     """
 

@@ -84,8 +84,8 @@ def survey(
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
-    `learnt` is what ONNX Runtime knows of values that are not compiled. Sizes that depend on the data are taken to be
-    as in its run, else `assumed`, which tells what could be compiled if they were known.
+    `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
+    the data are taken to be as in its run, else that, which tells what could be compiled if they were known.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -250,9 +250,7 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
     return helper.make_tensor_type_proto(mine.elem_type, same)
 
 
-def _sized(
-    kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None
-) -> onnx.TypeProto | None:
+def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
     """A tensor with sizes for those that are not known: those `met`, else `size`."""
     if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
         return kind
