@@ -184,13 +184,16 @@ def _sized_stages(
     """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
 
     Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
-    depend on the data. All are 1 where there is none.
+    depend on the data. All are 1 where there is none. Of sizes of one's own and those of a run that which
+    compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
     """
-    known = survey(model, shapes, learnt, assumed=OPEN)
-    if known is None:
-        return [1] * len(last)
-    units, tied = _units(last, known)
-    return _paying(units, divide(units, tied, outputs, worth).stages, worth)
+    found = [[1] * len(last)]
+    for as_met in (False, True):
+        known = survey(model, shapes, learnt, assumed=OPEN, as_met=as_met)
+        if known is not None:
+            units, tied = _units(last, known)
+            found.append(_paying(units, divide(units, tied, outputs, worth).stages, worth))
+    return max(found, key=lambda stages: sum(stage % 2 == 0 for stage in stages))
 
 
 def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:

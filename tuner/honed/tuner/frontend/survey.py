@@ -65,7 +65,7 @@ class Learnt:
 class NodeSurvey:
     """A model with static inputs. `types` are of values of known type; -1 is a size that depends on data.
 
-    `met` are the same with the sizes of a run in the place of those, where there was one: to estimate with.
+    `met` are the same where such sizes that were 1 in a run, as of batches, are 1: to estimate work with.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -81,11 +81,14 @@ def survey(
     shapes: Mapping[str, tuple[int, ...]],
     learnt: Mapping[str, Learnt] = MappingProxyType({}),
     assumed: int | None = None,
+    *,
+    as_met: bool = False,
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
     `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
-    the data are taken to be as in its run, else that, which tells what could be compiled if they were known.
+    the data are taken to be that, or `as_met` in its run, which tells what could be compiled if they were
+    known.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -94,7 +97,7 @@ def survey(
     if start.refused or found.general:
         return None
     surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
-    surveyor.model, surveyor.learnt, surveyor.assumed = model, learnt, assumed
+    surveyor.model, surveyor.learnt, surveyor.assumed, surveyor.as_met = model, learnt, assumed, as_met
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, start.opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
@@ -116,6 +119,7 @@ class _Surveyor(Walker):
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, Learnt]
     assumed: int | None
+    as_met: bool
 
     def _nodes(
         self,
@@ -152,7 +156,8 @@ class _Surveyor(Walker):
             if known is not None:
                 kind = known.corrects(kind)
             if self.assumed is not None and _typed(kind):
-                kind = _sized(kind, self.assumed, known.met if known is not None else None)
+                met = known.met if known is not None and self.as_met else None
+                kind = _sized(kind, self.assumed, met)
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -269,7 +274,9 @@ def _sizes(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...]:
 
 def _as_met(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
     met = learnt.met if learnt is not None else None
-    return spec if met is None or len(met) != len(spec.shape) else replace(spec, shape=met)
+    if met is None or len(met) != len(spec.shape):
+        return spec
+    return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, met, strict=True)))
 
 
 def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
