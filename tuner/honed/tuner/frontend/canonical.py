@@ -115,7 +115,7 @@ def _import_domains(model: onnx.ModelProto) -> None:
 
 @cache
 def _newest_ml() -> int:
-    return max(schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == _MLS)
+    return int(max(schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == _MLS))
 
 
 def _deduplicate(graph: onnx.GraphProto) -> None:
