@@ -22,7 +22,9 @@ from honed.tuner.cut import Cut, PartModel, cut
 from honed.tuner.cut.partition import Partition, Unit, Worth, divide, with_less_to_hand_over
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.partnodes import PART_DOMAIN
+from honed.tuner.prove import confined
 from tests.daemon.split_models import detector, images, reference, sparse
+from tests.tuner.partitions_random import in_this_process
 
 CHEAP = Worth(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
 STATIC, OPEN = (4,), (1, "n")
@@ -111,6 +113,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 @pytest.fixture
 def no_sin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RULES, ("", "Sin"))
+    monkeypatch.setattr(confined, "run", in_this_process)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

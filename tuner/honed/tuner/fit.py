@@ -51,7 +51,7 @@ def _parts(model: onnx.ModelProto, prepared: Prepared, found: NodeSurvey | None)
 
 def _flops(found: NodeSurvey | None) -> int:
     """An estimate of all operations; 0 where sizes are open."""
-    return 0 if found is None else sum(flops(each.node, found.types) for each in found.nodes)
+    return 0 if found is None else sum(flops(each.node, found.met) for each in found.nodes)
 
 
 def _given(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

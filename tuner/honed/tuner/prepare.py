@@ -57,6 +57,8 @@ def prepare(
         except ModelRefused as again:
             why = f"it is not cut in parts: {again}"
             raise ModelRefused(str(refused), (*refused.reasons, why)) from again
+        if not made.parts:
+            return Prepared(whole=model, given=model, normalised=rest, cut=None)
         noted = replace(rest, notes=(*rest.notes, _told(made)))
         return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
     return Prepared(whole=model, given=model, normalised=whole, cut=None)

@@ -11,8 +11,10 @@ import onnx
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled.model import CompiledModel, SourceModel
+from honed.runtime.compiled import parts
+from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution import proof
 
@@ -185,24 +187,42 @@ def _not_optimised(level: str, why: str) -> str:
 
 
 def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+    """Choose probes and evaluate the reference.
+
+    Raises ModelRefused where it cannot be evaluated, or gives outputs of other types or shapes.
+    """
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
     found = probes.choose(bound, count, normalised.precision)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
+    for spec in normalised.outputs:
+        given = found.outputs[0][spec.name]
+        if given.shape != spec.shape:
+            raise ModelRefused(
+                f"output {spec.name!r} has the shape {list(spec.shape)} by the model's operators and "
+                f"{list(given.shape)} in {found.evaluator}, so that it cannot be proven right"
+            )
     return found
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
     """Add what the whole model, with static inputs, gives for the probes through the parts behind.
 
-    Raises ModelRefused where the reference cannot evaluate it.
+    Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the parts have.
     """
     found = reference.evaluate(bound, expected.inputs)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
-    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in cut.ends) for one in found.outputs)
+    for spec in (spec for spec in cut.outputs if spec.name in cut.ends):
+        for one in found.outputs:
+            shape = one[spec.name].shape
+            if not parts.takes(strict.like(PartTensor, spec), shape):
+                raise ModelRefused(
+                    f"output {spec.name!r} has the shape {list(shape)} in {found.evaluator}, where "
+                    f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be proven right"
+                )
+    behind = tuple(tuple(np.asarray(one[name], order="C") for name in cut.ends) for one in found.outputs)
     return replace(expected, behind=behind)
 
 

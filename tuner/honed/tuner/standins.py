@@ -1,4 +1,6 @@
-"""Operators of ONNX in the place of ONNX Runtime's own, for shapes: ONNX's inference knows only its own.
+"""Operators of ONNX in the place of those whose shapes its inference does not know.
+
+These are ONNX Runtime's own, and some of ONNX's domain of machine learning.
 
 A stand-in makes the same types and shapes as what it stands for, not the same values.
 """
@@ -188,6 +190,30 @@ _STAND_INS: dict[str, StandIn] = {
 }  # fmt: skip
 
 
+def _in_floats(w: _StandInWriter) -> None:
+    """An output of the first input's shape."""
+    w.add("Cast", w.given(0), to=TensorProto.FLOAT)
+
+
+def _targets(w: _StandInWriter) -> None:
+    """A row of targets for each row of features."""
+    w.wide(w.inner("Cast", w.given(0), to=TensorProto.FLOAT), _attribute(w.node, "targets", 1))
+
+
+def _side_by_side(w: _StandInWriter) -> None:
+    floats = [w.inner("Cast", [name], to=TensorProto.FLOAT) for name in w.node.input]
+    w.add("Concat", floats, axis=1)
+
+
+_OF_MACHINE_LEARNING: dict[str, StandIn] = {
+    **dict.fromkeys(["Normalizer", "Scaler"], _in_floats),
+    **dict.fromkeys(["LinearRegressor", "SVMRegressor"], _targets),
+    "FeatureVectorizer": _side_by_side,
+    "Imputer": _same,
+}
+_BY_DOMAIN = {"com.microsoft": _STAND_INS, "ai.onnx.ml": _OF_MACHINE_LEARNING}
+
+
 def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose types and shapes ONNX's inference can tell; the model itself where it can as it is."""
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
@@ -196,8 +222,8 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     stood = False
     for node in model.graph.node:
         writer = _StandInWriter(node=node, shapes=shapes)
-        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and node.output:
-            _STAND_INS[node.op_type](writer)
+        if node.output and (stand_in := _BY_DOMAIN.get(node.domain, {}).get(node.op_type)):
+            stand_in(writer)
         elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:
             _same(writer)
         nodes += writer.made or [node]

@@ -46,9 +46,9 @@ class Scratch:
             return
         if why is not None:
             raise why
-        if _together(inputs) > _MOST:
+        if _together(inputs) > MEMORY:
             raise ResourceExhausted(
-                f"the request's tensors have {whole} bytes, and a client shares at most {_MOST} by itself; "
+                f"the request's tensors have {whole} bytes, and a client shares at most {MEMORY} by itself; "
                 "place them in a region of your own (the client's `region`)"
             )
 

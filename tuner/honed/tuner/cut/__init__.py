@@ -12,7 +12,7 @@ from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.engines import HIGHEST
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import CARRIED, TensorSpec
-from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
+from honed.tuner.frontend.survey import BEHIND, Learnt, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 from honed.tuner.prove.graphs import bind_shapes
 
@@ -93,21 +93,19 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     found = survey(model, shapes)
     if found is None:
         return ""
-    unknown = {
-        name for one in found.nodes if one.why for name in one.node.output if name and name not in found.types
-    }
-    learnt: Mapping[str, TensorSpec] = {}
-    if unknown:
+    refused = {name for one in found.nodes if one.why for name in one.node.output if name}
+    learnt: Mapping[str, Learnt] = {}
+    if refused:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
-        learnt = {name: s for name, s in valuetypes.ask(bound, unknown).items() if s.dtype in CARRIED}
+        learnt = valuetypes.ask(bound, refused)
         found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
-    nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
+    nodes = _needed(found.nodes, outputs)
     if len(nodes) > MAX_NODES:
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
-    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
+    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.met)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
     behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
@@ -153,10 +151,10 @@ def _nbytes(spec: TensorSpec | None) -> int:
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
-    """Those that an output comes of."""
+    """Those that an output comes of; what is known while compiling comes of none."""
     wanted, kept = set(outputs), []
     for one in reversed(nodes):
-        if not wanted.isdisjoint(one.node.output):
+        if not one.folded and not wanted.isdisjoint(one.node.output):
             kept.append(one)
             wanted.update(one.reads)
     return kept[::-1]
@@ -170,7 +168,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
             reads=one.reads,
             makes=tuple(name for name in one.node.output if name),
             able=able[one.index],
-            work=flops(one.node, found.types),
+            work=flops(one.node, found.met),
         )
         for one in nodes
     ]
@@ -181,7 +179,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
 def _sized_stages(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
-    learnt: Mapping[str, TensorSpec],
+    learnt: Mapping[str, Learnt],
     last: Sequence[SurveyedNode],
     outputs: Collection[str],
     worth: Worth,
@@ -189,13 +187,16 @@ def _sized_stages(
     """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
 
     Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
-    depend on the data. All are 1 where there is none.
+    depend on the data. All are 1 where there is none. Of sizes of one's own and those of a run that which
+    compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
     """
-    known = survey(model, shapes, learnt, assumed=OPEN)
-    if known is None:
-        return [1] * len(last)
-    units, tied = _units(last, known)
-    return _paying(units, divide(units, tied, outputs, worth).stages, worth)
+    found = [[1] * len(last)]
+    for as_met in (False, True):
+        known = survey(model, shapes, learnt, assumed=OPEN, as_met=as_met)
+        if known is not None:
+            units, tied = _units(last, known)
+            found.append(_paying(units, divide(units, tied, outputs, worth).stages, worth))
+    return max(found, key=lambda stages: sum(stage % 2 == 0 for stage in stages))
 
 
 def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
@@ -223,7 +224,7 @@ def _cut(
     for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
     odd = [stage for stage in stages if placed.part(stage)]
-    if not odd or len(odd) > MAX_PARTS or len(odd) == len(stages):
+    if len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise NodeRefused("no stretch of it that can be compiled has work that pays")
     parts = {
         stage: _part(model, found, extractor, stages, stage, outputs, sized=placed.sized(stage))
@@ -234,7 +235,7 @@ def _cut(
     gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
     program = given
-    if len(odd) > len(behind):
+    if len(odd) > len(behind) or not odd:
         stretches = [
             (odd.index(stage), *parts[stage].names) if stage in parts else stages[stage]
             for stage in stages
@@ -249,7 +250,7 @@ def _cut(
         behind=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
-        flops=sum(flops(one.node, found.types) for one in compiled),
+        flops=sum(flops(one.node, found.met) for one in compiled),
     )
 
 
@@ -295,7 +296,7 @@ def _part(
         inputs=taken,
         outputs=gives,
         nodes=len(nodes),
-        flops=sum(flops(one.node, found.types) for one in nodes),
+        flops=sum(flops(one.node, found.met) for one in nodes),
         why=tuple(whys[:MAX_REASONS]),
         sized=sized,
         by_rows=sized and by_rows(part, taken, gives),
@@ -309,8 +310,8 @@ def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
         declared = next((v.type.tensor_type for v in model.graph.output if v.name == name), None)
         if declared is None or not declared.HasField("shape"):
             raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
-        sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
-        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
+        open_ = (-1,) * len(declared.shape.dim)  # sizes are not believed: files state those of other inputs
+        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
     if known.dtype not in CARRIED:
         raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
     return known

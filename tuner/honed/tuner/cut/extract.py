@@ -32,15 +32,23 @@ class Extractor:
         return self._made([one.node for one in nodes], inputs, outputs, self._read(nodes))
 
     def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
-        """The model as it was given without some of its nodes, by number, and without what only they need."""
+        """The model as it was given without some of its nodes, by number, and without what only they need.
+
+        What is known of their values while compiling, as a shape is, is a constant where it was a node.
+        """
+        gone: set[str] = set()
+        for one in self._survey.nodes:
+            if one.index in behind or (one.folded and not gone.isdisjoint(one.reads)):
+                gone.update(one.node.output)
         needed = {spec.name for spec in outputs}
         kept: list[SurveyedNode] = []
         for one in reversed(self._survey.nodes):
-            if one.index not in behind and not needed.isdisjoint(one.node.output):
+            if gone.isdisjoint(one.node.output) and not needed.isdisjoint(one.node.output):
                 kept.append(one)
                 needed.update(one.reads)
         kept.reverse()
-        model = self._made([one.node for one in kept], (), outputs, ())
+        known = gone & needed & self._survey.constants.keys()
+        model = self._made([one.node for one in kept], (), outputs, known)
         model.graph.input.extend(self._model.graph.input)
         model.graph.initializer.extend(t for name, t in self._initial.items() if name in needed)
         model.graph.sparse_initializer.extend(t for name, t in self._sparse.items() if name in needed)

@@ -1,8 +1,14 @@
 """Types and shapes of values that ONNX's inference does not know, as of operators that others define.
 
 ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
-`python -m honed.tuner.cut.valuetypes FOLDER ...`. It reads `model.onnx` and `names.json` from FOLDER and
-writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 where they depend on the data.
+`python -m honed.tuner.cut.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and one set of inputs
+from FOLDER and writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 where they depend
+on the data.
+
+ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
+shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
+Of a value without elements no rank is learnt: what a Loop gathers over no steps has one dimension, however
+many it has else.
 """
 
 from __future__ import annotations
@@ -11,62 +17,113 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 
-from honed.tuner.frontend.signature import TensorSpec
+from honed.protocol.errors import InvalidArgument, ModelRefused
+from honed.tuner.frontend.signature import CARRIED
+from honed.tuner.frontend.survey import Learnt
 from honed.tuner.prove import confined
+from honed.tuner.prove.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
+_RUNS = 3  # at most
 _log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 
 
-def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, TensorSpec]:
+def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
     """What ONNX Runtime knows of values of a model with static inputs; nothing where it cannot load it."""
     if model.ByteSize() > confined.MAX_MODEL:
         return {}
     with tempfile.TemporaryDirectory(prefix="honed-types-") as name:
         folder = Path(name)
-        confined.write(folder, model, (), ())
+        given = _inputs(model)
+        confined.write(folder, model, sorted(given[0]) if given else (), given)
         (folder / "names.json").write_text(json.dumps(sorted(names)))
         found = confined.run(
-            "honed.tuner.cut.valuetypes", folder, (), LIMITS, time.monotonic() + LIMITS.seconds
+            "honed.tuner.cut.valuetypes",
+            folder,
+            ("--sets", str(len(given))),
+            LIMITS,
+            time.monotonic() + LIMITS.seconds,
         )
     if failure := found.get("failure"):
         _log.debug("ONNX Runtime tells no types of the model's values: %s", failure)
     return {
-        name: TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
-        for name, (dtype, shape) in found.get("types", {}).items()
+        name: Learnt(dtype, *(None if shape is None else tuple(shape) for shape in shapes))
+        for name, (dtype, *shapes) in found.get("types", {}).items()
+        if dtype in CARRIED
     }
+
+
+def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    """Sets of inputs, or none where none can be made."""
+    try:
+        return generate(model, _RUNS)
+    except (ModelRefused, InvalidArgument) as refused:
+        _log.debug("the model is not run for the ranks of its values: %s", refused)
+        return []
 
 
 def main(argv: list[str] | None = None) -> int:
     """Tell of the values; the exit status is 0 wherever a result was written."""
-    folder = confined.parser("honed.tuner.cut.valuetypes").parse_args(argv).folder
-    return confined.answer(folder, lambda: {"types": _types(folder)})
+    args = confined.parser("honed.tuner.cut.valuetypes").parse_args(argv)
+    return confined.answer(args.folder, lambda: {"types": _types(args.folder, args.sets)})
 
 
-def _types(folder: Path) -> dict[str, tuple[str, list[int]]]:
-    import onnxruntime
-
+def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, list[int] | None]]:
+    """For each value its dtype, its shape as ONNX Runtime infers it, and as a run has it."""
     model = onnx.load(folder / confined.MODEL)
     names = json.loads((folder / "names.json").read_text())
     there = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    infos = [node for node in _session(model).get_outputs() if node.type.startswith("tensor(")]
+    known = {node.name: node for node in infos if node.name in names}
+    met = _run(folder, model, list(known), sets)
+    return {name: (_dtype(str(node.type)), _sizes(node.shape), met.get(name)) for name, node in known.items()}
+
+
+def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) -> dict[str, list[int]]:
+    """The shapes that values with elements have in a run, of the first that has some; none where it fails."""
+    inputs = sorted(value.name for value in model.graph.input)
+    del model.graph.output[:]
+    for n, name in enumerate(names):
+        shape = f"{name}, shape {n}"
+        model.graph.node.append(onnx.helper.make_node("Shape", [name], [shape]))
+        model.graph.output.append(onnx.ValueInfoProto(name=shape))
+    met: dict[str, list[int]] = {}
+    for given in confined.sets_in(folder, inputs, sets):
+        if len(met) == len(names):
+            break
+        try:
+            found = zip(names, _session(model).run(None, given), strict=True)
+        except Exception as error:  # noqa: BLE001  what is known without a run stands
+            _log.debug("the model does not run: %s", error)
+            break
+        met = {name: shape.tolist() for name, shape in found if shape.all()} | met
+    return met
+
+
+def _session(model: onnx.ModelProto) -> Any:
+    """A session that leaves the graph as it is."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
+    return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return {
-        node.name: (_dtype(str(node.type)), [size if isinstance(size, int) else -1 for size in node.shape])
-        for node in session.get_outputs()
-        if node.name in names and node.type.startswith("tensor(")
-    }
+
+
+def _sizes(shape: Sequence[int | str | None]) -> list[int] | None:
+    """As ONNX Runtime tells of a shape; None for [], which may be a scalar's or an unknown one."""
+    return [size if isinstance(size, int) else -1 for size in shape] or None
 
 
 def _dtype(kind: str) -> str:

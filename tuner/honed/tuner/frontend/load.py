@@ -15,6 +15,7 @@ from honed.protocol.errors import ModelRefused
 from honed.tuner.standins import RUNTIMES_OWN
 
 from .builder import schema
+from .canonical import canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _MAX_VERSION = 2**31 - 1  # of operators
@@ -34,7 +35,7 @@ class FrontendLimits:
 
 
 def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.ModelProto:
-    """Read, complete with external data and check an ONNX file.
+    """Read an ONNX file with its external data, write it in one form (`canonical`) and check it.
 
     Raises InvalidArgument where there is no such file, ModelRefused for anything that is not a valid
     ONNX model within the limits, MissingExternalData where data files are not beside it.
@@ -42,14 +43,16 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
     limits = limits or FrontendLimits()
     file = Path(path)
     model, _ = read(file, file_bytes=limits.file_bytes, external_bytes=limits.external_bytes)
+    canonise(model)
     _check_operators(file, model)
     _check(file, model)
+    drop_unneeded(model.graph)
     return model
 
 
 def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     """Name every operator ONNX does not define; its own checker stops at the first."""
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    opsets = {o.domain: o.version for o in model.opset_import}
     opset = opsets.get("", 1)
     for domain, version in opsets.items():
         if not 0 <= version <= _MAX_VERSION:
@@ -60,7 +63,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     local = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in local:
+        if node.domain or (node.domain, node.op_type) in local:
             continue
         found = schema(node.op_type, opset)
         if node.op_type in RUNTIMES_OWN:
@@ -79,7 +82,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
 
 
 def _check(file: Path, model: onnx.ModelProto) -> None:
-    moved = _moved_apart(model)
+    moved, had = _moved_apart(model), stand_in_types(model.graph)
     try:
         checker.check_model(model)
     except checker.ValidationError as error:
@@ -88,6 +91,7 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
     except ValueError as error:
         raise ModelRefused(f"{file.name} is too large to be checked: {error}") from error
     finally:
+        put_back(had)
         for node in moved:
             node.ClearField("domain")
         if moved:
@@ -96,11 +100,11 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
 
 def _moved_apart(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Nodes that only ONNX Runtime knows in ONNX's domain, now in one that is not checked."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = next((o.version for o in model.opset_import if not o.domain), 1)
     moved = [
         node
         for node in model.graph.node
-        if node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN and not schema(node.op_type, opset)
+        if not node.domain and node.op_type in RUNTIMES_OWN and not schema(node.op_type, opset)
     ]
     for node in moved:
         node.domain = _UNCHECKED

@@ -33,9 +33,10 @@ class Normalised:
 
     `model` is ONNX at TARGET_OPSET: static shapes, topological order, no subgraphs, functions, sequences
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
-    user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
-    types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
-    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
+    user's names and order (an output that is called as an input has another name there), and the element
+    types of the arithmetic; `inputs` and `outputs` give the names and types the user sees. `precision` is
+    that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64", "fp16", or "mixed" (some of it in
+    fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
     not of ONNX.
     """
 
@@ -105,7 +106,8 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
     specs: list[TensorSpec] = []
     for info, item in zip(model.graph.output, items, strict=True):
         try:
-            carried(info)
+            if info.type.WhichOneof("value") or not isinstance(item, Value):
+                carried(info)
         except NodeRefused as refusal:
             found.general.append(f"output {info.name!r}: {refusal}")
             continue
@@ -138,8 +140,10 @@ def _assemble(
             needed.update(node.input)
     kept.reverse()
     produced = {o for node in kept for o in node.output}
-    renamed = _name_outputs(kept, produced, outputs, values)
-    shown = {spec.name for spec in (*inputs, *outputs)}
+    given = {spec.name for spec in inputs}
+    names = [builder.unique(o.name) if o.name in given else o.name for o in outputs]
+    renamed = _name_outputs(kept, produced, names, values)
+    shown = {*given, *names}
     constants = [
         v for n, v in builder.values.items() if n in needed and v.data is not None and n not in shown
     ]
@@ -147,7 +151,7 @@ def _assemble(
         kept,
         name,
         [_info(i.name, i) for i in inputs],
-        [_info(o.name, o) for o in outputs],
+        [_info(n, o) for n, o in zip(names, outputs, strict=True)],
         value_info=[_info(n, builder.values[n]) for n in produced if n not in renamed],
     )
     graph.initializer.extend(numpy_helper.from_array(v.data, v.name) for v in constants if v.data is not None)
@@ -155,16 +159,16 @@ def _assemble(
 
 
 def _name_outputs(
-    nodes: list[onnx.NodeProto], produced: Collection[str], outputs: list[TensorSpec], values: list[Value]
+    nodes: list[onnx.NodeProto], produced: Collection[str], names: list[str], values: list[Value]
 ) -> dict[str, str]:
     """Have nodes make the outputs under their names, which are given by the names before."""
     renamed: dict[str, str] = {}
-    for spec, value in zip(outputs, values, strict=True):
+    for name, value in zip(names, values, strict=True):
         if value.name in produced and value.name not in renamed:
-            renamed[value.name] = spec.name
+            renamed[value.name] = name
         else:
             source = renamed.get(value.name, value.name)
-            nodes.append(helper.make_node("Identity", [source], [spec.name], name=f"{spec.name}/Identity"))
+            nodes.append(helper.make_node("Identity", [source], [name], name=f"{name}/Identity"))
     for node in nodes:
         node.input[:] = [renamed.get(old, old) for old in node.input]
         node.output[:] = [renamed.get(old, old) for old in node.output]

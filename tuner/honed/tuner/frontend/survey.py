@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from honed.tuner.standins import with_stand_ins
+
 from .builder import SHAPE_DATA_LIMIT, static_shape
+from .canonical import reads
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec
 from .values import Array, NodeRefused, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker, begin
 
+_SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
 BEHIND = "what follows on those has a shape that depends on the data"
 
 
@@ -34,13 +38,40 @@ class SurveyedNode:
     folded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What ONNX Runtime says of a value: its NumPy dtype, the shape that it infers, and that of one run."""
+
+    dtype: str
+    shape: tuple[int, ...] | None  # -1 is an open size; None: not even the rank is known
+    met: tuple[int, ...] | None  # None: the model did not run
+
+    def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
+        """What ONNX's inference found, where it can be so; sizes that a run did not have are open."""
+        if kind is not None and not kind.HasField("tensor_type"):
+            return kind
+        tensor = kind.tensor_type if kind is not None and _typed(kind) else None
+        shape = self.shape if tensor is None else _sizes(tensor)
+        if self.met is not None and (shape is None or len(shape) != len(self.met)):
+            shape = (-1,) * len(self.met)
+        if shape is None:
+            return kind
+        if self.met is not None:
+            shape = tuple(size if size == met else -1 for size, met in zip(shape, self.met, strict=True))
+        return TensorSpec(name="", dtype=self.dtype, shape=shape).type_proto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSurvey:
-    """A model with static inputs. `types` are of values of known type; -1 is a size that depends on data."""
+    """A model with static inputs. `types` are of values of known type; -1 is a size that depends on data.
+
+    `met` are the same where such sizes that were 1 in a run, as of batches, are 1: to estimate work with.
+    """
 
     inputs: tuple[TensorSpec, ...]
     nodes: tuple[SurveyedNode, ...]
     types: Mapping[str, TensorSpec]
+    met: Mapping[str, TensorSpec]
     constants: Mapping[str, Array]
     notes: tuple[str, ...]
 
@@ -48,13 +79,16 @@ class NodeSurvey:
 def survey(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
-    learnt: Mapping[str, TensorSpec] = MappingProxyType({}),
+    learnt: Mapping[str, Learnt] = MappingProxyType({}),
     assumed: int | None = None,
+    *,
+    as_met: bool = False,
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
-    `learnt` are types of values that ONNX does not know. Sizes that depend on the data are taken to be
-    `assumed`, which tells what could be compiled if they were known.
+    `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
+    the data are taken to be that, or `as_met` in its run, which tells what could be compiled if they were
+    known.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -63,30 +97,19 @@ def survey(
     if start.refused or found.general:
         return None
     surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
-    surveyor.model, surveyor.learnt, surveyor.assumed = model, learnt, assumed
+    surveyor.model, surveyor.learnt, surveyor.assumed, surveyor.as_met = model, learnt, assumed, as_met
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, start.opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
+    types = _types(scope, surveyor.open)
     return NodeSurvey(
         inputs=start.inputs,
         nodes=tuple(surveyor.found),
-        types=_types(scope, surveyor.open),
+        types=types,
+        met={name: _as_met(spec, learnt.get(name)) for name, spec in types.items()},
         constants=constants,
         notes=start.notes,
     )
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node takes from the graph that it is in."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            made = {v.name for v in (*graph.input, *graph.initializer)}
-            made |= {sparse.values.name for sparse in graph.sparse_initializer}
-            for inner in graph.node:
-                yield from (name for name in reads(inner) if name not in made)
-                made.update(inner.output)
-            yield from (v.name for v in graph.output if v.name not in made)
 
 
 class _Surveyor(Walker):
@@ -94,8 +117,9 @@ class _Surveyor(Walker):
 
     model: onnx.ModelProto
     initial: Mapping[str, onnx.TensorProto]
-    learnt: Mapping[str, TensorSpec]
+    learnt: Mapping[str, Learnt]
     assumed: int | None
+    as_met: bool
 
     def _nodes(
         self,
@@ -128,10 +152,12 @@ class _Surveyor(Walker):
         for name, kind in zip(node.output, self._inferred(node, given, scope), strict=True):
             if not name:
                 continue
-            if name in self.learnt and not _typed(kind):
-                kind = self.learnt[name].type_proto()
+            known = self.learnt.get(name)
+            if known is not None:
+                kind = known.corrects(kind)
             if self.assumed is not None and _typed(kind):
-                kind = _sized(kind, self.assumed)
+                met = known.met if known is not None and self.as_met else None
+                kind = _sized(kind, self.assumed, met)
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -167,7 +193,21 @@ class _Surveyor(Walker):
     def _inferred(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope
     ) -> list[onnx.TypeProto | None]:
-        """ONNX's types of the outputs, by a model of this node alone."""
+        """ONNX's types of the outputs.
+
+        Where it tells none for open sizes, what it tells for two others in their place has in common.
+        """
+        known = self._inferred_for(node, given, scope, None)
+        if all(map(_typed, known)) or not any(self.open.get(name) for name in given):
+            return known
+        once, again = (self._inferred_for(node, given, scope, size) for size in _SIZES)
+        common = map(_common, once, again)
+        return [kind if _typed(kind) else both for kind, both in zip(known, common, strict=True)]
+
+    def _inferred_for(
+        self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, size: int | None
+    ) -> list[onnx.TypeProto | None]:
+        """ONNX's types by a model of this node alone, with `size` for sizes that are not known."""
         graph = helper.make_graph([node], "node", [], [onnx.ValueInfoProto(name=n) for n in node.output if n])
         for name in given:
             item = scope.get(name)
@@ -176,6 +216,7 @@ class _Surveyor(Walker):
             elif isinstance(item, Value):
                 graph.input.append(onnx.ValueInfoProto(name=name, type=item.type_proto()))
             elif (kind := self.open.get(name)) is not None:
+                kind = kind if size is None else _sized(kind, size)
                 graph.input.append(onnx.ValueInfoProto(name=name, type=kind))
             elif name in self.initial:
                 graph.initializer.append(self.initial[name])
@@ -188,7 +229,7 @@ class _Surveyor(Walker):
             ir_version=self.model.ir_version,
         )
         try:
-            inferred = shape_inference.infer_shapes(model, data_prop=True)
+            inferred = shape_inference.infer_shapes(with_stand_ins(model), data_prop=True)
         except Exception:  # noqa: BLE001 - a C++ exception without a Python class of its own
             return [None] * len(node.output)
         known = {v.name: v.type for v in inferred.graph.output if v.type.WhichOneof("value")}
@@ -202,13 +243,40 @@ def _typed(kind: onnx.TypeProto | None) -> bool:
     return bool(kind.tensor_type.elem_type) and bool(kind.tensor_type.HasField("shape"))
 
 
-def _sized(kind: onnx.TypeProto | None, size: int) -> onnx.TypeProto | None:
-    """A tensor of that size along each dimension whose own is not known."""
-    if kind is None or not kind.HasField("tensor_type"):
+def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.TypeProto | None:
+    """A tensor of the sizes that both have in common; None where they are no tensors of one rank."""
+    if one is None or other is None or not (_typed(one) and _typed(other)):
+        return None
+    mine, yours = one.tensor_type, other.tensor_type
+    if mine.elem_type != yours.elem_type or len(mine.shape.dim) != len(yours.shape.dim):
+        return None
+    pairs = zip(mine.shape.dim, yours.shape.dim, strict=True)
+    same = [a.dim_value if a.HasField("dim_value") and a == b else None for a, b in pairs]
+    return helper.make_tensor_type_proto(mine.elem_type, same)
+
+
+def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
+    """A tensor with sizes for those that are not known: those `met`, else `size`."""
+    if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
         return kind
     tensor = kind.tensor_type
-    shape = [d.dim_value if d.HasField("dim_value") else size for d in tensor.shape.dim]
-    return helper.make_tensor_type_proto(tensor.elem_type, shape)
+    sizes = _sizes(tensor)
+    filled = [
+        given if given >= 0 else instead
+        for given, instead in zip(sizes, met or [size] * len(sizes), strict=True)
+    ]
+    return helper.make_tensor_type_proto(tensor.elem_type, filled)
+
+
+def _sizes(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...]:
+    return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
+
+
+def _as_met(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
+    met = learnt.met if learnt is not None else None
+    if met is None or len(met) != len(spec.shape):
+        return spec
+    return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, met, strict=True)))
 
 
 def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
@@ -224,6 +292,5 @@ def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str
             dtype = numpy_dtype(tensor.elem_type)
         except NodeRefused:
             continue
-        shape = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-        found[name] = TensorSpec(name=name, dtype=dtype.name, shape=shape)
+        found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
     return found

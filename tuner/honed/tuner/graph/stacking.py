@@ -51,7 +51,8 @@ def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
         return _product(graph, node)
     if node.op_type == "Concat":
         return (Role.STACKED,) * count if axis_of(node, len(shape)) else None
-    if not graph.shape(node.input[0]) or graph.shape(node.input[0])[0] != 1 or not _keeps_batch(graph, node):
+    first = graph.shape(node.input[0]) if node.input else ()  # a part of constants alone has none
+    if first[:1] != (1,) or not _keeps_batch(graph, node):
         return None
     return (Role.STACKED, *(Role.SAME,) * (count - 1))
 

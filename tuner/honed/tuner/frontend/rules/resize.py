@@ -80,7 +80,11 @@ def _method(c: Call) -> ResizeMethod:
 
 
 def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
-    """What happens to each axis, from scales or sizes."""
+    """What happens to each axis, from scales or sizes.
+
+    Lengths are as in ONNX Runtime: products in float32, in which 2.35 times 20 is 47, of the whole axis even
+    where a region of interest is less.
+    """
     sizes: list[int] | None = None
     if c.op == "Upsample":
         scales = c.attrs.get("scales") if c.opset < 9 else c.const(1, "scales").tolist()
@@ -100,7 +104,7 @@ def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
     plan: dict[int, Axis] = {}
     for i, axis in enumerate(axes):
         start, end = (float(roi[i]), float(roi[i + len(axes)])) if crop and roi is not None else (0.0, 1.0)
-        length = int(np.floor(extents[i] * (end - start) * scales[i])) if sizes is None else sizes[i]
+        length = int(np.float32(scales[i]) * np.float32(extents[i])) if sizes is None else sizes[i]
         if length < 1:
             raise NodeRefused(f"it shrinks axis {axis} to nothing")
         plan[axis] = Axis(extent=extents[i], output=length, scale=float(scales[i]), crop=(start, end))
@@ -122,17 +126,19 @@ def coordinates(how: Axis, mode: str) -> Array:
     """
     out = np.arange(how.output, dtype=np.float32)
     scale = np.float32(how.scale)
-    exact = how.scale * how.extent  # output length before rounding
+    exact = scale * np.float32(how.extent)  # output length before rounding
     half = np.float32(0.5)
+    middle = np.float32(how.extent) / 2 * (1 - np.float32(how.output) / exact)
     table: dict[str, Callable[[], Array]] = {
         "half_pixel": lambda: (out + half) / scale - half,
         "asymmetric": lambda: out / scale,
         "pytorch_half_pixel": lambda: (out + half) / scale - half if how.output > 1 else np.zeros(1),
-        "align_corners": lambda: out * (how.extent - 1) / (exact - 1) if exact != 1 else np.zeros(how.output),
-        "tf_half_pixel_for_nn": lambda: (out + half) / scale,
-        "half_pixel_symmetric": lambda: (
-            how.extent / 2 * (1 - how.output / exact) + (out + 0.5) / how.scale - 0.5
+        # ONNX's evaluator divides by the length before rounding; ONNX Runtime and PyTorch do not.
+        "align_corners": lambda: (
+            out * (how.extent - 1) / (how.output - 1) if how.output > 1 else np.zeros(how.output)
         ),
+        "tf_half_pixel_for_nn": lambda: (out + half) / scale,
+        "half_pixel_symmetric": lambda: middle + (out + half) / scale - half,
         "tf_crop_and_resize": lambda: (
             how.crop[0] * (how.extent - 1)
             + out * (how.crop[1] - how.crop[0]) * (how.extent - 1) / (how.output - 1)

@@ -1,0 +1,38 @@
+"""However a graph is cut: its answers are right, or it is refused, and never is the compiler to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from honed.machine.devices import Device
+from honed.tuner import prepare
+from honed.tuner.cut import cut
+from honed.tuner.prove import confined
+
+from .partitions_random import CHEAP, REFUSED, RIGHT, Drawn, in_this_process, outcome
+
+pytestmark = pytest.mark.tvm
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts whatever can be cut, and starts no children for it."""
+    monkeypatch.setattr(prepare, "cut", lambda model, shapes: cut(model, shapes, CHEAP))
+    monkeypatch.setattr(confined, "run", in_this_process)
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 30))
+def test_random_graphs_are_right_or_refused(seed: int, cheap: None, tmp_path: Path, device: Device) -> None:
+    assert outcome(Drawn(seed).model(), tmp_path, device) in (RIGHT, REFUSED, "")
+
+
+# Seeds that once ended otherwise: a Loop without steps has another rank; scalars of the last part.
+@pytest.mark.parametrize("seed", [2, 55])
+def test_graphs_that_went_wrong_do_not(seed: int, cheap: None, tmp_path: Path, device: Device) -> None:
+    assert outcome(Drawn(seed).model(), tmp_path, device) in (RIGHT, REFUSED)
