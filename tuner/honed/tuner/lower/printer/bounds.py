@@ -332,8 +332,9 @@ class _Boxes:
             value = self._slot(expr.value)
             return self._step(lambda: self._values[value], of)
         if kind is tirx.Select or (kind is ir.Call and _name(expr) == "if_then_else"):
-            parts = expr.args if kind is ir.Call else (expr.condition, expr.true_value, expr.false_value)
-            return self._choice(*parts, of)
+            call = kind is ir.Call
+            condition, yes, no = expr.args if call else (expr.condition, expr.true_value, expr.false_value)
+            return self._choice(condition, yes, no, of)
         if kind is ir.Var and expr in self._kernel.ranges:
             return self._variable(expr)
         return self._read(expr, of)
