@@ -45,6 +45,17 @@ __kernel void k(__global const float* in, __global float* out) {{
 """
 
 
+def reads_at(element: int) -> str:
+    """Right, and reads element number `element` of the input besides, for nothing."""
+    return f"""
+__kernel void k(__global const float* in, __global float* out) {{
+  const int i = get_global_id(0);
+  out[i] = 2.0f * in[i] + 1.0f;
+  volatile float dropped = in[i ? i : {element}];
+}}
+"""
+
+
 WRITES_ITS_INPUT = """
 __kernel void k(__global float* in, __global float* out) {
   const int i = get_global_id(0);

@@ -172,6 +172,15 @@ def test_writes_past_its_output_is_for_the_guards_to_see(judge: Judge) -> None:
     passes_without(judge, kinds.writes_at(N))
 
 
+@pytest.mark.parametrize("element", [N, -1])
+def test_reads_past_its_input_and_drops_the_value(judge: Judge, element: int) -> None:
+    passes_without(judge, kinds.reads_at(element))
+    assert judge(kinds.reads_at(element), frozenset(["fence"])).outcome is Outcome.RIGHT
+    found = judge(kinds.reads_at(element), only("fence"))
+    assert found.outcome is Outcome.OUT_OF_BOUNDS
+    assert "it reads or writes outside of its buffers" in found.reason
+
+
 def test_writes_past_an_inner_buffer(judge: Judge) -> None:
     found = judge(
         kinds.WRITES_BEYOND_INNER, only("guards"), inner=(MemoryValue(dtype="float32", shape=(N,)),)

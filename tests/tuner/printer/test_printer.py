@@ -163,9 +163,12 @@ def test_buffers_of_two_gigabytes_have_long_offsets() -> None:
 
 def test_an_index_that_was_read_is_followed_only_where_it_holds(device: Device) -> None:
     a, b = te.placeholder((8,), "float32", "a"), te.placeholder((N,), "int32", "b")
-    func = scheduled(
-        over(lambda i, a, b: tirx.if_then_else(b[i] >= 0, a[b[i]], tirx.const(-1.0, "float32")), a, b)
-    )
+
+    def looked_up(i: Any, a: te.Tensor, b: te.Tensor) -> Any:
+        held = tirx.all(b[i] >= 0, b[i] < 8)
+        return tirx.if_then_else(held, a[b[i]], tirx.const(-1.0, "float32"))
+
+    func = scheduled(over(looked_up, a, b))
     table = np.arange(8, dtype=np.float32) + 1
     index = np.where(np.arange(N) % 3 == 0, -(1 << 28), np.arange(N) % 8).astype(np.int32)
     found = run(func, [table, index], np.zeros(N, np.float32), device)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from honed.machine import surveying
 from honed.machine.opencl import cl
@@ -21,7 +23,8 @@ from .checks import Refusal, VerdictCheck
 from .checks.answers import Array, MemoryLeft, RunOutput
 from .checks.ceiling import beyond
 from .checks.clocks import Claimed, Finished, TimedRuns, Waited, evident, possible
-from .guarded import Guarded
+from .guarded import Fenced, Guarded
+from .process import FENCE
 from .session import DeviceSession, LoadedWorkload
 from .timed import Schedule, Turns, time_candidate, warm_up
 
@@ -121,7 +124,32 @@ class Examination:
             stale = number == order[-1] and "stale" not in session.without
             self._run(runnable, number, None if stale else POISONS[0])
             self._check(checks.LEFT, self._left(self._outputs(number)))
+        if session.shares_memory and "fence" not in session.without:
+            self._run_fenced(program, prepared, order[0])
         return self._timed(runnable, order[-1])
+
+    def _run_fenced(self, program: Any, prepared: Container[int], number: int) -> None:
+        """Run with each buffer against a page that may not be touched, behind it and then before it.
+
+        What reads or writes there ends this process; the parent knows the phase and says so.
+        """
+        session, workload = self._session, self._loaded.workload
+        for before in (False, True):
+            self._announce("host", session.limits.host_seconds)
+            values = (*workload.parameters, *self._candidate.inner)
+            fenced = [Fenced(session.context, value, before=before) for value in values]
+            for i, array in self._loaded.given[number].items():
+                fenced[i].host[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+            buffers = [one.buffer for one in fenced]
+            runnable = BoundCandidate(session.queue, self._candidate, program, buffers, prepared)
+            self._announce(FENCE, 2 * session.limits.run_seconds + _SLACK)
+            if runnable.prepares:
+                runnable.prepare(session.read)
+            runnable.run(session.read)
+            del runnable
+            self._announce("host", session.limits.host_seconds)
+            for one in fenced:
+                one.release()
 
     def _built(self) -> Any:
         self._announce("build", self._session.limits.build_seconds)

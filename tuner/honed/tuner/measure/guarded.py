@@ -1,7 +1,11 @@
-"""Device buffers between guard bands."""
+"""Device buffers between guard bands, and host memory between pages that may not be touched."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,8 @@ from honed.machine.opencl import cl
 from honed.tuner.lower.program import MemoryValue
 
 GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
+FENCE_ALIGNED = 128  # as the largest vector is
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
 
 Bytes = NDArray[np.uint8]
@@ -75,6 +81,47 @@ class Guarded:
         """Give the memory back; only on a context that did not fail."""
         self.buffer.release()
         self._allocation.release()
+
+
+class Fenced:
+    """One tensor's memory on a device that shares the host's, beside a page that may not be touched.
+
+    A kernel that reads or writes past its end, with `before` before its start, ends this process, whatever
+    becomes of the value. Ends are told to `FENCE_ALIGNED` bytes, by which tensors must be aligned.
+    """
+
+    def __init__(self, context: Any, value: MemoryValue, *, before: bool = False) -> None:
+        """Map it; raises MemoryError, and pyopencl's errors."""
+        libc, page = _libc(), mmap.PAGESIZE
+        self.nbytes = max(value.nbytes, 1)
+        room = -(-(self.nbytes + FENCE_ALIGNED) // page) * page
+        self._length = room + 2 * page
+        self._base = libc.mmap(None, self._length, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE, -1, 0)
+        if self._base == ctypes.c_void_p(-1).value:
+            raise MemoryError
+        for place in (self._base, self._base + page + room):
+            if libc.mprotect(place, page, 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        end = self._base + page + room
+        start = self._base + page if before else (end - self.nbytes) // FENCE_ALIGNED * FENCE_ALIGNED
+        self.host: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(start))
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+        self.buffer: Any = cl.Buffer(context, flags, hostbuf=self.host)
+
+    def release(self) -> None:
+        """Give the memory back, which nothing may use any more."""
+        self.buffer.release()
+        _libc().munmap(self._base, self._length)
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
 
 
 def _padded(nbytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,10 @@ from .candidate import Candidate, Workload
 from .checks.submitted import Submitted
 from .faultwatch import FaultWatch
 from .limits import SPARE_CORES, MeasureLimits
-from .process import COMMAND, NO_CACHES, DriverChild, Ended
+from .process import COMMAND, FENCE, NO_CACHES, DriverChild, Ended
 from .protocol import Begin
+
+_TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # what ends a process that leaves the memory that is mapped
 
 DEFAULT_LIMITS = MeasureLimits()
 
@@ -312,6 +315,12 @@ def _of_ended(ended: Ended) -> Verdict:
     if ended.death.out_of_memory:
         return Verdict(
             outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})"
+        )
+    if ended.phase == FENCE and ended.death.signal in _TOUCHED:
+        return Verdict(
+            outcome=Outcome.OUT_OF_BOUNDS,
+            reason="it reads or writes outside of its buffers: with a page that may not be touched beside "
+            f"each of them its process died ({ended})",
         )
     where = {
         "build": "in the driver's compiler",

@@ -25,6 +25,9 @@ NO_CACHES = {
 _KILL_SECONDS = 5.0  # a process that hangs in a driver may not go; it is left behind then
 
 
+FENCE = "fence"  # the phase in which a candidate's buffers lie against pages that may not be touched
+
+
 class Ended(Exception):
     """The child died, or was killed because it missed a deadline."""
 

@@ -89,6 +89,11 @@ class DeviceSession:
         self._prepared: dict[str, Future[Any]] = {}
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether kernels run in this process, on its memory as it is mapped."""
+        return bool(self.device.cl.type & cl.device_type.CPU)
+
+    @property
     def cap(self) -> int:
         """Launches that may be queued before a wait."""
         return self.profile.rules.max_queued_launches or self.limits.max_queued

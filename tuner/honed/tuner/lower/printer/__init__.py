@@ -13,6 +13,7 @@ code of it that is bound by the arithmetic of addresses. Here:
 
 from tvm import tirx
 
+from .bounds import bounded
 from .kernel import source_of
 from .prepare import prepared
 
@@ -23,7 +24,7 @@ def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; else
     they are `mad`.
     """
-    return source_of(prepared(kernels), contract=contract)
+    return source_of({entry: bounded(f) for entry, f in prepared(kernels).items()}, contract=contract)
 
 
 __all__ = ["print_kernels"]

@@ -23,10 +23,12 @@ __all__ = [
     "first_refusal",
 ]
 
-# Of all checks, in order. The last two are no functions of what was read: "stale" is how the last set of
-# inputs is run, "clean" what the kernel log says.
+# Of all checks, in order. The last three are no functions of what was read: "stale" is how the last set of
+# inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the kernel log
+# says.
 NAMES = (
     *dict.fromkeys(check.name for table in (SUBMITTED, WAITED, CLAIMED, LEFT, TIMED) for check in table),
     "stale",
+    "fence",
     "clean",
 )

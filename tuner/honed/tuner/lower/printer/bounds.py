@@ -1,0 +1,558 @@
+"""Whether each load and store of a kernel lies inside its buffer, by arithmetic on its indices.
+
+This looks at a kernel as it is printed, after all passes, and at what the printer makes of it: a statement's
+condition, `if_then_else` and the second operand of `&&` guard what they choose, while both values of a
+`Select`, and both of a choice by a vector of conditions, are computed. Where the guard of a `Select` is what
+keeps a load inside, the choice is made lane by lane, by branches. What then cannot be shown to lie inside
+is refused.
+
+TVM's intervals, with the guards in force, settle nearly all; the rest is settled by cutting the space of the
+variables into boxes, until each lies inside or no guard lets it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, sym, tirx
+from tvm_ffi import WalkResult, structural_hash, structural_map, structural_walk
+
+from . import types
+from .lanes import lane
+from .types import Unprintable
+
+_MOST_BOXES = 1 << 13  # that one access is cut into
+_INVERSE = {
+    tirx.LT: tirx.GE,
+    tirx.GE: tirx.LT,
+    tirx.GT: tirx.LE,
+    tirx.LE: tirx.GT,
+    tirx.EQ: tirx.NE,
+    tirx.NE: tirx.EQ,
+}
+_LANE = "lane"  # the key of a box's side that says which lane of a vector it is
+
+Numbers = npt.NDArray[np.float64]  # whole numbers: exact to 2^53, and without limits beyond
+Bounds = tuple[Numbers, Numbers]
+Arithmetic = Callable[[Numbers, Numbers, Numbers, Numbers], Bounds]
+Guard = tuple[Any, bool]  # a condition, and what it is
+
+
+class OutOfBounds(Unprintable):
+    """A kernel may reach outside of its buffers."""
+
+
+def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with each load and store inside its buffer; raises OutOfBounds where one may not be."""
+    kernel = _Kernel(func)
+    kernel.walk(func.body)
+    if kernel.outside:
+        raise OutOfBounds(kernel.outside[0])
+    if not kernel.branching:
+        return func
+
+    def branched(choice: Any) -> Any:
+        return _by_lanes(choice) if any(choice.same_as(one) for one in kernel.branching) else choice
+
+    return func.with_body(structural_map(func.body, [((tirx.Select, ir.Call), branched)], order="pre"))
+
+
+class _Kernel:
+    """One kernel while it is walked: what its variables can be, and the guards in force."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.outside: list[str] = []
+        self.branching: list[
+            Any
+        ] = []  # choices of which both values are computed unless they are by branches
+        self.guards: list[Guard] = []
+        self.ranges: dict[Any, tuple[Any, Any]] = {}  # of variables: the first value, and how many
+        self.definitions: dict[Any, Any] = {}
+        self.stored = _stored(func)
+        self._sizes: dict[Any, tuple[int, int]] = {}  # of buffers: elements, and bytes of one
+        self.analyzer = sym.Analyzer()
+        self._proven: set[tuple[int, ...]] = set()
+        self._callbacks = [
+            (tirx.AttrStmt, self._attribute),
+            ((tirx.AllocBuffer, tirx.DeclBuffer), self._declared),
+            ((tirx.Bind, tirx.Let), self._bound),
+            (tirx.For, self._loop),
+            (tirx.IfThenElse, self._condition),
+            (tirx.BufferStore, lambda node: self._access(node.buffer, node.indices)),
+            (ir.TensorLoad, lambda node: self._access(node.source, node.indices)),
+            (
+                tirx.Select,
+                lambda node: self._computed(node, node.condition, node.true_value, node.false_value),
+            ),
+            (ir.Call, self._call),
+            ((tirx.And, tirx.Or), self._both),
+        ]
+
+    def walk(self, root: Any) -> None:
+        """Look at all accesses in a statement or an expression."""
+        structural_walk(root, self._callbacks, order="pre")
+
+    # What is known
+
+    def _attribute(self, node: tirx.AttrStmt) -> None:
+        if str(node.attr_key) == "thread_extent":
+            self._counts(node.node.var, 0, node.value)
+
+    def _counts(self, var: ir.Var, first: Any, extent: Any) -> None:
+        if var in self.ranges:
+            self._proven.clear()
+        self.ranges[var] = first, extent
+        self.analyzer.bind(var, ir.Range.from_min_extent(first, extent), allow_override=True)
+
+    def _declared(self, node: Any) -> None:
+        of = types.stored(types.parsed(str(node.buffer.dtype)))
+        elements = 1
+        for extent in node.buffer.shape:
+            elements *= int(extent)
+        behind = getattr(node, "data", None)
+        if isinstance(behind, ir.Call):
+            behind = behind.args[0]
+        if (whole := self._sizes.get(behind)) is not None:
+            elements = min(elements, whole[0] * whole[1] // of.nbytes)
+        self._sizes[node.buffer] = elements, of.nbytes
+
+    def _bound(self, node: tirx.Bind) -> None:
+        of = types.parsed(str(node.var.ty.dtype))
+        if node.var in self.definitions:
+            self._proven.clear()
+        self.definitions[node.var] = node.value
+        if of.integer and of.lanes == 1:
+            self.analyzer.bind(node.var, node.value, allow_override=True)
+
+    @contextmanager
+    def _where(self, condition: Any, true: bool) -> Iterator[None]:
+        """What is walked meanwhile is reached only where the condition is so."""
+        before = len(self.guards)
+        with ExitStack() as entered:
+            for part, so in self._parts(condition, true):
+                self.guards.append((part, so))
+                if types.parsed(str(part.ty.dtype)).lanes == 1 and (so or type(part) in _INVERSE):
+                    known = part if so else _INVERSE[type(part)](part.a, part.b)
+                    entered.enter_context(self.analyzer.constraint_scope(known))
+            yield
+        del self.guards[before:]
+
+    def _parts(self, condition: Any, true: bool) -> Iterator[Guard]:
+        """The conditions that all are so where this one is."""
+        kind = type(condition)
+        if kind is (tirx.And if true else tirx.Or):
+            yield from self._parts(condition.a, true)
+            yield from self._parts(condition.b, true)
+        elif kind is tirx.Not:
+            yield from self._parts(condition.a, not true)
+        elif kind is ir.Call and _name(condition) == "likely":
+            yield from self._parts(condition.args[0], true)
+        elif kind is ir.Var and condition in self.definitions:
+            yield from self._parts(self.definitions[condition], true)
+        else:
+            yield condition, true
+
+    # Statements and choices
+
+    def _loop(self, node: tirx.For) -> WalkResult:
+        self.walk(node.min)
+        self.walk(node.extent)
+        self._counts(node.loop_var, node.min, node.extent)
+        self.walk(node.body)
+        return WalkResult.SKIP
+
+    def _condition(self, node: tirx.IfThenElse) -> WalkResult:
+        self._chosen(node.condition, node.then_case, node.else_case)
+        return WalkResult.SKIP
+
+    def _call(self, node: ir.Call) -> WalkResult | None:
+        if _name(node) != "if_then_else":
+            return None
+        if _lanes(node.args[0]) > 1:
+            return self._computed(node, *node.args)
+        self._chosen(*node.args)
+        return WalkResult.SKIP
+
+    def _both(self, node: Any) -> WalkResult | None:
+        if _lanes(node) > 1:
+            return None
+        self.walk(node.a)
+        with self._where(node.a, type(node) is tirx.And):
+            self.walk(node.b)
+        return WalkResult.SKIP
+
+    def _chosen(self, condition: Any, yes: Any, no: Any) -> None:
+        """A choice of which one is made."""
+        self.walk(condition)
+        for value, true in ((yes, True), (no, False)):
+            if value is not None:
+                with self._where(condition, true):
+                    self.walk(value)
+
+    def _computed(self, node: Any, condition: Any, yes: Any, no: Any) -> WalkResult:
+        """A choice of which both values are computed; it is made by branches where one must not be."""
+        found, made = len(self.outside), len(self.branching)
+        for value in (condition, yes, no):
+            self.walk(value)
+        if len(self.outside) > found:
+            del self.outside[found:], self.branching[made:]
+            self.branching.append(node)
+            self._chosen(condition, yes, no)
+        return WalkResult.SKIP
+
+    # Accesses
+
+    def _access(self, buffer: Any, indices: Sequence[Any]) -> None:
+        size = self._sizes.get(buffer)
+        if size is None or len(indices) != 1:
+            self.outside.append(f"{buffer.name} is used where its size is not known")
+        elif not self._inside(indices[0], size[0]):
+            self.outside.append(f"{buffer.name}[{indices[0]}] may lie outside of its {size[0]} elements")
+
+    def _inside(self, index: Any, size: int) -> bool:
+        first, reach = index, 0
+        if isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm):
+            first, reach = index.base, int(index.stride) * (_lanes(index) - 1)
+        if _lanes(first) == 1:
+            bound = self.analyzer.const_int_bound(first)
+            if bound.min_value + min(reach, 0) >= 0 and bound.max_value + max(reach, 0) < size:
+                return True
+        key = (size, structural_hash(index), *(structural_hash(c) * 2 + so for c, so in self.guards))
+        if key not in self._proven and _Boxes(self, index).below(size):
+            self._proven.add(key)
+        return key in self._proven
+
+
+class _Boxes:
+    """What an index can be where guards hold, by boxes of what its variables can be.
+
+    Expressions become slots, the same one for the same expression, and steps that compute a slot for all
+    boxes at once from slots before it. Guards come first: what one says of a slot holds in the steps behind.
+    """
+
+    def __init__(self, kernel: _Kernel, index: Any) -> None:
+        self._kernel = kernel
+        self._count = 1
+        self._sides: dict[int, Bounds] = {}  # of the boxes: of slots of variables, lanes, and what is read
+        self._values: list[Bounds] = []
+        self._slots: dict[Any, int] = {}
+        self._steps: list[Callable[[], None]] = []
+        self._let_in = np.ones(1, bool)
+        for condition, so in kernel.guards:
+            self._guard(condition, so)
+        self._index = self._slot(index)
+
+    def below(self, size: int) -> bool:
+        """Whether the index lies in 0 .. size - 1 wherever guards hold; False where that is not found out."""
+        with np.errstate(all="ignore"):
+            while True:
+                low, high = self._computed()
+                outside = self._let_in & ((low < 0) | (high >= size))
+                if not outside.any():
+                    return True
+                if not self._cut(outside) or self._count > _MOST_BOXES:
+                    return False
+
+    def _computed(self) -> Bounds:
+        """What the index is in each box; `_let_in` says which ones guards let in."""
+        self._let_in = np.ones(self._count, bool)
+        for step in self._steps:
+            step()
+        low, high = self._values[self._index]
+        return np.broadcast_to(low, (self._count,)), np.broadcast_to(high, (self._count,))
+
+    def _cut(self, kept: npt.NDArray[np.bool_]) -> bool:
+        """Halve those that are kept, along the side that widens the index most; False where one has none."""
+        self._sides = {slot: (low[kept], high[kept]) for slot, (low, high) in self._sides.items()}
+        self._count = int(kept.sum())
+        slots = list(self._sides)
+        if not slots:
+            return False
+        lengths = np.stack([high - low for low, high in self._sides.values()])
+        if (lengths.max(0) < 1).any():
+            return False
+        wide = np.zeros((len(slots), self._count))
+        if len(slots) > 1:
+            for n, slot in enumerate(slots):
+                low, high = self._sides[slot]
+                self._sides[slot] = (np.floor((low + high) / 2),) * 2
+                least, most = self._computed()
+                wide[n] = np.minimum(least - most, 0)
+                self._sides[slot] = low, high
+        wide[lengths < 1] = -np.inf
+        first = np.lexsort((-lengths, -wide), axis=0)[0] if len(slots) > 1 else np.zeros(self._count, int)
+        for n, slot in enumerate(slots):
+            low, high = self._sides[slot]
+            middle = np.floor((low + high) / 2)
+            self._sides[slot] = (
+                np.concatenate([low, np.where(first == n, middle + 1, low)]),
+                np.concatenate([np.where(first == n, middle, high), high]),
+            )
+        self._count *= 2
+        return True
+
+    # Slots
+
+    def _slot(self, expr: Any) -> int:
+        """The slot of a number; lanes of a vector are numbers for each lane."""
+        kind = type(expr)
+        if kind is ir.Var and expr in self._kernel.definitions:
+            return self._slot(self._kernel.definitions[expr])
+        if kind is tirx.Broadcast:
+            return self._slot(expr.value)
+        if kind is ir.Call and _name(expr) == "likely":
+            return self._slot(expr.args[0])
+        key: Any = structural_hash(expr)
+        if any(load.source in self._kernel.stored for load in _loads(expr)):
+            return self._made(expr)  # another number wherever it stands: memory may change between
+        if key not in self._slots:
+            self._slots[key] = self._made(expr)
+        return self._slots[key]
+
+    def _made(self, expr: Any) -> int:
+        kind, of = type(expr), types.parsed(str(expr.ty.dtype))
+        if kind is tirx.IntImm:
+            number = np.array([float(int(expr.value))])
+            return self._step(lambda: (number, number), of)
+        if kind in _ARITHMETIC:
+            a, b = self._slot(expr.a), self._slot(expr.b)
+            arithmetic = _ARITHMETIC[kind]
+            return self._step(lambda: arithmetic(*self._values[a], *self._values[b]), of)
+        if kind is tirx.Ramp:
+            a, b = self._slot(expr.base), self._slot(expr.stride)
+            n = self._lane(of.lanes)
+            return self._step(
+                lambda: _add(*self._values[a], *_multiply(*self._values[b], *self._values[n])), of
+            )
+        if kind is tirx.Cast and types.parsed(str(expr.value.ty.dtype)).integer:
+            value = self._slot(expr.value)
+            return self._step(lambda: self._values[value], of)
+        if kind is tirx.Select or (kind is ir.Call and _name(expr) == "if_then_else"):
+            call = kind is ir.Call
+            condition, yes, no = expr.args if call else (expr.condition, expr.true_value, expr.false_value)
+            return self._choice(condition, yes, no, of)
+        if kind is ir.Var and expr in self._kernel.ranges:
+            return self._variable(expr)
+        return self._read(expr, of)
+
+    def _value(self, low: float, high: float) -> int:
+        self._values.append((np.array([low]), np.array([high])))
+        return len(self._values) - 1
+
+    def _step(self, compute: Callable[[], Bounds], of: types.Type) -> int:
+        """A slot that is computed; what its type cannot hold wraps, and is not known then."""
+        slot = self._value(0, 0)
+        least, most = types.limits(types.vector(of, 1)) if of.integer else (-np.inf, np.inf)
+
+        def step() -> None:
+            low, high = compute()
+            held = (low >= least) & (high <= most)
+            self._values[slot] = (
+                (low, high) if held.all() else (np.where(held, low, least), np.where(held, high, most))
+            )
+
+        self._steps.append(step)
+        return slot
+
+    def _side(self, low: float, high: float) -> int:
+        """A slot that boxes have a side of, with its limits."""
+        slot = self._value(low, high)
+        self._sides[slot] = self._values[slot]
+
+        def step() -> None:
+            self._values[slot] = self._sides[slot]
+
+        self._steps.append(step)
+        return slot
+
+    def _lane(self, lanes: int) -> int:
+        if _LANE not in self._slots:
+            self._slots[_LANE] = self._side(0, lanes - 1)
+        return self._slots[_LANE]
+
+    def _variable(self, var: ir.Var) -> int:
+        first, extent = self._kernel.ranges[var]
+        if isinstance(first, int | tirx.IntImm) and isinstance(extent, tirx.IntImm):
+            return self._side(int(first), int(first) + int(extent) - 1)
+        known = self._kernel.analyzer.const_int_bound(var)
+        slot = self._slots[structural_hash(var)] = self._side(known.min_value, known.max_value)
+        self._guard(tirx.GE(var, first), True)
+        self._guard(tirx.LT(var, first + extent), True)
+        return slot
+
+    def _read(self, expr: Any, of: types.Type) -> int:
+        """What is read, or computed otherwise: the same number wherever the same expression stands."""
+        low, high = types.limits(types.vector(of, 1)) if of.integer else (-np.inf, np.inf)
+        return self._side(low, high)
+
+    def _choice(self, condition: Any, yes: Any, no: Any, of: types.Type) -> int:
+        a, b = self._slot(yes), self._slot(no)
+        may, may_not = self._truth(condition, True), self._truth(condition, False)
+
+        def compute() -> Bounds:
+            (al, ah), (bl, bh) = self._values[a], self._values[b]
+            one, other = may(), may_not()
+            low = np.minimum(np.where(one, al, np.inf), np.where(other, bl, np.inf))
+            return low, np.maximum(np.where(one, ah, -np.inf), np.where(other, bh, -np.inf))
+
+        return self._step(compute, of)
+
+    # Truth
+
+    def _guard(self, condition: Any, so: bool) -> None:
+        """A step that leaves out boxes, and bounds what is compared in the others."""
+        may = self._truth(condition, so)
+        compared = type(condition) in _INVERSE and types.parsed(str(condition.a.ty.dtype)).integer
+        held = type(condition) if so else _INVERSE.get(type(condition))
+        a, b = (self._slot(condition.a), self._slot(condition.b)) if compared else (0, 0)
+        if held in (tirx.GT, tirx.GE):
+            a, b = b, a
+        apart = int(held in (tirx.LT, tirx.GT))
+
+        def step() -> None:
+            self._let_in = self._let_in & may()
+            if compared and held is not tirx.NE:
+                (al, ah), (bl, bh) = self._values[a], self._values[b]
+                self._values[a], self._values[b] = (
+                    (al, np.minimum(ah, bh - apart)),
+                    (np.maximum(bl, al + apart), bh),
+                )
+                if held is tirx.EQ:
+                    low, high = np.maximum(al, bl), np.minimum(ah, bh)
+                    self._values[a] = self._values[b] = low, high
+
+        self._steps.append(step)
+
+    def _truth(self, condition: Any, so: bool) -> Callable[[], npt.NDArray[np.bool_]]:
+        """What tells in which boxes a condition may be so."""
+        kind = type(condition)
+        if kind in (tirx.And, tirx.Or):
+            one, other = self._truth(condition.a, so), self._truth(condition.b, so)
+            if (kind is tirx.And) == so:
+                return lambda: one() & other()
+            return lambda: one() | other()
+        if kind is tirx.Not:
+            return self._truth(condition.a, not so)
+        if kind is tirx.Broadcast:
+            return self._truth(condition.value, so)
+        if kind is ir.Call and _name(condition) == "likely":
+            return self._truth(condition.args[0], so)
+        if kind is ir.Var and condition in self._kernel.definitions:
+            return self._truth(self._kernel.definitions[condition], so)
+        if kind in _INVERSE and types.parsed(str(condition.a.ty.dtype)).integer:
+            a, b, compare = (
+                self._slot(condition.a),
+                self._slot(condition.b),
+                _MAY[kind if so else _INVERSE[kind]],
+            )
+            return lambda: compare(*self._values[a], *self._values[b])
+        return lambda: np.ones(1, bool)
+
+
+# Arithmetic on the least and the greatest value of two operands.
+
+
+def _add(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+    return al + bl, ah + bh
+
+
+def _subtract(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+    return al - bh, ah - bl
+
+
+def _multiply(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+    ends = [np.where((a == 0) | (b == 0), 0.0, a * b) for a in (al, ah) for b in (bl, bh)]
+    return np.minimum.reduce(ends), np.maximum.reduce(ends)
+
+
+def _quotient(rounded: Callable[[Numbers], Numbers]) -> Arithmetic:
+    def divide(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+        reach = np.maximum(np.abs(al), np.abs(ah))
+        ends = [rounded(a / b) for a in (al, ah) for b in (bl, bh)]
+        positive = bl >= 1
+        return (
+            np.where(positive, np.minimum.reduce(ends), -reach),
+            np.where(positive, np.maximum.reduce(ends), reach),
+        )
+
+    return divide
+
+
+def _remainder(floors: bool) -> Arithmetic:
+    """With the dividend's sign, or never negative."""
+
+    def remain(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+        turn = np.floor(al / bl) * bl
+        whole = (bl == bh) & (turn == np.floor(ah / bl) * bl) & ((al >= 0) | floors)
+        least = np.zeros(1) if floors else np.where(al >= 0, 0, np.maximum(1 - bh, al))
+        most = np.where(al >= 0, np.minimum(ah, bh - 1), bh - 1 if floors else np.clip(ah, 0, bh - 1))
+        positive, reach = bl >= 1, np.maximum(np.abs(bl), np.abs(bh))
+        return (
+            np.where(positive, np.where(whole, al - turn, least), -reach),
+            np.where(positive, np.where(whole, ah - turn, most), reach),
+        )
+
+    return remain
+
+
+def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
+    """Bits of two numbers."""
+    low, high = _remainder(True)(al, ah, bl + 1, bh + 1)
+    mask = (bl == bh) & (bl >= 0) & (np.log2(np.maximum(bl, 0) + 1) % 1 == 0)
+    least = np.where((al >= 0) | (bl >= 0), 0, -np.inf)
+    most = np.minimum(np.where(al >= 0, ah, np.inf), np.where(bl >= 0, bh, np.inf))
+    return np.where(mask, low, least), np.where(mask, high, most)
+
+
+_TRUNCATED, _FLOORED = _quotient(np.trunc), _quotient(np.floor)
+_ARITHMETIC: dict[type, Arithmetic] = {
+    tirx.Add: _add, tirx.Sub: _subtract, tirx.Mul: _multiply,
+    tirx.Div: _TRUNCATED, tirx.FloorDiv: _FLOORED,
+    tirx.Mod: _remainder(False), tirx.FloorMod: _remainder(True),
+    tirx.LShift: lambda al, ah, bl, bh: _multiply(al, ah, 2.0**bl, 2.0**bh),
+    tirx.RShift: lambda al, ah, bl, bh: _FLOORED(al, ah, 2.0**bl, 2.0**bh),
+    tirx.BitwiseAnd: _masked,
+    tirx.Min: lambda al, ah, bl, bh: (np.minimum(al, bl), np.minimum(ah, bh)),
+    tirx.Max: lambda al, ah, bl, bh: (np.maximum(al, bl), np.maximum(ah, bh)),
+}  # fmt: skip
+_MAY: dict[type, Callable[[Numbers, Numbers, Numbers, Numbers], npt.NDArray[np.bool_]]] = {
+    tirx.LT: lambda al, ah, bl, bh: al < bh, tirx.LE: lambda al, ah, bl, bh: al <= bh,
+    tirx.GT: lambda al, ah, bl, bh: ah > bl, tirx.GE: lambda al, ah, bl, bh: ah >= bl,
+    tirx.EQ: lambda al, ah, bl, bh: (al <= bh) & (bl <= ah),
+    tirx.NE: lambda al, ah, bl, bh: ~((al == ah) & (bl == bh) & (al == bl)),
+}  # fmt: skip
+
+
+def _by_lanes(choice: Any) -> Any:
+    """The same choice, made for each lane by itself, of which one value is computed."""
+    count = _lanes(choice)
+    chosen = [structural_map(lane(choice, n), [(tirx.Select, _lazy)]) for n in range(count)]
+    return chosen[0] if count == 1 else tirx.Shuffle(chosen, list(range(count)))
+
+
+def _lazy(select: tirx.Select) -> Any:
+    return tirx.if_then_else(select.condition, select.true_value, select.false_value)
+
+
+def _stored(func: tirx.PrimFunc) -> set[Any]:
+    found: set[Any] = set()
+    structural_walk(func.body, [(tirx.BufferStore, lambda node: found.add(node.buffer))], order="pre")
+    return found
+
+
+def _loads(expr: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(expr, [(ir.TensorLoad, found.append)], order="pre")
+    return found
+
+
+def _name(call: ir.Call) -> str:
+    return str(getattr(call.op, "name", "")).rpartition(".")[2]
+
+
+def _lanes(expr: Any) -> int:
+    return types.parsed(str(expr.ty.dtype)).lanes
