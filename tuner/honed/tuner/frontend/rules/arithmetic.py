@@ -32,9 +32,9 @@ def sign(b: Builder, c: Call) -> Value:
     zero = b.like(0, x)
     if x.dtype.kind in "ub":
         return b("Cast", b("Less", zero, x), to=elem_type(x.dtype))
-    neither = x if x.is_float and x.dtype.itemsize > 2 else zero
-    positive = b("Where", b("Less", zero, x), b.like(1, x), neither)
-    return b("Where", b("Less", x, zero), b.like(-1, x), positive)
+    negative = b("Cast", b("Less", x, zero), to=elem_type(x.dtype))
+    found = b("Sub", b("Cast", b("Less", zero, x), to=elem_type(x.dtype)), negative)
+    return b("Where", b("IsNaN", x), x, found) if x.is_float and x.dtype.itemsize > 2 else found
 
 
 def pair(b: Builder, c: Call) -> tuple[Value, Value]:

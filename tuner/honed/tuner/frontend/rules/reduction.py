@@ -80,7 +80,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
 
 @rule("ArgMax", "ArgMin")
 def arg_extreme(b: Builder, c: Call) -> Value:
-    """Place of the first extreme, or of the last; NaN is none, but at place 0."""
+    """Place of the first extreme, or of the last; NaN is none."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     if x.shape[axis] == 1:

@@ -1,8 +1,9 @@
-"""Largest and smallest elements along axes and in windows, and their places, of inputs with infinities and NaN.
+"""Largest and smallest elements along axes and in windows, and their places, where some are not finite.
 
-TVM starts them from the lowest finite number, and places from -1: what is -inf throughout becomes -3.4e38, and
-its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax keeps TVM's
-start, which gives the same for whole rows; parts of a row that are -inf throughout leave the others alone.
+TVM starts them from the lowest finite number, and places from -1: what is -inf throughout becomes -3.4e38,
+and its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax keeps
+TVM's start, which gives the same for whole rows; where a part of a row is -inf throughout, its exponentials
+would be NaN if they started from -inf.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def rules() -> dict[str, Legalise]:
 
 def register() -> None:
     """Have TVM split these reductions over work-items, as it does those that start from finite numbers."""
-    for largest in (True, False):
-        _known(1, lambda a, b, of=_extreme(largest): [of(a[0], b[0])], _start(largest=largest))
+    for extreme, largest in ((tirx.max, True), (tirx.min, False)):
+        _known(1, lambda a, b, of=extreme: [of(a[0], b[0])], _start(largest=largest))
         _known(2, _better(largest=largest), _start(largest=largest))
 
 
@@ -44,10 +45,6 @@ def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -
     for function in functions:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
     tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")(count, *functions)
-
-
-def _extreme(largest: bool) -> Callable[..., Any]:
-    return tirx.max if largest else tirx.min
 
 
 def _start(*, largest: bool) -> Callable[[Sequence[Any]], list[Any]]:
@@ -67,26 +64,21 @@ def _worst(dtype: str, *, largest: bool) -> Any:
 
 
 def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """The better of two places with their values; of equal ones the first.
-
-    NaN is never better, but at place 0 always, as in ONNX Runtime.
-    """
+    """The better of two places with their values; of equal ones the first. NaN is never better."""
 
     def better(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         (at, value), (other, found) = a, b
         beats = found > value if largest else found < value
-        if "float" in str(found.ty.dtype):
-            first = other == tirx.const(0, other.ty.dtype)
-            beats = tirx.any(beats, tirx.all(first, tirx.isnan(found)))
-        earlier = tirx.all(found == value, other < at)
-        return [tirx.Select(tirx.any(beats, earlier), other, at), tirx.Select(beats, found, value)]
+        as_good = found >= value if largest else found <= value  # first: that it is not is the usual case
+        first = tirx.all(as_good, tirx.any(beats, other < at))
+        return [tirx.Select(first, other, at), tirx.Select(beats, found, value)]
 
     return better
 
 
 def _place(builder: relax.BlockBuilder, call: relax.Call, *, largest: bool) -> relax.Expr:
     """Along one axis, as the importer writes it."""
-    axis, keep = int(call.attrs.axis), bool(call.attrs.keepdims)
+    axis, keep = int(call.attrs.axis) % len(call.args[0].ty.shape), bool(call.attrs.keepdims)
     reduced = te.comm_reducer(
         lambda a, b: _better(largest=largest)(a, b),
         lambda place, of: (tirx.const(0, place), _worst(of, largest=largest)),

@@ -1,8 +1,8 @@
 """The larger and the smaller of two floats, as functions of a source.
 
 OpenCL leaves `max` and `min` undefined for NaN and infinities (OpenCL C 3.0, 6.15.4); `fmax` and `fmin` leave
-NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives, and compilers
-make the device's own instruction of it where there is one with that meaning.
+NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives, and
+compilers make the device's own instruction of it where there is one with that meaning.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from . import types
 from .types import Type
 
 _USED = re.compile(r"\bhoned_(nan)?(max|min)_(float|half|double)(\d*)\b")
+
+_MASKS = {"half": "short", "float": "int", "double": "long"}
 
 
 def name(which: str, of: Type) -> str:
@@ -32,11 +34,11 @@ def definitions(source: str) -> list[str]:
 
 
 def _definition(nan: str, which: str, element: str, lanes: str) -> str:
-    of = f"{element}{lanes}"
-    test = f"y {'>' if which == 'max' else '<'} x"
-    if nan:
-        test = f"({test}) | (y != y)" if lanes else f"{test} || y != y"
-    value = f"select(x, y, {test})" if lanes else f"{test} ? y : x"
+    of, better = f"{element}{lanes}", f"y {'>' if which == 'max' else '<'} x"
+    value = f"select(x, y, {better})" if lanes else f"{better} ? y : x"
+    if nan:  # scalars without a branch, which PoCL would not make vectors of
+        mask = "" if lanes else f"({_MASKS[element]})"
+        value = f"select(x, y, {mask}({better}) | {mask}(y != y))"
     return f"static inline {of} honed_{nan}{which}_{of}({of} x, {of} y) {{ return {value}; }}"
 
 
