@@ -17,6 +17,7 @@ from honed.tuner.frontend.flow import MAX_TRIPS
 from honed.tuner.frontend.load import MAX_OPSET
 from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import FAMILIES
+from honed.tuner.prove.specials import OPERATORS as SPECIALS
 from honed.tuner.standins import RUNTIMES_OWN
 
 from . import cases
@@ -43,6 +44,20 @@ for that one reason, and runs in the CPU engine where there is one.
 
 Indices computed at run time never read or write outside a tensor: reads are clamped into range, updates out
 of range are dropped.
+
+## NaN and infinities
+
+NaN and infinities give what they give in ONNX Runtime without optimisation, but in the operators below.
+ONNX Runtime itself has no rule for most of these: its ReduceMax gives NaN where NaN comes first, its MaxPool
+in windows of some shapes, and makes -3.4e38 of -inf in others. Sign of NaN is NaN, in fp16 0. A softmax over
+a row with NaN is NaN. Where none of these operators is in a model, it is also compared with ONNX Runtime on
+inputs that hold NaN and infinities, and what differs is among the notes of `hone show`. A request with
+`finite` refuses inputs that hold NaN or infinities, whatever the model.
+
+| operator | NaN and infinities |
+|---|---|
+{"".join(f"| {op} | {text} |" + chr(10) for op, text in sorted(SPECIALS.items()))}
+## All operators
 
 | operator | what it becomes | node tests right |
 |---|---|---|

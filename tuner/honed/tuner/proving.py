@@ -22,7 +22,7 @@ from .assemble import assemble
 from .cut import Cut
 from .frontend import Normalised, Precision
 from .lower.module import First, LoweredModel
-from .prove import locate, probes, reference, steps
+from .prove import locate, probes, reference, specials, steps
 from .prove.probes import Expected
 from .running import opened, run_model, run_sets
 
@@ -41,6 +41,7 @@ class Attempt:
     constants: Mapping[int, np.ndarray]
     results: tuple[proof.Difference, ...] = ()
     apart: steps.ProofByParts | None = None
+    notes: tuple[str, ...] = ()  # of NaN and infinities
 
     @property
     def wrong(self) -> tuple[proof.Difference, ...]:
@@ -56,7 +57,8 @@ class Attempt:
             for output in self.model.outputs
         )
         done = replace(self.model.proof, device=device.profile.identity.name, error=worst)
-        return replace(self.model, proof=done)
+        source = replace(self.model.source, notes=(*self.model.source.notes, *self.notes))
+        return replace(self.model, proof=done, source=source)
 
     def refusal(self, where: str) -> ModelRefused:
         """Of wrong answers; `where` says of which node."""
@@ -138,7 +140,8 @@ class Prover:
             return draft
         name = self.device.profile.identity.name
         tell(done, f"compare with {self.expected.evaluator} on {name}")
-        tried = replace(draft, results=_probed(self.device, draft))
+        results, special = _probed(self.device, draft, self.expected)
+        tried = replace(draft, results=results, notes=special)
         if not tried.wrong or self.half or self.in_parts:
             return tried
         tell(done + 0.05, f"compare part by part on {name}")
@@ -147,7 +150,8 @@ class Prover:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        return replace(made, results=steps.judged(tried.results, apart.tolerance), apart=apart)
+        judged = steps.judged(tried.results, apart.tolerance)
+        return replace(made, results=judged, apart=apart, notes=tried.notes)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
         """Of a model with wrong answers: names the first node whose value differs."""
@@ -203,7 +207,7 @@ def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
                 f"output {spec.name!r} has the shape {list(spec.shape)} by the model's operators and "
                 f"{list(given.shape)} in {found.evaluator}, so that it cannot be proven right"
             )
-    return found
+    return replace(found, special=specials.choose(bound, found.inputs[0]))
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
@@ -226,7 +230,10 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     return replace(expected, behind=behind)
 
 
-def _probed(device: Device, draft: Attempt) -> tuple[proof.Difference, ...]:
+def _probed(
+    device: Device, draft: Attempt, expected: Expected
+) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
+    """How far off the probes are, and what is to be told of NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
@@ -236,4 +243,10 @@ def _probed(device: Device, draft: Attempt) -> tuple[proof.Difference, ...]:
                 f"reference's own values ({wrong[0]})",
                 wrong,
             )
-        return proof.check_probes(executor)
+        results = proof.check_probes(executor)
+        names = [output.name for output in draft.model.outputs]
+        special = expected.special
+        if special is None or not all(result.right for result in results):
+            return results, ()
+        allowed = dict(zip(names, expected.tolerance, strict=False))
+        return results, tuple(specials.differences(executor, special, allowed))

@@ -25,6 +25,7 @@ from honed.runtime.compiled.model import KernelArg
 from . import intrinsics
 from .barriers import divergent_barriers
 from .cost import executed_operations
+from .functions import extremes
 from .printer import print_kernels
 from .program import KernelLaunch, MemoryValue
 from .staging import stage_sums
@@ -35,6 +36,7 @@ Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
 intrinsics.register()
+extremes.register()
 
 
 class LoweringFailed(Exception):

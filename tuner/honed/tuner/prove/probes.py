@@ -20,6 +20,7 @@ from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .inputs import generate
 from .reference import ReferenceFailure, evaluate
+from .specials import SpecialProbe
 from .tolerance import HALF_MOST, for_model
 
 _ROUNDS = 3  # times that other inputs are drawn
@@ -42,6 +43,7 @@ class Expected:
     tolerance: tuple[float, ...]
     behind: tuple[tuple[np.ndarray, ...], ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    special: SpecialProbe | None = None
 
 
 @dataclass(frozen=True, slots=True)

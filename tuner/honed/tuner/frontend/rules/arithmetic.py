@@ -27,13 +27,14 @@ def unary(b: Builder, c: Call) -> Value:
 
 @rule("Sign")
 def sign(b: Builder, c: Call) -> Value:
-    """Comparisons, so that NaN gives 0 as in ONNX's reference and unsigned types work."""
+    """Comparisons with 0; NaN stays NaN, but in fp16 gives 0, as in ONNX Runtime."""
     x = c.x()
     zero = b.like(0, x)
-    positive = b("Cast", b("Less", zero, x), to=elem_type(x.dtype))
     if x.dtype.kind in "ub":
-        return positive
-    return b("Sub", positive, b("Cast", b("Less", x, zero), to=elem_type(x.dtype)))
+        return b("Cast", b("Less", zero, x), to=elem_type(x.dtype))
+    negative = b("Cast", b("Less", x, zero), to=elem_type(x.dtype))
+    found = b("Sub", b("Cast", b("Less", zero, x), to=elem_type(x.dtype)), negative)
+    return b("Where", b("IsNaN", x), x, found) if x.is_float and x.dtype.itemsize > 2 else found
 
 
 def pair(b: Builder, c: Call) -> tuple[Value, Value]:
@@ -123,16 +124,30 @@ def is_inf(b: Builder, c: Call) -> Value:
 
 @rule("Clip")
 def clip(b: Builder, c: Call) -> Value:
-    """Bounds from attributes (opset 6) or inputs (opset 11)."""
+    """Bounds from attributes (opset 6) or inputs (opset 11); a bound that is NaN is none.
+
+    Floats without one of the bounds have the largest finite number for it, as ONNX says.
+    """
     x = c.x()
     if c.opset < 11:
         low = b.like(c.number("min", 0.0), x) if "min" in c.attrs else None
         high = b.like(c.number("max", 0.0), x) if "max" in c.attrs else None
     else:
         low, high = c.opt(1), c.opt(2)
-    if low is not None:
-        x = b("Max", x, low)
-    return b("Min", x, high) if high is not None else x
+    if x.is_float:
+        most = np.finfo(x.dtype).max
+        low, high = (b.like(end, x) if v is None else v for v, end in ((low, -most), (high, most)))
+    return _bounded(b, "Min", _bounded(b, "Max", x, low), high)
+
+
+def _bounded(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
+    """The larger or smaller of both, and `x` where the bound is NaN."""
+    if bound is None:
+        return x
+    if not x.is_float or (bound.data is not None and not np.isnan(bound.data).any()):
+        return b(op, x, bound)
+    beyond = b("Less", x, bound) if op == "Max" else b("Less", bound, x)
+    return b("Where", beyond, bound, x)
 
 
 @rule("Cast", "CastLike")

@@ -66,10 +66,11 @@ def composed(b: Builder, c: Call) -> Value:
 
 
 def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
-    """The largest element is taken out first, so that exp cannot overflow."""
+    """The largest element is taken out first, so that exp cannot overflow; infinities are left in."""
     if not x.is_float:
         raise NodeRefused(f"it works on {x.dtype.name}; cast to a floating point type first")
-    top = reduce(b, "ReduceMax", x, axes)
+    most = np.finfo(x.dtype).max
+    top = b("Min", b("Max", reduce(b, "ReduceMax", x, axes), b.like(-most, x)), b.like(most, x))
     total = reduce(b, "ReduceSum", b("Exp", b("Sub", x, top)), axes)
     result = b("Add", b("Log", total), top)
     if keep or not axes:
@@ -79,7 +80,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
 
 @rule("ArgMax", "ArgMin")
 def arg_extreme(b: Builder, c: Call) -> Value:
-    """Place of the first extreme, or of the last."""
+    """Place of the first extreme, or of the last; NaN is none."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     if x.shape[axis] == 1:

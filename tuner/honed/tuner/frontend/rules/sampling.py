@@ -58,7 +58,7 @@ def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
     else:
         found = b("Sub", b("Mul", moved, b.like(extent / 2, moved)), b.like(0.5, moved))
     far = float(1 << 20)
-    known = b("Where", b("Equal", found, found), found, b.like(-far, found))  # NaN lies outside
+    known = b("Where", b("IsNaN", found), b.like(-far, found), found)  # NaN lies outside
     return b("Min", b("Max", known, b.like(-far, known)), b.like(far, known))
 
 

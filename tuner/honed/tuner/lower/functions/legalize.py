@@ -16,7 +16,7 @@ from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import alignment_of, target_for
 
-from . import winograd
+from . import extremes, winograd
 from .apart import set_moves_apart
 from .dots import multiply_bytes
 from .joining import Joins, join_functions, never
@@ -106,7 +106,11 @@ def _simplified() -> tvm.transform.Pass:
 
 
 def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
-    rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)}
+    rules = {
+        "relax.erf": _erf,
+        "relax.nn.conv2d": partial(_convolved, profile.family),
+        **extremes.rules(),
+    }
     steps = relax.transform
     return tvm.transform.Sequential(
         [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, tirx
+from tvm_ffi import structural_equal
 
 from honed.tuner.lower.dotnames import DOT_ADD
 from honed.tuner.lower.intrinsics import is_dot
 
-from . import types
+from . import extremes, types
 from .blocks import Blocks
+from .extremes import never_nan
 from .lanes import lane
 from .terms import (
     ADD,
@@ -64,6 +66,7 @@ class Expressions:
         self.load: Callable[[ir.TensorLoad], Term]  # both set by the kernel: what they print has expressions
         self.call: Callable[[ir.Call], Term]
         self.variables: dict[Any, Term] = {}
+        self.stored: tirx.BufferStore | None = None  # the statement that is being written
         self.sums: dict[Any, LinearForm] = {}  # of integer variables: what they stand for, as a sum
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
@@ -218,11 +221,34 @@ class Expressions:
         a, b = self.parts(self.full(expr.a), self.full(expr.b))
         if a.type.kind in ("bool", "mask"):
             return self.operate("&" if low else "|", BIT_AND if low else BIT_OR, a, b)
+        if a.type.kind == "float":
+            return self._of_numbers("min" if low else "max", expr, a, b)
         found = self._call_of_two("min" if low else "max", a, b)
         if a.type.integer and a.type.lanes == 1:
             least, most = zip(a.bounds, b.bounds, strict=True)
             return bounded(found, *((min(least), min(most)) if low else (max(least), max(most))))
         return found
+
+    def _of_numbers(self, which: str, expr: Any, a: Term, b: Term) -> Term:
+        """The larger or smaller of floats, by a function that says what NaN and infinities give (`extremes`).
+
+        NaN comes through, from both sides unless one of them is never NaN, but not into what a reduction has
+        found so far: that would take two comparisons more for each element.
+        """
+        if never_nan(expr.a) or self._is_stored(expr.b):
+            a, b = b, a
+        elif not (never_nan(expr.b) or self._is_stored(expr.a)):
+            which = f"nan{which}"
+        return self._call_of_two(extremes.name(which, a.type), a, b)
+
+    def _is_stored(self, expr: Any) -> bool:
+        """Whether it is what lies where the present statement stores."""
+        return (
+            self.stored is not None
+            and isinstance(expr, ir.TensorLoad)
+            and expr.source.same_as(self.stored.buffer)
+            and structural_equal(list(expr.indices), list(self.stored.indices))
+        )
 
     # Truth
 

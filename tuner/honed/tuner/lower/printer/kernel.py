@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm_ffi import structural_walk
 
-from . import types
+from . import extremes, types
 from .blocks import Blocks
 from .buffers import KernelBuffer, private_uses
 from .calls import Calls
@@ -31,6 +31,7 @@ def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     ]
     if "AT(" in body:
         before.append(_AT)
+    before += extremes.definitions(body)
     return "\n".join([*before, "", body] if before else [body])
 
 

@@ -46,7 +46,9 @@ class KernelMemory:
         index = _only(store.indices)
         of = types.parsed(str(store.value.ty.dtype))
         stored = types.stored(of)
+        self.expressions.stored = store
         value = self.expressions.full(store.value)
+        self.expressions.stored = None
         if of.kind in ("bool", "mask"):
             value = self.expressions.convert(value, stored)
         self._write(buffer, index, stored, value)
