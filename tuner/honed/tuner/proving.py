@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnx
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, SourceModel
 from honed.runtime.execution import proof
 
@@ -26,6 +28,7 @@ from .running import opened, run_model, run_sets
 Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
 
 _PROBES = 3
+_BLAMING_S = 60.0  # after which no more variants are compiled to find the node to blame
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -38,11 +41,19 @@ class Attempt:
     constants: Mapping[int, np.ndarray]
     results: tuple[proof.Difference, ...] = ()
     apart: steps.ProofByParts | None = None
+    unproven: str = ""  # why answers that are right prove nothing
 
     @property
     def wrong(self) -> tuple[proof.Difference, ...]:
-        """The outputs that differ from the reference's by more than they may."""
-        return tuple(result for result in self.results if not result.right)
+        """What differs from the reference by more than it may, a sentence each."""
+        part = self.apart.wrong if self.apart is not None else None
+        differing = tuple(str(result) for result in self.results if not result.right)
+        return differing or ((part,) if part else ())
+
+    @property
+    def why_not(self) -> str:
+        """Why it is not to be served; "" where it is verified."""
+        return self.wrong[0] if self.wrong else self.unproven
 
     def proven(self, device: Device | None) -> CompiledModel:
         """The model that says how far off it was on the device; None: it was not compared."""
@@ -59,7 +70,7 @@ class Attempt:
         """Of wrong answers; `where` says of which node."""
         return ModelRefused(
             f"the compiled model does not give the reference's answers ({self.wrong[0]}); {where}",
-            (*map(str, self.wrong), where),
+            (*self.wrong, where),
         )
 
 
@@ -100,14 +111,19 @@ class Prover:
         draft = self._assembled(self.expected, lowered, more)
         if self.device is None:
             return draft
-        name = self.device.profile.identity.name
+        name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
         tried = replace(draft, results=_probed(self.device, draft))
-        if not tried.wrong or self.half or self.in_parts:
+        if not tried.wrong and not hidden:
             return tried
+        if self.half or self.in_parts:
+            return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
         tell(done + 0.05, f"compare part by part on {name}")
         apart = self._by_parts(tried, self.device, first)
         if apart is None or apart.wrong is not None:
+            unproven = self.expected.hidden if apart is None and not tried.wrong else ""
+            return replace(tried, apart=apart, unproven=unproven)
+        if not tried.wrong:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance)
         made = self._assembled(allowed, lowered, (*more, apart.note))
@@ -119,17 +135,22 @@ class Prover:
         device, precision = self.device, self.precision
         if self.in_parts:
             return tried.refusal("which node is wrong is not looked for in a model of several parts")
-        if tried.apart is not None:
-            why = "each part is right, and its steps do not explain as much"
-            return tried.refusal(tried.apart.wrong or why)
-        worst = next(n for n, result in enumerate(tried.results) if not result.right)
+        if not tried.wrong:
+            return unverified(tried.unproven)
+        apart = tried.apart
+        if apart is not None and apart.blamed is None:
+            return tried.refusal("each part is right, and its steps do not explain as much")
+        worst = next((n for n, result in enumerate(tried.results) if not result.right), 0)
+        blamed = self.bound, self.expected.inputs[worst // len(tried.model.outputs)]
+        model, inputs = blamed if apart is None or apart.blamed is None else apart.blamed
         located = locate.first_difference(
-            self.bound,
-            self.expected.inputs[worst // len(tried.model.outputs)],
+            model,
+            inputs,
             lambda variant, given: run_model(variant, given, device, precision, first),
             precision=tried.model.source.precision,
+            seconds=_BLAMING_S,
         )
-        return tried.refusal(str(located))
+        return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", str(located)))))
 
     def _assembled(self, expected: Expected, lowered: LoweredModel, more: tuple[str, ...]) -> Attempt:
         notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
@@ -146,14 +167,44 @@ class Prover:
         )
 
 
-def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+def unverified(why: str) -> ModelRefused:
+    """Of a model whose answers may be right, which nothing shows."""
+    advice = "give real inputs with --calibration, a folder with one .npz file for each set"
+    return ModelRefused(f"{why}; {advice}", (why,))
+
+
+def expect(
+    bound: onnx.ModelProto,
+    normalised: Normalised,
+    given: Sequence[Mapping[str, np.ndarray]] = (),
+    whole: onnx.ModelProto | None = None,
+) -> Expected:
+    """Choose probes and evaluate the reference; `given` and `whole` are as in `probes.choose`.
+
+    Raises ModelRefused where the reference cannot be evaluated, or says too little of an output.
+    """
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
-    found = probes.choose(bound, count, normalised.precision)
+    found = probes.choose(bound, count, normalised.precision, given=given, whole=whole)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
+    if found.unproven:
+        raise unverified(found.unproven)
     return found
+
+
+def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
+    """The inputs of a compiled form's probes, where they fit the model."""
+    if like is None:
+        return []
+    wanted = [(spec.name, spec.dtype, spec.shape) for spec in normalised.inputs]
+    with modelfile.read(like, verify=False) as file:
+        if [(t.name, t.dtype, t.shape) for t in file.model.inputs] != wanted:
+            return []
+        return [
+            {name: np.array(value) for name, value in file.inputs(probe).items()}
+            for probe in file.model.probes
+        ]
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:

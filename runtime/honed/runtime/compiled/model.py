@@ -157,6 +157,9 @@ class Proof:
     probes: tuple[Probe, ...]
     device: str | None  # the device the comparison ran on when compiling; None: not run there
     error: tuple[float, ...]  # per output, the largest over the probes; empty where not run
+    covered: tuple[
+        float, ...
+    ] = ()  # per output, the share that the probes say something of; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

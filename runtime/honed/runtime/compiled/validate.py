@@ -238,6 +238,10 @@ def _check_proof(model: CompiledModel) -> None:
         f"the proof has {len(proof.error)} errors for its outputs",
     )
     require(all(_is_share(e) for e in proof.error), "the proof has an error that is negative or not finite")
+    require(
+        len(proof.covered) in (0, len(model.outputs)) and all(0 <= share <= 1 for share in proof.covered),
+        "the proof does not say of each output which share of it is covered",
+    )
     for i, probe in enumerate(proof.probes):
         _check_probe(model, f"probe {i}", probe)
 
