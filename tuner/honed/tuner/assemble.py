@@ -162,5 +162,10 @@ def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
         )
         first = behind
     return Proof(
-        reference=expected.evaluator, probes=tuple(probes), device=None, error=(), covered=expected.covered
+        reference=expected.evaluator,
+        probes=tuple(probes),
+        device=None,
+        error=(),
+        covered=expected.covered,
+        selections=expected.selections,
     )

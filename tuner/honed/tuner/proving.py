@@ -125,9 +125,9 @@ class Prover:
             return replace(tried, apart=apart, unproven=unproven)
         if not tried.wrong:
             return replace(tried, apart=apart)
-        allowed = replace(self.expected, tolerance=apart.tolerance)
+        allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        return replace(made, results=steps.judged(tried.results, apart.tolerance), apart=apart)
+        return replace(made, results=_probed(self.device, made), apart=apart)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
         """Of a model with wrong answers: names the first node whose value differs."""

@@ -150,6 +150,19 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Outputs whose rows one selection orders: they are compared as a set of rows where scores tie.
+
+    `outputs` are numbers of outputs, `axes` the axis of rows in each. `score` is the one that holds what the
+    rows were ordered by, None where no output does.
+    """
+
+    outputs: tuple[int, ...]
+    axes: tuple[int, ...]
+    score: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """What the compiled form was compared with."""
 
@@ -160,6 +173,7 @@ class Proof:
     covered: tuple[
         float, ...
     ] = ()  # per output, the share that the probes say something of; empty: not known
+    selections: tuple[Selection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,8 @@ def _integers(
             return np.zeros(value.shape, np.int64)
         raise ModelRefused(f"input {value.name!r} indexes an axis of size 0; no value of it is allowed")
     drawn = rng.integers(low, high, value.shape, endpoint=True)
-    met = [each for each in allowed.met if low <= each <= high and each == round(each)]
+    ends = max(info.min, allowed.low), min(info.max, allowed.high)
+    met = [each for each in allowed.met if ends[0] <= each <= ends[1] and each == round(each)]
     if met and style != 1:
         drawn = np.where(rng.random(value.shape) < _MET, rng.choice(met, value.shape), drawn)
     if allowed.nonzero:

@@ -17,6 +17,7 @@ import onnx
 from onnx import inliner
 
 from honed.protocol.errors import InvalidArgument
+from honed.runtime.compiled.model import Selection
 from honed.runtime.execution.proof import compare
 
 from . import coverage, graphs
@@ -48,6 +49,7 @@ class Expected:
     tolerance: tuple[float, ...]
     behind: tuple[tuple[np.ndarray, ...], ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    selections: tuple[Selection, ...] = ()  # outputs that are compared as sets of rows
     covered: tuple[float, ...] = ()  # per output, the share of it that a comparison says something about
     unproven: str = ""  # why no comparison with these probes is a proof: a sentence
     hidden: str = ""  # why one is only at the model's steps: a sentence
@@ -104,8 +106,8 @@ def choose(
             break
         if len(told) < count:
             shrink = min(shrink + 1, _SMALLEST)
-    # Without noise a comparison says more; without anything told it says nothing.
-    best = sorted(trials, key=lambda t: (t.told < ENOUGH, max(_share(t.noise, allowed), _CALM)))[:count]
+    counting = [trial for trial in trials if trial.told >= ENOUGH] or trials
+    best = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
     tolerance, widened = _widened(allowed, best, graphs.outputs(model))
     made = Expected(
         evaluator=evaluator,

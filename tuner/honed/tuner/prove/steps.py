@@ -19,13 +19,16 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import HonedError
+from honed.runtime.compiled.model import Selection
 from honed.runtime.execution.proof import Difference, compare
+from honed.runtime.execution.rows import aligned
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import OPTIMISED
 from .opened import BOUNDED, MOST_BYTES, Arrays, OpenedModel, exposing, moving, nbytes, only, opened
 from .reference import Reference, ReferenceFailure, evaluate
+from .selected import selections
 from .tolerance import for_output, work
 
 Run = Callable[[onnx.ModelProto, Iterable[Arrays]], Iterable[Arrays]]
@@ -47,10 +50,11 @@ class ProofByParts:
 
     `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
     each output of the whole may be off, and `note` tells the user so. `blamed` are a model and inputs on
-    which the node to blame can be looked for.
+    which the node to blame can be looked for. `selections` are the outputs to compare as sets of rows.
     """
 
     wrong: str | None
+    selections: tuple[Selection, ...] = ()
     blamed: tuple[onnx.ModelProto, Arrays] | None = None
     tolerance: tuple[float, ...] = ()
     note: str = ""
@@ -92,7 +96,9 @@ def judge(
     least = {
         name: _OF_ONE / _largest([values[name] for values in reference.outputs]) for name in apart.bounded
     }
-    return _as_whole(apart, tolerance, _spread(model, apart, inputs, reference, errors, limits), least)
+    chosen = selections(model, inputs, reference.outputs, tolerance, limits)
+    spread = _spread(model, apart, inputs, reference, errors, limits, chosen, tolerance)
+    return replace(_as_whole(apart, tolerance, spread, least), selections=chosen)
 
 
 def _as_whole(
@@ -181,6 +187,8 @@ def _spread(
     reference: Reference,
     errors: Mapping[str, float],
     limits: EvaluationLimits,
+    chosen: Sequence[Selection],
+    tolerance: Sequence[float],
 ) -> dict[str, float]:
     """By output: how far the reference moves when it rounds otherwise, as a share of its range."""
     names = graphs.outputs(model)
@@ -197,6 +205,8 @@ def _spread(
     shifted = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
     if isinstance(shifted, Reference):
         others += zip((values for _, values in again), shifted.outputs, strict=True)
+    if chosen:
+        others = [(calm, aligned(chosen, names, calm, other, tolerance)) for calm, other in others]
     return {
         name: max((_change(calm[name], other[name]) for calm, other in others), default=0.0) for name in names
     }
@@ -213,8 +223,3 @@ def _change(calm: np.ndarray, other: np.ndarray) -> float:
     if calm.shape != other.shape or calm.dtype != other.dtype:
         return 1.0
     return min(compare(calm, other, 0.0).error, 1.0)
-
-
-def judged(results: Sequence[Difference], allowed: Sequence[float]) -> tuple[Difference, ...]:
-    """The differences of probes, output by output, under other tolerances."""
-    return tuple(replace(r, tolerance=allowed[n % len(allowed)]) for n, r in enumerate(results))
