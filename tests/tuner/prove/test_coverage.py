@@ -87,8 +87,8 @@ def test_a_mask_is_known_by_what_is_done_with_it(how: str) -> None:
 def test_lengths_that_make_a_mask_are_positive() -> None:
     found = chosen(
         "f (float[2,8] s, int64[2,1] n) => (float[2,8] p) <int64 zero = {0}, int64 eight = {8}, "
-        "int64 one = {1}, float lowest = {-3.0e38}> { a = Range(zero, eight, one) k = Less(a, n) h = Where(k, s, lowest)"
-        "p = Softmax(h) }"
+        "int64 one = {1}, float lowest = {-3.0e38}> { a = Range(zero, eight, one)"
+        "k = Less(a, n) h = Where(k, s, lowest) p = Softmax(h) }"
     )
     lengths = np.stack([each["n"] for each in found.inputs])
     assert lengths.min() >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +128,11 @@ class Prover:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        return replace(made, results=_probed(self.device, made), apart=apart)
+        if apart.selections:  # whose rows are to be put in the reference's order
+            return replace(made, results=_probed(self.device, made), apart=apart)
+        every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
+        results = tuple(replace(result, tolerance=most) for result, most in every)
+        return replace(made, results=results, apart=apart)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
         """Of a model with wrong answers: names the first node whose value differs."""

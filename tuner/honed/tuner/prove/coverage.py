@@ -52,11 +52,11 @@ def of_values(values: Sequence[np.ndarray]) -> Covered:
         return Covered(finite, finite)
     usual = np.partition(known, known.size // 2)[known.size // 2]  # what most have, where most have one value
     alike = np.count_nonzero(known == usual) / known.size
-    if known.dtype.kind == "f":
+    if known.dtype.kind == "f" and alike < 1:
         ends = [np.count_nonzero(known == end) for end in (known.min(), known.max())]
         if min(ends) > 1:
             alike = max(alike, sum(ends) / known.size)
-    return Covered(finite, finite * min(1 - alike, 1.0) if alike > _MOST else finite)
+    return Covered(finite, finite * (1 - alike) if alike > _MOST else finite)
 
 
 def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:

@@ -39,6 +39,7 @@ _OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs b
 # that fp16 can tell from 0.
 _OF_ONE = 2.0**-22
 _INSIDE = 0.05  # of its range, that an operator that rounds inside may be off
+_QUANTA = 255  # of the range of what such an operator rounds
 _MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
 _MOVES = 4  # times that the reference's values are moved, for each probe
 _LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few roundings of float32
@@ -134,16 +135,20 @@ class _Parts:
         for name in found:
             difference = self.compared(name, reference, found)
             if not difference.right and name in self._apart.inside:
-                difference = replace(difference, tolerance=self._moved(name, given, reference))
+                most = max(difference.tolerance, self._moved(name, given, reference))
+                difference = replace(difference, tolerance=most)
             yield difference
 
     def _moved(self, name: str, given: Arrays, reference: Arrays) -> float:
-        """What an operator that rounds inside may be off by: twice what the reference is, when moved."""
+        """What an operator that rounds inside may be off by: twice what the reference is, when moved.
+
+        It is moved by a hundredth of a quantum, for its rounding is nowhere to be seen.
+        """
         rng = np.random.default_rng(0)
         own = {v.name: v for v in self._apart.model.graph.input}
         sets = [
             {
-                n: v + _LEAST * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
+                n: v + _OF_A_QUANTUM / _QUANTA * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
                 if n in own and v.dtype.kind == "f" else v
                 for n, v in given.items()
             }
