@@ -188,7 +188,7 @@ NEEDS_LARGE = f"f (float[40] x) => (float[40] z, float[40] y) {ROOT_OF_LESS}"
 
 
 def test_nan_everywhere_proves_nothing_and_real_inputs_do(tmp_path: Path, device: Device) -> None:
-    with pytest.raises(ModelRefused, match=r"output 'y' cannot be verified: .* NaN .*--calibration"):
+    with pytest.raises(ModelRefused, match=r"cannot be verified, .* NaN .* output 'y'; .*--calibration"):
         compiling.compile_file(request(tmp_path, NEEDS_LARGE, device), lambda *_: None)
     assert not (tmp_path / "m.honed").exists()
     sets = tmp_path / "sets"

@@ -45,7 +45,7 @@ class Attempt:
     unproven: str = ""  # why answers that are right prove nothing
 
     @property
-    def wrong(self) -> tuple[proof.Difference, ...]:
+    def wrong(self) -> tuple[str, ...]:
         """What differs from the reference by more than it may, a sentence each."""
         part = self.apart.wrong if self.apart is not None else None
         differing = tuple(str(result) for result in self.results if not result.right)
@@ -174,8 +174,11 @@ class Prover:
 
 def unverified(why: str) -> ModelRefused:
     """Of a model whose answers may be right, which nothing shows."""
-    advice = "give real inputs with --calibration, a folder with one .npz file for each set"
-    return ModelRefused(f"{why}; {advice}", (why,))
+    return ModelRefused(
+        f"the compiled form cannot be verified, because {why}; give real inputs with --calibration, a folder "
+        "with one .npz file for each set",
+        (why,),
+    )
 
 
 def expect(

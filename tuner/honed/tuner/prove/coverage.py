@@ -33,10 +33,13 @@ class Covered:
     finite: float
     told: float
 
-    def __str__(self) -> str:
+    def why_not(self, name: str) -> str:
+        """Say why output `name` is not covered, as part of a sentence."""
         if self.finite < ENOUGH:
-            return f"the reference gives NaN or infinity in {1 - self.finite:.0%} of it"
-        return f"{1 - self.told:.0%} of it has one value, whatever the inputs are, or is saturated"
+            return f"the reference gives NaN or infinity for {1 - self.finite:.0%} of output {name!r}"
+        return (
+            f"{1 - self.told:.0%} of output {name!r} has one value whatever the inputs are, or is saturated"
+        )
 
 
 def of_values(values: Sequence[np.ndarray]) -> Covered:

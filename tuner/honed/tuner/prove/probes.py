@@ -51,8 +51,8 @@ class Expected:
     notes: tuple[str, ...] = ()  # what the user should know, one sentence each
     selections: tuple[Selection, ...] = ()  # outputs that are compared as sets of rows
     covered: tuple[float, ...] = ()  # per output, the share of it that a comparison says something about
-    unproven: str = ""  # why no comparison with these probes is a proof: a sentence
-    hidden: str = ""  # why one is only at the model's steps: a sentence
+    unproven: str = ""  # why no comparison with these probes is a proof: part of a sentence
+    hidden: str = ""  # why one is only at the model's steps: part of a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -
     deeper = _behind(model, made, hidden, limits) if hidden else {}
     shares = {name: deeper.get(name, share) for name, share in plain.items()}
     poor = next((name for name, share in shares.items() if share.told < ENOUGH), None)
-    why = f"output {poor!r} cannot be verified: {shares[poor]}" if poor else ""
+    why = shares[poor].why_not(poor) if poor is not None else ""
     told = tuple(share.told for share in shares.values())
-    own = next((f"output {n!r} cannot be verified: {plain[n]}" for n in hidden if n in deeper), "")
+    own = next((plain[name].why_not(name) for name in hidden if name in deeper), "")
     return replace(made, covered=told, unproven=why, hidden=own)
 
 

@@ -87,7 +87,8 @@ _MAPPED = 1 << 20  # bytes; larger values are mapped, which takes no memory unti
 
 def _read(folder: Path, names: Sequence[str], sets: int) -> tuple[dict[str, np.ndarray], ...]:
     def value(path: Path) -> np.ndarray:
-        return np.load(path, mmap_mode="r" if path.stat().st_size > _MAPPED else None)
+        mapped = path.stat().st_size > _MAPPED
+        return np.asarray(np.load(path, mmap_mode="r" if mapped else None))
 
     return tuple(
         {name: value(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)} for i in range(sets)
