@@ -114,8 +114,7 @@ def _matched(pairs: Array) -> list[int]:
         waiting = [row]
         while waiting:
             current = waiting.pop(0)
-            for column in np.flatnonzero(pairs[current]):
-                column = int(column)
+            for column in map(int, np.flatnonzero(pairs[current])):
                 if column in came:
                     continue
                 came[column] = current
