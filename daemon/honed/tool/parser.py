@@ -117,17 +117,9 @@ def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = F
         "--calibration",
         metavar="DIR",
         type=Path,
-        help="folder of .npz files, each with a value for every input, on which auto measures the errors of "
-        "fp16 (default: inputs are made up)",
+        help="folder of .npz files, each with a value for every input, on which the compiled form is "
+        "verified and auto measures the errors of fp16 (default: inputs are made up)",
     )
-
-
-def check_calibration(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for calibration inputs that decide nothing."""
-    if arguments.calibration is not None and arguments.precision != "auto":
-        raise UsageError(
-            f"--calibration decides --precision auto, and it is {arguments.precision}; leave one out"
-        )
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -238,11 +238,15 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedOutput:
-    """The error allowed for an output, and the largest found."""
+    """The error allowed for an output, and the largest found.
+
+    `covered` is the share of the output that the comparison says something about, None where it is not known.
+    """
 
     name: str
     tolerance: float
     error: float | None
+    covered: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,32 +65,13 @@ def test_sets_reach_the_compiler_and_are_not_kept(
 
 def test_what_decides_nothing_is_refused(service: Service, small_model: Path, sets: Path) -> None:
     with service.client() as client:
-        for name, problem in (
-            ("small.honed", "compiled already; shapes, precision, calibration inputs"),
-            ("small.onnx", "calibration inputs decide precision auto, and it is fp16"),
-        ):
-            given = sets.parent / name
-            given.write_bytes(small_model.read_bytes())
-            precision = "auto" if name.endswith(".honed") else "fp16"
-            with pytest.raises(InvalidArgument, match=problem):
-                client.add(given, name="other", precision=precision, calibration=sets)
+        given = sets.parent / "small.honed"
+        given.write_bytes(small_model.read_bytes())
+        with pytest.raises(InvalidArgument, match="compiled already; shapes, precision, calibration inputs"):
+            client.add(given, name="other", calibration=sets)
         with pytest.raises(NotFound, match="no folder"):
             client.add(small_model, name="other", calibration=sets / "none")
         for path in sets.glob("*.npz"):
             path.unlink()
         with pytest.raises(InvalidArgument, match=r"holds no \.npz file"):
             client.add(small_model, name="other", calibration=sets)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["add", "m.onnx"],
-        ["compile", "m.onnx", "-o", "m.honed"],
-        ["tune", __file__, "--bench", "mali-g610"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_calibration_goes_with_auto(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--precision", "fp16", "--calibration", "sets"]) == 2
-    assert "--calibration decides --precision auto, and it is fp16" in capsys.readouterr().err

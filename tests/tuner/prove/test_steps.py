@@ -3,6 +3,7 @@ them, and everything else is."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
@@ -298,3 +300,35 @@ def test_wrong_kernels_before_a_step_are_refused(
     with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
         compiling.compile_file(rounded, lambda *_: None)
     assert not rounded.output.exists()
+
+
+def test_an_operator_that_rounds_inside_may_be_off_by_what_moves_it() -> None:
+    """A quantised LSTM rounds its state in each step, where nothing can be opened."""
+    plain = weighted(
+        "f (float[24, 1, 16] x) => (float[24, 1, 1, 32] y) { y, h, c = LSTM<hidden_size = 32>(x, w, r) }",
+        w=(1, 128, 16),
+        r=(1, 128, 32),
+    )
+    del plain.graph.node[0].output[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(plain, f"{folder}/m.onnx")
+        quantize_dynamic(f"{folder}/m.onnx", f"{folder}/q.onnx", weight_type=QuantType.QInt8)
+        model = onnx.load(f"{folder}/q.onnx")
+    assert "DynamicQuantizeLSTM" in {node.op_type for node in model.graph.node}
+    assert judged(model, changed(**{"y, made": lambda v: v + np.float32(1.5e-3)})).wrong is None
+    wrong = judged(model, changed(**{"y, made": lambda v: v * np.float32(1.2)})).wrong
+    assert wrong is not None
+    assert "output 'y' differs" in wrong
+
+
+def test_noise_at_steps_differs_from_run_to_run_and_stays_small() -> None:
+    apart = opened.opened(QUANTISED)
+    assert apart is not None
+    moved = opened.moving(QUANTISED, apart, {"p": 1e-3, "r": 1e-3})
+    outputs = [onnx.helper.make_tensor_value_info("p, moved", 1, None)]
+    outputs += [onnx.helper.make_tensor_value_info("p", 1, None)]
+    moved.graph.output.extend(outputs)
+    one, other = runtime(moved, generate(QUANTISED, 1) * 2)
+    assert not np.array_equal(one["p, moved"], other["p, moved"])
+    for each in (one, other):
+        assert 0 < np.abs(each["p, moved"] - each["p"]).max() <= 1.01e-3

@@ -54,9 +54,13 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
     try:
         return do(job, emit)
     except MemoryError as error:
-        raise ResourceExhausted(
-            f"compiling needs more than the {job.memory_mib} MiB allowed; raise the limit"
-        ) from error
+        raise ResourceExhausted(_out_of_memory(job.memory_mib)) from error
+
+
+def _out_of_memory(limit_mib: int) -> str:
+    if limit_mib:
+        return f"compiling needs more than the {limit_mib} MiB allowed; raise the limit"
+    return "compiling needs more memory than this machine has to give; free some, or compile on a larger one"
 
 
 def _emitter() -> Callable[[News | Result | HonedError], None]:

@@ -162,4 +162,11 @@ def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
             )
         )
         first = behind
-    return Proof(reference=expected.evaluator, probes=tuple(probes), device=None, error=())
+    return Proof(
+        reference=expected.evaluator,
+        probes=tuple(probes),
+        device=None,
+        error=(),
+        covered=expected.covered,
+        selections=expected.selections,
+    )

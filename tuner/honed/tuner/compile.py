@@ -28,7 +28,7 @@ from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, compiled_before, prepare
 from .prove.graphs import bind_shapes
-from .proving import Prover, expect, with_behind
+from .proving import Prover, expect, probed_before, with_behind
 from .schedules import NOTHING, first_kernels, recorded
 from .sized import timing
 
@@ -105,19 +105,20 @@ def _compile(
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
     own, name = prepared.normalised, request.profile.identity.name
     normalised = choose.applied(choice, own) if choice is not None else own
+    stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
+    prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
     imported = _import(normalised, stage)
     lowered = _lower(imported, request, stage)
-    stage("prove", 0.0, "evaluate the reference")
-    prover, tell = _prover(request, prepared, normalised, choice), stage.of("prove")
     tried, first, fell_back = prover.attempt(lowered, first_kernels, tell, 0.4), first_kernels, ""
     if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
         fell_back = f"better schedules gave wrong answers on {name} ({tried.wrong[0]})"
         why = f"compiled with default rules, because {fell_back}"
         tried, first = prover.attempt(by_rules, default_kernels, tell, 0.8, why), default_kernels
-    if tried.wrong and prover.half:
-        why = f"fp16 gave wrong answers on {name} ({tried.wrong[0]})"
+    if tried.why_not and prover.half:
+        found = "gave wrong answers" if tried.wrong else "cannot be verified"
+        why = f"fp16 {found} on {name} ({tried.why_not})"
         return _compile(request, prepared, like, PrecisionChoice(half=False, why=why), stage.rest())
-    if tried.wrong:
+    if tried.why_not:
         raise prover.refusal(tried, first)
     model = tried.proven(request.device)
     stage("write", 0.0, f"write {request.output.name}")
@@ -200,13 +201,25 @@ def _prover(
     prepared: Prepared,
     normalised: Normalised,
     choice: PrecisionChoice | None,
+    like: CompiledModel | None,
 ) -> Prover:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated.
+
+    Inputs that the user gave are probes, also those that the model was compiled with before.
+    """
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
-    expected = expect(bound, normalised)
-    if prepared.cut is not None and prepared.cut.behind:
-        expected = with_behind(expected, prepared.cut, bind_shapes(prepared.whole, shapes))
+    whole = bind_shapes(prepared.whole, shapes) if prepared.cut is not None else None
+    given = (
+        choose.calibration_sets(request.calibration, normalised.inputs)
+        if request.calibration is not None
+        else probed_before(request.like, normalised)
+        if like is not None
+        else ()
+    )
+    expected = expect(bound, normalised, given, whole)
+    if prepared.cut is not None and prepared.cut.behind and whole is not None:
+        expected = with_behind(expected, prepared.cut, whole)
     sha256 = _sha256(request.path)
     return strict.like(
         Prover,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled import parts
+from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution import proof
@@ -29,6 +31,7 @@ from .running import opened, run_model, run_sets
 Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
 
 _PROBES = 3
+_BLAMING_S = 60.0  # after which no more variants are compiled to find the node to blame
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -42,11 +45,19 @@ class Attempt:
     results: tuple[proof.Difference, ...] = ()
     apart: steps.ProofByParts | None = None
     notes: tuple[str, ...] = ()  # of NaN and infinities
+    unproven: str = ""  # why answers that are right prove nothing
 
     @property
-    def wrong(self) -> tuple[proof.Difference, ...]:
-        """The outputs that differ from the reference's by more than they may."""
-        return tuple(result for result in self.results if not result.right)
+    def wrong(self) -> tuple[str, ...]:
+        """What differs from the reference by more than it may, a sentence each."""
+        part = self.apart.wrong if self.apart is not None else None
+        differing = tuple(str(result) for result in self.results if not result.right)
+        return differing or ((part,) if part else ())
+
+    @property
+    def why_not(self) -> str:
+        """Why it is not to be served; "" where it is verified."""
+        return self.wrong[0] if self.wrong else self.unproven
 
     def proven(self, device: Device | None) -> CompiledModel:
         """The model that says how far off it was on the device; None: it was not compared."""
@@ -64,7 +75,7 @@ class Attempt:
         """Of wrong answers; `where` says of which node."""
         return ModelRefused(
             f"the compiled model does not give the reference's answers ({self.wrong[0]}); {where}",
-            (*map(str, self.wrong), where),
+            (*self.wrong, where),
         )
 
 
@@ -138,20 +149,29 @@ class Prover:
         draft = self._assembled(self.expected, lowered, more)
         if self.device is None:
             return draft
-        name = self.device.profile.identity.name
+        name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
         results, special = _probed(self.device, draft, self.expected)
         tried = replace(draft, results=results, notes=special)
-        if not tried.wrong or self.half or self.in_parts:
+        if not tried.wrong and not hidden:
             return tried
+        if self.half or self.in_parts:
+            return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
         tell(done + 0.05, f"compare part by part on {name}")
         apart = self._by_parts(tried, self.device, first)
         if apart is None or apart.wrong is not None:
+            unproven = self.expected.hidden if apart is None and not tried.wrong else ""
+            return replace(tried, apart=apart, unproven=unproven)
+        if not tried.wrong:
             return replace(tried, apart=apart)
-        allowed = replace(self.expected, tolerance=apart.tolerance)
+        allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        judged = steps.judged(tried.results, apart.tolerance)
-        return replace(made, results=judged, apart=apart, notes=tried.notes)
+        if apart.selections:  # whose rows are to be put in the reference's order
+            results, special = _probed(self.device, made, allowed)
+            return replace(made, results=results, notes=special, apart=apart)
+        every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
+        results = tuple(replace(result, tolerance=most) for result, most in every)
+        return replace(made, results=results, apart=apart, notes=tried.notes)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
         """Of a model with wrong answers: names the first node whose value differs."""
@@ -159,17 +179,22 @@ class Prover:
         device, precision = self.device, self.precision
         if self.in_parts:
             return tried.refusal("which node is wrong is not looked for in a model of several parts")
-        if tried.apart is not None:
-            why = "each part is right, and its steps do not explain as much"
-            return tried.refusal(tried.apart.wrong or why)
-        worst = next(n for n, result in enumerate(tried.results) if not result.right)
+        if not tried.wrong:
+            return unverified(tried.unproven)
+        apart = tried.apart
+        if apart is not None and apart.blamed is None:
+            return tried.refusal("each part is right, and its steps do not explain as much")
+        worst = next((n for n, result in enumerate(tried.results) if not result.right), 0)
+        blamed = self.bound, self.expected.inputs[worst // len(tried.model.outputs)]
+        model, inputs = blamed if apart is None or apart.blamed is None else apart.blamed
         located = locate.first_difference(
-            self.bound,
-            self.expected.inputs[worst // len(tried.model.outputs)],
+            model,
+            inputs,
             lambda variant, given: run_model(variant, given, device, precision, first),
             precision=tried.model.source.precision,
+            seconds=_BLAMING_S,
         )
-        return tried.refusal(str(located))
+        return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", str(located)))))
 
     def _assembled(self, expected: Expected, lowered: LoweredModel, more: tuple[str, ...]) -> Attempt:
         notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
@@ -190,24 +215,55 @@ def _not_optimised(level: str, why: str) -> str:
     return f"ONNX Runtime optimises the CPU engine's parts no further than level {level}, because then {why}"
 
 
-def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
-    """Choose probes and evaluate the reference.
+def unverified(why: str) -> ModelRefused:
+    """Of a model whose answers may be right, which nothing shows."""
+    return ModelRefused(
+        f"the compiled form cannot be verified, because {why}; give real inputs with --calibration, a folder "
+        "with one .npz file for each set",
+        (why,),
+    )
 
-    Raises ModelRefused where it cannot be evaluated, or gives outputs of other types or shapes.
+
+def expect(
+    bound: onnx.ModelProto,
+    normalised: Normalised,
+    given: Sequence[Mapping[str, np.ndarray]] = (),
+    whole: onnx.ModelProto | None = None,
+) -> Expected:
+    """Choose probes and evaluate the reference; `given` and `whole` are as in `probes.choose`.
+
+    Raises ModelRefused where the reference cannot be evaluated, gives outputs of other types or shapes, or
+    says too little of an output.
     """
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
-    found = probes.choose(bound, count, normalised.precision)
+    found = probes.choose(bound, count, normalised.precision, given=given, whole=whole)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
     for spec in normalised.outputs:
-        given = found.outputs[0][spec.name]
-        if given.shape != spec.shape:
+        shown = found.outputs[0][spec.name]
+        if shown.shape != spec.shape:
             raise ModelRefused(
                 f"output {spec.name!r} has the shape {list(spec.shape)} by the model's operators and "
-                f"{list(given.shape)} in {found.evaluator}, so that it cannot be proven right"
+                f"{list(shown.shape)} in {found.evaluator}, so that it cannot be proven right"
             )
+    if found.unproven:
+        raise unverified(found.unproven)
     return replace(found, special=specials.choose(bound, found.inputs[0]))
+
+
+def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
+    """The inputs of a compiled form's probes, where they fit the model."""
+    if like is None:
+        return []
+    wanted = [(spec.name, spec.dtype, spec.shape) for spec in normalised.inputs]
+    with modelfile.read(like, verify=False) as file:
+        if [(t.name, t.dtype, t.shape) for t in file.model.inputs] != wanted:
+            return []
+        return [
+            {name: np.array(value) for name, value in file.inputs(probe).items()}
+            for probe in file.model.probes
+        ]
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +47,21 @@ def run_model(
     Computes in the model's own types where the precision is "auto".
     Raises as `compile_file`.
     """
-    return run_sets(model, [inputs], device, precision, first)[0]
+    return next(run_sets(model, [inputs], device, precision, first))
 
 
 def run_sets(
     model: onnx.ModelProto,
-    inputs: Sequence[Mapping[str, np.ndarray]],
+    inputs: Iterable[Mapping[str, np.ndarray]],
     device: Device,
     precision: Precision,
     first: First,
     processes: int = 0,
-) -> list[dict[str, np.ndarray]]:
-    """The same with several sets of inputs; `processes` as in `CompileRequest`."""
+) -> Iterator[dict[str, np.ndarray]]:
+    """Compile likewise, and run with several sets of inputs, one when its outputs are asked for.
+
+    `processes` is as in `CompileRequest`.
+    """
     profile = device.profile
     normalised = frontend.normalise(
         model, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
@@ -76,4 +79,5 @@ def run_sets(
     source = strict.like(SourceModel, normalised, sha256=sha256, filename="(in memory)", notes=())
     compiled, constants = assemble(source, profile, normalised, lowered, None)
     with opened(compiled, constants, device) as executor:
-        return [executor.run(each) for each in inputs]
+        for each in inputs:
+            yield executor.run(each)

@@ -73,10 +73,6 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
         return
     if not 0 < count < len(files):
         raise InvalidArgument(f"calibration is {count} of {len(files)} files; it counts the last of them")
-    if options.precision not in (None, "auto"):
-        raise InvalidArgument(
-            f"calibration inputs decide precision auto, and it is {options.precision}; leave one out"
-        )
     for name in files[-count:]:
         if "/" in name or not name.endswith(".npz"):
             raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")

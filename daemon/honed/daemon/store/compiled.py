@@ -162,6 +162,7 @@ def _proof(model: CompiledModel) -> ModelProof | None:
             name=tensor.name,
             tolerance=max((probe.tolerance[i] for probe in proof.probes), default=0.0),
             error=proof.error[i] if proof.error else None,
+            covered=proof.covered[i] if proof.covered else None,
         )
         for i, tensor in enumerate(model.outputs)
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.proof import compare
+from honed.runtime.execution.rows import aligned
 
 Inputs = dict[str, NDArray[Any]]
 _RECORDED_BYTES = 16 << 20  # of one model's inputs; larger ones are not recorded
@@ -79,7 +80,11 @@ class Comparison:
         return taken, self._difference(self._answers[which], answers)
 
     def _difference(self, expected: Inputs, found: Inputs) -> str:
-        for tensor, tolerance in zip(self.pair[0].model.outputs, self._tolerance, strict=True):
+        model = self.pair[0].model
+        selections = model.proof.selections if model.proof is not None else ()
+        names = [tensor.name for tensor in model.outputs]
+        found = aligned(selections, names, expected, found, self._tolerance)
+        for tensor, tolerance in zip(model.outputs, self._tolerance, strict=True):
             difference = compare(expected[tensor.name], found[tensor.name], tolerance, tensor.name)
             if not difference.right:
                 return str(difference)

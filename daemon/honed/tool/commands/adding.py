@@ -17,7 +17,6 @@ from honed.tool.parser import (
     Parser,
     UsageError,
     add_compile_options,
-    check_calibration,
     define,
     shape_sets,
     unique,
@@ -106,7 +105,6 @@ def _state(text: str) -> tuple[str, str]:
 
 
 def _add(arguments: argparse.Namespace, output: Output) -> int:
-    check_calibration(arguments)
     files = list(_files(arguments.files))
     if len(files) == 1:
         with Client(arguments.socket) as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 from honed.daemon.settings.places import places
 from honed.jobs.commands import Tune
 from honed.runtime.calling.exported import ExportedFiles
-from honed.tool.parser import UsageError, add_compile_options, check_calibration, unique
+from honed.tool.parser import UsageError, add_compile_options, unique
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
@@ -78,7 +78,6 @@ def check(arguments: argparse.Namespace) -> None:
         "--precision": arguments.precision != "auto",
         "--calibration": arguments.calibration is not None,
     }
-    check_calibration(arguments)
     if not elsewhere(arguments):
         of_farm = () if arguments.farm is None else ("--certificates", "--device")
         for name, is_given in given.items():

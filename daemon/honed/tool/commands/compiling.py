@@ -16,7 +16,6 @@ from honed.tool.parser import (
     Parser,
     UsageError,
     add_compile_options,
-    check_calibration,
     count,
     define,
     seconds,
@@ -77,7 +76,6 @@ def define_demo(demo: Parser) -> None:
 
 
 def _compile(arguments: argparse.Namespace, output: Output) -> None:
-    check_calibration(arguments)
     job = Compile(
         file=arguments.file,
         output=arguments.output,

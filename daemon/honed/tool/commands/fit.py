@@ -12,7 +12,7 @@ from honed.protocol.errors import HonedError
 from honed.protocol.strict import to_plain
 from honed.tool import compiler
 from honed.tool.output import Console, Output, bytes_text, fields, line, table
-from honed.tool.parser import Parser, UsageError, add_compile_options, check_calibration, define, unique
+from honed.tool.parser import Parser, UsageError, add_compile_options, define, unique
 
 _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
@@ -40,7 +40,6 @@ def define_fit(fit: Parser) -> None:
 
 
 def _fit(arguments: argparse.Namespace, output: Output) -> int:
-    check_calibration(arguments)
     if len(arguments.files) > 1 and arguments.shape:
         raise UsageError("--shape is of one model, and several are given; look at that one by itself")
     told: list[dict[str, object]] = []

@@ -383,4 +383,5 @@ def _proof(model: ModelShown) -> list[tuple[str, str]]:
 
 def _compared(entry: ComparedOutput) -> str:
     error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
-    return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}"
+    covered = "" if entry.covered is None else f", {entry.covered:.0%} of it covered"
+    return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}{covered}"

@@ -151,6 +151,19 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Outputs whose rows one selection orders: they are compared as a set of rows where scores tie.
+
+    `outputs` are numbers of outputs, `axes` the axis of rows in each. `score` is the one that holds what the
+    rows were ordered by, None where no output does.
+    """
+
+    outputs: tuple[int, ...]
+    axes: tuple[int, ...]
+    score: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """What the compiled form was compared with."""
 
@@ -158,6 +171,10 @@ class Proof:
     probes: tuple[Probe, ...]
     device: str | None  # the device the comparison ran on when compiling; None: not run there
     error: tuple[float, ...]  # per output, the largest over the probes; empty where not run
+    covered: tuple[
+        float, ...
+    ] = ()  # per output, the share that the probes say something of; empty: not known
+    selections: tuple[Selection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

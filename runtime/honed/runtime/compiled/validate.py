@@ -16,7 +16,7 @@ from honed.protocol.errors import ModelFileError, ProfileError
 from honed.runtime.dtypes import DTYPES, dtype
 
 from . import parts, plan, within
-from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
+from .model import Buffer, CompiledModel, Kernel, Place, Probe, Selection, Tensor
 from .within import check_there, require
 
 MAX_RANK = 32  # NumPy 1's
@@ -238,8 +238,29 @@ def _check_proof(model: CompiledModel) -> None:
         f"the proof has {len(proof.error)} errors for its outputs",
     )
     require(all(_is_share(e) for e in proof.error), "the proof has an error that is negative or not finite")
+    require(
+        len(proof.covered) in (0, len(model.outputs)) and all(0 <= share <= 1 for share in proof.covered),
+        "the proof does not say of each output which share of it is covered",
+    )
+    for i, selection in enumerate(proof.selections):
+        _check_selection(model, f"selection {i} of the proof", selection)
     for i, probe in enumerate(proof.probes):
         _check_probe(model, f"probe {i}", probe)
+
+
+def _check_selection(model: CompiledModel, where: str, selection: Selection) -> None:
+    require(
+        len(selection.outputs) == len(selection.axes) == len(set(selection.outputs)) > 0,
+        f"{where} does not name outputs with an axis for each",
+    )
+    require(selection.score in (None, *selection.outputs), f"{where} has a score that is none of its outputs")
+    rows = set()
+    for number, axis in zip(selection.outputs, selection.axes, strict=True):
+        check_there(where, "output", number, model.outputs)
+        shape = model.outputs[number].shape
+        require(0 <= axis < len(shape), f"{where} has an axis that output {number} has not")
+        rows.add(shape[axis])
+    require(len(rows) == 1 and rows != {0}, f"{where} has outputs of no rows, or of several numbers of them")
 
 
 def _check_probe(model: CompiledModel, where: str, probe: Probe) -> None:

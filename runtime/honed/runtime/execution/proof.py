@@ -12,6 +12,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Probe
 
 from .executor import Executor
+from .rows import aligned
 
 Array = NDArray[Any]
 # Of what the CPU engine computes on the reference's own values, by the same library, in another order.
@@ -84,7 +85,9 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
     Raises as `Executor.run` does.
     """
-    outputs, known = executor.run_compiled(executor.file.inputs(probe)), _known(executor, probe)
+    made, known = executor.run_compiled(executor.file.inputs(probe)), _known(executor, probe)
+    proof, names = executor.model.proof, [tensor.name for tensor in executor.model.outputs]
+    outputs = aligned(proof.selections if proof is not None else (), names, known, made, probe.tolerance)
     return tuple(
         compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
         for tensor, tolerance in zip(executor.model.outputs, probe.tolerance, strict=True)

@@ -6,8 +6,9 @@ is taken apart where products read it; where one of the two is transposed for th
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -43,9 +44,10 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
     """The graph with such slices joined, and how many are gone."""
     found, uses = graph.copy(), GraphUses.of(graph)
     replaced: dict[str, list[onnx.NodeProto]] = {}
+    places = {node.output[0]: n for n, node in enumerate(graph.nodes)}
     joined = 0
     for first, second in _neighbours(graph, uses):
-        pair = _grown(graph, uses, first, second)
+        pair = _grown(graph, uses, places, first, second)
         ends = _ends(graph, uses, pair)
         if pair.computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
             replaced |= _replaced(found, pair, *ends)
@@ -80,21 +82,35 @@ def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
     return axes[0], starts[0], ends[0]
 
 
-def _grown(graph: Graph, uses: GraphUses, first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
-    """The largest region that two slices have in common."""
+def _grown(
+    graph: Graph,
+    uses: GraphUses,
+    places: Mapping[str, int],
+    first: onnx.NodeProto,
+    second: onnx.NodeProto,
+) -> _Pair:
+    """The largest region that two slices have in common; `places` are those of nodes in the graph."""
     pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
     bounds = _bounds(graph, first)
     assert bounds is not None
     pair.axes[first.output[0]] = bounds[0]
-    for node in graph.nodes:
-        if node.output[0] in pair.others or not any(name in pair.others for name in node.input):
+    waiting = [places[node.output[0]] for node in uses.users.get(first.output[0], [])]
+    heapq.heapify(waiting)
+    before = -1
+    while waiting:  # in the order of the graph, what reads the region
+        place = heapq.heappop(waiting)
+        node = graph.nodes[place]
+        if place == before or node.output[0] in pair.others:
             continue
+        before = place
         axis = _axis_after(graph, node, pair)
         twin = _twin(graph, uses, node, pair) if axis is not None else None
         if axis is not None and twin is not None:
             pair.nodes.append(node)
             pair.others[node.output[0]] = twin.output[0]
             pair.axes[node.output[0]] = axis
+            for reader in uses.users.get(node.output[0], []):
+                heapq.heappush(waiting, places[reader.output[0]])
     return pair
 
 

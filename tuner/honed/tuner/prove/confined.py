@@ -38,6 +38,10 @@ class EvaluationLimits:
 DEFAULT_LIMITS = EvaluationLimits()
 
 
+class InputsRefused(Exception):
+    """The model can be run, but not on these inputs."""
+
+
 def run(
     module: str, folder: Path, arguments: Sequence[str], limits: EvaluationLimits, deadline: float
 ) -> dict[str, Any]:
@@ -97,15 +101,17 @@ def answer(
     try:
         result = dict(work())
     except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
-        if _out_of_memory(error):
+        if out_of_memory(error):
             result = {"failure": "it needs more memory than allowed", "kind": "memory"}
         else:
-            result = {"failure": told(error), "kind": "failed"}
+            kind = "inputs" if isinstance(error, InputsRefused) else "failed"
+            result = {"failure": told(error), "kind": kind}
     (folder / _RESULT).write_text(json.dumps(result))
     return 0
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error of any library says that memory ran out."""
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 

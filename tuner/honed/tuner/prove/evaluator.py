@@ -2,7 +2,8 @@
 
 It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then
 `result.json`: `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
-"failed" (another evaluator may do better) or "memory". It imports neither TVM nor any rewriting of ours.
+"failed" (another evaluator may do better), "inputs" (it runs the model, but not on these inputs) or "memory".
+It imports neither TVM nor any rewriting of ours.
 ONNX Runtime runs the graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with
 `--write` the graph that it made of the model is left in `OPTIMISED`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -83,23 +85,55 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return f"onnxruntime {onnxruntime.__version__}", lambda feeds: list(session.run(None, feeds))
+
+    def run(feeds: dict[str, np.ndarray]) -> list[object]:
+        try:
+            return list(session.run(None, feeds))
+        except Exception as error:
+            if confined.out_of_memory(error):
+                raise
+            raise confined.InputsRefused(_one_line(error)) from error
+
+    return f"onnxruntime {onnxruntime.__version__}", run
 
 
 def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
-    """ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification."""
+    """ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification.
+
+    It keeps every value that it computes; here each is given up once nothing reads it any more.
+    """
     from onnx.reference import ReferenceEvaluator
 
-    from .batchnorm import BatchNormalization
+    from .operators import OPERATORS, BatchNormalization
 
     opset = next((i.version for i in model.opset_import if i.domain in ("", "ai.onnx")), 0)
-    evaluator = ReferenceEvaluator(model, new_ops=[BatchNormalization] if 7 <= opset <= 13 else None)
+    others = [*OPERATORS, *((BatchNormalization,) if 7 <= opset <= 13 else ())]
+    evaluator = ReferenceEvaluator(model, new_ops=others)
+    names, read_last = graphs.outputs(model), _read_last(model)
 
     def run(feeds: dict[str, np.ndarray]) -> list[object]:
+        values: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
         with np.errstate(all="ignore"):
-            return list(evaluator.run(None, feeds))
+            for node, last in zip(evaluator.rt_nodes_, read_last, strict=True):
+                context = {"context": values} if node.need_context() else {}
+                made = node.run(*(values[name] for name in node.input), **context)
+                values.update(zip(node.output, made, strict=False))
+                for name in last:
+                    values.pop(name, None)
+        return [values[name] for name in names]
 
     return f"onnx.reference {onnx.__version__}", run
+
+
+def _read_last(model: onnx.ModelProto) -> list[set[str]]:
+    """For each node, the values that nothing behind it reads, and that are no outputs."""
+    there, found = {"", *graphs.outputs(model)}, []
+    for node in reversed(model.graph.node):
+        inner = [each for graph in graphs.subgraphs(node) for each in graphs.outputs_of(graph)]
+        touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
+        found.append(touched.union(inner) - there)
+        there |= touched.union(inner)
+    return found[::-1]
 
 
 def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
@@ -118,7 +152,7 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
 
 def _one_line(error: Exception) -> str:
     """An error as part of a sentence, without the paths and signatures of other people's source code."""
-    if isinstance(error, _Failed):
+    if isinstance(error, (_Failed, confined.InputsRefused)):
         return str(error)
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
     text = re.sub(r"^Load model from \S+ failed: ?", "", text)

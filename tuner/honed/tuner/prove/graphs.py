@@ -68,7 +68,12 @@ def given(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
     """The names of the outputs, in order."""
-    return tuple(v.name for v in model.graph.output)
+    return outputs_of(model.graph)
+
+
+def outputs_of(graph: onnx.GraphProto) -> tuple[str, ...]:
+    """The names of the outputs of a graph, which may be a node's, in order."""
+    return tuple(v.name for v in graph.output)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -120,6 +120,9 @@ def _probes(
         if not found.evaluator.startswith(at_level(LOWEST)):
             reason = f"without optimisation, on inputs that were made up, {found.notes[0]}"
             continue
+        if found.unproven:
+            reason = found.unproven
+            continue
         return bound, found
     raise _Unknown(shown(reason, 300))
 

@@ -6,6 +6,7 @@ large, so that 1e-7 in place of 2e-7 says nothing of the model, and what it was 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,20 @@ _QUANTISING = {
     "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul", "QLinearSigmoid",
     "QLinearSoftmax", "QuantizeLinear",
 }  # fmt: skip
+# Operators that round what they compute inside, step by step, where nothing can be opened.
+_ROUNDING_INSIDE = {"DynamicQuantizeLSTM"}
 _CHOOSING = {
-    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "Less",
-    "LessOrEqual", "Mod", "Round", "Sign", "TopK",
+    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN",
+    "Less", "LessOrEqual", "Mod", "Round", "Sign", "TopK",
 }  # fmt: skip
 BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # functions into [-1, 1]
+_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # hide what they are given beyond a bound
+# What may give one value for many others, so that it says little of what it is given.
+HIDING = {
+    *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
+}  # fmt: skip
+
+MOST_BYTES = 1 << 29  # of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class OpenedModel:
     quantising: frozenset[str]  # those of `after` that may be off by one
     quanta: Mapping[str, float]  # of those of `before` that constant scales round
     bounded: frozenset[str]
+    inside: frozenset[str]  # the outputs of `model` that operators make which round inside
     steps: int
 
     def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
@@ -91,6 +102,9 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
         ),
         quanta=_quanta(steps, graphs.constants(model)),
         bounded=frozenset(end for step in steps if step.op_type in BOUNDED for end in ends[step.output[0]]),
+        inside=frozenset(
+            made[name] for step in steps if step.op_type in _ROUNDING_INSIDE for name in step.output if name
+        ),
         steps=len(steps),
     )
 
@@ -133,30 +147,42 @@ def _remade(
     return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
 
 
-@dataclass(frozen=True, slots=True)
-class MovableModel:
-    """A model whose steps read a value and what an input of that name adds to it."""
+def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
+    """Return the model with noise added to what its steps read.
 
-    model: onnx.ModelProto
-    names: Mapping[str, str]
-
-
-def movable(model: onnx.ModelProto, apart: OpenedModel, moving: Sequence[str]) -> MovableModel:
-    """The model with something added to what its steps read."""
+    `sizes` says by value how large the noise is at most. Each run of the model adds other noise.
+    """
     if model.functions:
         model = inliner.inline_local_functions(model)
     taken = set(apart.given.values()) | set(apart.made.values())
     taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
-    names = {name: _unused(f"{name}, added", taken) for name in moving}
-    sums = {name: _unused(f"{name}, moved", taken) for name in moving}
-    known = {value.name: value for value in apart.model.graph.input}
+    moved = {name: _unused(f"{name}, moved", taken) for name in sizes}
+    types = {value.name: value.type.tensor_type.elem_type for value in apart.model.graph.input}
     nodes: list[onnx.NodeProto] = []
     for node, other in zip(model.graph.node, apart.model.graph.node, strict=True):
         is_step = list(node.output) != list(other.output)
-        nodes.append(_renamed(node, sums, {}) if is_step else node)
-        nodes += [helper.make_node("Add", [n, names[n]], [sums[n]]) for n in node.output if n in sums]
-    added = [_as(known[apart.given[name]], names[name]) for name in moving]
-    return MovableModel(_remade(model, nodes, [*model.graph.input, *added], list(model.graph.output)), names)
+        nodes.append(_renamed(node, moved, {}) if is_step else node)
+        for name in node.output:
+            if name in moved:
+                typed = types[apart.given[name]]
+                nodes += _noise(name, moved[name], _unused(f"{name}, added", taken), sizes[name], typed)
+    return _remade(model, nodes, list(model.graph.input), list(model.graph.output))
+
+
+def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[onnx.NodeProto]:
+    drawn, seed = f"{added}, drawn", float(zlib.crc32(name.encode()) % 10_000)
+    ends = {"low": -size, "high": size, "seed": seed, "dtype": onnx.TensorProto.FLOAT}
+    return [
+        helper.make_node("RandomUniformLike", [name], [drawn], **ends),
+        helper.make_node("Cast", [drawn], [added], to=typed),
+        helper.make_node("Add", [name, added], [moved]),
+    ]
+
+
+def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return the model with one of its outputs."""
+    outputs = [value for value in model.graph.output if value.name == name]
+    return _remade(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
 def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
@@ -183,8 +209,8 @@ def _is_step(
 ) -> bool:
     if node.domain not in ("", "ai.onnx", "com.microsoft") or not any(n in varying for n in node.input):
         return False
-    at_the_end = node.op_type in BOUNDED and node.output[0] in ends
-    if at_the_end or node.op_type in _QUANTISING | _CHOOSING:
+    at_the_end = node.op_type in BOUNDED | _CLIPPING and node.output[0] in ends
+    if at_the_end or node.op_type in _QUANTISING | _CHOOSING | _ROUNDING_INSIDE:
         return all(name in known for name in node.input if name in varying)
     if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
         return False
@@ -236,13 +262,6 @@ def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, 
     other.CopyFrom(node)
     other.input[:] = [given.get(name, name) for name in node.input]
     other.output[:] = [made.get(name, name) for name in node.output]
-    return other
-
-
-def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    other = onnx.ValueInfoProto()
-    other.CopyFrom(value)
-    other.name = name
     return other
 
 

@@ -1,8 +1,9 @@
 """Which values an input may take, read off the nodes that consume it.
 
 Indices must lie inside what they index, integer divisors must not be zero, logarithms want positive
-arguments. The rules follow the ONNX operator specifications; an input is followed through nodes that only
-move, cut or convert it.
+arguments, and what is multiplied by a number as large as -1e9 is a mask. The rules follow the ONNX operator
+specifications; an input is followed through nodes that move, cut or convert it, and through arithmetic with
+constants. The names of inputs, and what the file says about pixels, count as well.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from . import graphs
 class Range:
     """The values allowed; both ends are included.
 
-    `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1 (indices of
+    `mark`: only 0 and 1 (a mask). `met`: whole numbers that the values are compared with, which some should
+    equal. `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1 (indices of
     a scatter). `rows`: the last axis holds index tuples into an array of this shape, no tuple twice.
     """
 
     low: float = -math.inf
     high: float = math.inf
     nonzero: bool = False
+    mark: bool = False
+    met: tuple[float, ...] = ()
     distinct_axis: int | None = None
     rows: tuple[int, ...] | None = None
 
@@ -48,6 +52,8 @@ class Range:
             low=low,
             high=high,
             nonzero=self.nonzero or other.nonzero,
+            mark=self.mark or other.mark,
+            met=(*self.met, *other.met),
             distinct_axis=self.distinct_axis if self.distinct_axis is not None else other.distinct_axis,
             rows=self.rows or other.rows,
         )
@@ -61,6 +67,9 @@ class _Use:
     position: int
     known: Mapping[str, graphs.TypedValue]
     constants: Mapping[str, np.ndarray]
+    ends: Mapping[str, tuple[float, float]]  # the least and the greatest element of what no input decides
+    shares: set[str]  # the values that lie in 0..1
+    whole: bool  # whether the input holds integers
 
     def shape(self, position: int) -> tuple[int, ...]:
         """The static shape of an input of the node; raises _UnknownShape."""
@@ -100,10 +109,44 @@ MOVING: dict[str, tuple[int, ...] | None] = {
 _KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # those that leave every value where it was
 
 
-def of_inputs(model: onnx.ModelProto) -> dict[str, Range]:
-    """The range of every input of a model with static shapes, by name.
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """How a value comes of an input: as `scale` * input + `offset`, and whether each stays in its place."""
 
-    Raises ModelRefused where an input decides a shape or an axis, which a compiled model cannot follow.
+    scale: float = 1.0
+    offset: float = 0.0
+    kept: bool = True
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the value holds the input's own numbers."""
+        return (self.scale, self.offset) == (1.0, 0.0)
+
+    def then(self, scale: float, offset: float) -> _Path:
+        """Follow the value through `scale` * value + `offset`."""
+        return _Path(scale * self.scale, scale * self.offset + offset, self.kept)
+
+    def back(self, allowed: Range) -> Range:
+        """Return what the input may hold where the value may hold what is `allowed`."""
+        if self.unchanged:
+            return allowed
+        low, high = sorted((end - self.offset) / self.scale for end in (allowed.low, allowed.high))
+        met = tuple((each - self.offset) / self.scale for each in allowed.met)
+        if allowed.mark:
+            low, high = 0.0, 1.0
+        nonzero = allowed.nonzero and not self.offset
+        return Range(low=low, high=high, nonzero=nonzero, mark=allowed.mark, met=met)
+
+
+_MOST_PATHS = 4  # on which one input comes to one value; more are not followed
+_UNBOUNDED = Range()
+
+
+def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Range]:
+    """Return the range of every input of a model with static shapes, by name.
+
+    With `shaping` inputs may decide shapes and axes. Otherwise raises ModelRefused for them, because a
+    compiled model cannot follow.
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -112,67 +155,193 @@ def of_inputs(model: onnx.ModelProto) -> dict[str, Range]:
     for node in graphs.nodes(model.graph):
         for position, name in enumerate(node.input):
             consumers.setdefault(name, []).append((node, position))
+    ends = _ends_of_constants(model, known, constants)
+    shares = _shares(model)
+    pixels = _pixels(model)
     found = {}
     for value in graphs.inputs(model):
-        reached = _reached(value.name, consumers)
-        uses = [
-            (_Use(node, position, known, constants), kept)
-            for name, kept in reached.items()
-            for node, position in consumers.get(name, ())
-        ]
-        allowed = Range()
-        if value.dtype.startswith(("int", "uint")) and "mask" in value.name.lower():
-            allowed = Range(low=0, high=1)
-        for use, kept in uses:
-            allowed = allowed.meet(_of_use(value.name, use, kept))
+        whole = value.dtype.startswith(("int", "uint"))
+        allowed = _named(value.name.lower(), whole=whole)
+        if pixels is not None and len(value.shape) == 4 and not whole:
+            allowed = allowed.meet(pixels)
+        for name, paths in _reached(value.name, consumers, ends).items():
+            for node, position in consumers.get(name, ()):
+                use = _Use(node, position, known, constants, ends, shares, whole)
+                for path in paths:
+                    allowed = allowed.meet(_of_use(value.name, use, path, shaping=shaping))
         found[value.name] = allowed
     return found
 
 
-def _reached(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> dict[str, bool]:
-    """The values that hold the values of `name`, and whether each keeps all of them in place."""
-    reached = {name: True}
+def _named(name: str, *, whole: bool) -> Range:
+    """What the name of an input says about its values."""
+    if whole and "mask" in name:
+        return Range(low=0, high=1, mark=True)
+    if whole and ("length" in name or name.endswith("lens")):
+        return Range(low=1)
+    if not whole and any(word in name for word in ("thresh", "iou", "probability")):
+        return Range(low=0, high=1)
+    return _UNBOUNDED
+
+
+def _pixels(model: onnx.ModelProto) -> Range | None:
+    """What the file says about the pixels of images, in the words that ONNX standardises."""
+    said = {each.key: each.value for each in model.metadata_props}.get("Image.NominalPixelRange", "")
+    ends = {"NominalRange_0_255": (0, 255), "NominalRange_16_235": (16, 235)}
+    ends |= {"Normalized_0_1": (0, 1), "Normalized_1_1": (-1, 1)}
+    return Range(low=ends[said][0], high=ends[said][1]) if said in ends else None
+
+
+# Operators whose result has the least and the greatest element of their first input, where that is constant.
+_SPREADING = {"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+
+
+def _ends_of_constants(
+    model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue], constants: Mapping[str, np.ndarray]
+) -> dict[str, tuple[float, float]]:
+    """The least and the greatest element of each value that no input decides, by name."""
+    ends = {
+        name: (float(value.min()), float(value.max()))
+        for name, value in constants.items()
+        if value.size and value.dtype.kind in "iufb"
+    }
+    for node in graphs.nodes(model.graph):
+        if node.op_type in _SPREADING and node.input[0] in ends:
+            ends[node.output[0]] = ends[node.input[0]]
+        elif node.op_type == "Range" and node.output[0] in known and math.prod(known[node.output[0]].shape):
+            first = ends.get(node.input[0], (0.0, 0.0))[0]
+            ends[node.output[0]] = (first, first + known[node.output[0]].shape[0] - 1)
+    return ends
+
+
+def _shares(model: onnx.ModelProto) -> set[str]:
+    """The values that a function into 0..1 made, moved or not."""
+    found: set[str] = set()
+    for node in graphs.nodes(model.graph):
+        moved = node.op_type in MOVING and node.input[0] in found
+        if moved or node.op_type in ("Sigmoid", "Softmax", "HardSigmoid"):
+            found.update(node.output)
+    return found
+
+
+def _reached(
+    name: str,
+    consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]],
+    ends: Mapping[str, tuple[float, float]],
+) -> dict[str, set[_Path]]:
+    """The values that hold those of `name`, or what arithmetic with one constant makes of them, and how."""
+    reached: dict[str, set[_Path]] = {name: {_Path()}}
     waiting = [name]
     while waiting:
         current = waiting.pop()
         for node, position in consumers.get(current, ()):
-            moved = MOVING.get(node.op_type, ())
-            if moved is not None and position not in moved:
-                continue
-            kept = reached[current] and node.op_type in _KEEPING
-            for output in node.output:
-                before = reached.get(output)
-                after = kept and before is not False
-                if output and after != before:
-                    reached[output] = after
+            after = {found for path in reached[current] if (found := _followed(node, position, path, ends))}
+            for output in filter(None, node.output):
+                before = reached.setdefault(output, set())
+                if not after <= before and len(before) < _MOST_PATHS:
+                    before |= after
                     waiting.append(output)
-    return reached
+    return {value: paths for value, paths in reached.items() if paths}
 
 
-def _of_use(name: str, use: _Use, kept: bool) -> Range:
+def _followed(
+    node: onnx.NodeProto, position: int, path: _Path, ends: Mapping[str, tuple[float, float]]
+) -> _Path | None:
+    """The way to what a node makes of a value; None where it makes something else."""
+    moved = MOVING.get(node.op_type, ())
+    if moved is None or position in moved:
+        return replace(path, kept=path.kept and node.op_type in _KEEPING)
+    match node.op_type:
+        case "Floor" | "Ceil" | "Round":
+            return path
+        case "Neg":
+            return path.then(-1, 0)
+        case "Add" | "Sub" | "Mul" | "Div" if len(node.input) == 2:
+            least, greatest = ends.get(node.input[1 - position], (math.nan, math.nan))
+            if least != greatest or not math.isfinite(least):
+                return None
+            return _computed(node.op_type, position, path, least)
+    return None
+
+
+def _computed(op: str, position: int, path: _Path, constant: float) -> _Path | None:
+    if op in ("Add", "Sub"):
+        minus = op == "Sub"
+        scale = -1 if minus and position else 1
+        return path.then(scale, -constant if minus and not position else constant)
+    if op == "Div" and position == 1:
+        return None
+    factor = 1 / constant if op == "Div" and constant else constant
+    return path.then(factor, 0) if factor else None
+
+
+def _of_use(name: str, use: _Use, path: _Path, *, shaping: bool) -> Range:
     node = use.node
     rules = {"": _RULES, "ai.onnx": _RULES, "com.microsoft": _RUNTIMES_RULES}.get(node.domain)
     if rules is None:
-        return Range()
-    shaping = _SHAPING.get(node.op_type)
-    if shaping and shaping[0] <= use.position <= shaping[1]:
+        return _UNBOUNDED
+    decides = _SHAPING.get(node.op_type)
+    if decides and decides[0] <= use.position <= decides[1] and not shaping:
         raise ModelRefused(
             f"input {name!r} decides a shape or an axis of node {graphs.label(node)!r} ({node.op_type}); "
             "make it a constant of the model"
         )
     rule = rules.get((node.op_type, use.position))
     try:
-        allowed = rule(use) if rule else Range()
+        allowed = rule(use) if rule else _compared(use) if node.op_type in _COMPARING else _UNBOUNDED
     except _UnknownShape:
         if "Scatter" in node.op_type:
             raise
         allowed = Range(low=0, high=0)  # the one index that every axis has
-    if not allowed.plain and not kept:
+    if node.op_type in ("Mul", "Div"):
+        allowed = allowed.meet(_hidden(use, path))
+    if allowed.plain:
+        return path.back(allowed)
+    if not path.kept:
         raise ModelRefused(
             f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) rearranged, "
             "so no inputs without repeated indices can be made; pass the indices unchanged"
         )
-    return allowed
+    if path.unchanged:
+        return allowed
+    raise ModelRefused(
+        f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) by arithmetic, "
+        "so no inputs without repeated indices can be made; pass the indices themselves"
+    )
+
+
+_COMPARING = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+_HIDING = 1e4  # what is multiplied by a constant as large, and added to scores, hides them
+
+
+def _compared(use: _Use) -> Range:
+    """Values that are compared with what the graph fixes: some should be on either side, some equal."""
+    other = use.node.input[1 - use.position]
+    if not use.whole:
+        return Range(low=0, high=1) if other in use.shares else _UNBOUNDED
+    if other not in use.ends:
+        return _UNBOUNDED
+    least, greatest = use.ends[other]
+    if least == greatest:
+        return Range(met=(least,))
+    return Range(low=least + 1, high=greatest + 1)  # how many places of a row count
+
+
+def _hidden(use: _Use, path: _Path) -> Range:
+    """A mask: 0 or 1, then 1 - mask or not, then times a number that no score comes near."""
+    least, greatest = use.ends.get(use.node.input[1 - use.position], (0.0, 0.0))
+    factor = least if use.node.op_type == "Mul" else 1 / least if least and not use.position else 0.0
+    if least != greatest or abs(factor) < _HIDING:
+        return _UNBOUNDED
+    of_one_less = path.offset == -path.scale
+    negative = factor * path.scale < 0 and not path.offset
+    return Range(mark=True) if of_one_less or negative or (use.whole and not path.offset) else _UNBOUNDED
+
+
+def _to_bool(use: _Use) -> Range:
+    """What becomes true or false: both should come of it."""
+    to = graphs.attribute(use.node, "to", 0)
+    return Range(low=0, high=1, mark=True) if to == onnx.TensorProto.BOOL else _UNBOUNDED
 
 
 def _along(use: _Use, default: int = 0) -> int:
@@ -267,6 +436,26 @@ def _mask(use: _Use) -> Range:
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
+def _extent(use: _Use, data: int, axis: int) -> int:
+    shape = use.shape(data)
+    return shape[axis % max(len(shape), 1)]
+
+
+def _lengths(use: _Use) -> Range:
+    """How much of each row ReverseSequence turns round."""
+    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "time_axis", 0)))
+
+
+def _steps_of(use: _Use) -> Range:
+    """How many steps of each row a recurrent operator takes."""
+    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "layout", 0)))
+
+
+def _how_many(use: _Use) -> Range:
+    """How many of an axis TopK takes."""
+    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "axis", -1)))
+
+
 def _always(allowed: Range) -> Rule:
     return lambda _use: allowed
 
@@ -285,6 +474,19 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("SoftmaxCrossEntropyLoss", 1): _below(0, 1),
     ("RoiAlign", 2): _below(0, 0),
     ("RotaryEmbedding", 3): _below(1, 0),
+    ("ReverseSequence", 1): _lengths,
+    **{(op, 4): _steps_of for op in ("GRU", "LSTM", "RNN")},
+    ("TopK", 1): _how_many,
+    ("NonMaxSuppression", 2): _always(Range(low=1, high=16)),
+    ("NonMaxSuppression", 3): _always(Range(low=0, high=1)),
+    ("NonMaxSuppression", 4): _always(Range(low=0, high=0.5)),
+    ("Cast", 0): _to_bool,
+    ("Clip", 1): _always(Range(high=-0.125)),
+    ("Clip", 2): _always(Range(low=0.125)),
+    ("Dropout", 1): _always(Range(low=0, high=0.9)),
+    ("BatchNormalization", 4): _always(Range(low=0)),
+    ("QuantizeLinear", 1): _always(Range(low=0.01, high=1)),
+    ("DequantizeLinear", 1): _always(Range(low=0.01, high=1)),
     ("BitShift", 1): _shift,
     ("Pow", 0): _base,
     ("Pow", 1): _exponent,

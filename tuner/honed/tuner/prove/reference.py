@@ -33,9 +33,13 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceFailure:
-    """No evaluator could evaluate the model within its limits; `reason` is one sentence."""
+    """No evaluator could evaluate the model within its limits; `reason` is one sentence.
+
+    `inputs`: the last that was tried runs the model, but not on these inputs.
+    """
 
     reason: str
+    inputs: bool = False
 
     def refusal(self) -> ModelRefused:
         """Of a model that this leaves without a proof."""
@@ -73,12 +77,19 @@ def evaluate(
                     note="; ".join(reasons) or None,
                 )
             reasons.append(f"{evaluator} could not evaluate the model: {result['failure']}")
-            if result["kind"] != "failed":
+            if result["kind"] not in ("failed", "inputs"):
                 break
-    return ReferenceFailure(reason="; ".join(reasons))
+    return ReferenceFailure(reason="; ".join(reasons), inputs=result["kind"] == "inputs")
+
+
+_MAPPED = 1 << 20  # bytes; larger values are mapped, which takes no memory until they are read
 
 
 def _read(folder: Path, names: Sequence[str], sets: int) -> tuple[dict[str, np.ndarray], ...]:
+    def value(path: Path) -> np.ndarray:
+        mapped = path.stat().st_size > _MAPPED
+        return np.asarray(np.load(path, mmap_mode="r" if mapped else None))
+
     return tuple(
-        {name: np.load(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)} for i in range(sets)
+        {name: value(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)} for i in range(sets)
     )

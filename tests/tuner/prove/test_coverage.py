@@ -1,0 +1,227 @@
+"""A verification counts only where the reference says something: no NaN, no constant, nothing saturated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from honed.machine.devices import Device
+from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled import modelfile
+from honed.tuner import compile as compiling
+from honed.tuner.prove.coverage import of_values
+from honed.tuner.prove.probes import Expected, choose
+from tests.tuner.test_compile import planted
+
+
+def model(text: str, opset: int = 17) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+
+
+def chosen(text: str, opset: int = 17) -> Expected:
+    found = choose(model(text, opset), 3, "fp32")
+    assert isinstance(found, Expected), found
+    return found
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "finite", "told"),
+    [
+        (np.full(20, np.nan, np.float32), 0, 0),
+        (np.linspace(0, 1, 20, dtype=np.float32), 1, 1),
+        (np.r_[np.linspace(0, 1, 5), [np.inf] * 15], 0.25, 0.25),
+        (np.full(20, 7), 1, 0),
+        (np.zeros(20, bool), 1, 0),
+        (np.arange(20) % 2 == 0, 1, 1),
+        (np.r_[np.ones(10), np.zeros(10)], 1, 0),  # saturated at both ends
+        (np.maximum(np.random.default_rng(0).standard_normal(1000), 0), 1, 1),  # half are zero, and differ
+        (np.zeros((0, 3)), 1, 1),
+        (floats(0.5), 1, 1),
+    ],
+)
+def test_what_a_value_says(values: np.ndarray, finite: float, told: float) -> None:
+    found = of_values([values])
+    assert found.finite == pytest.approx(finite)
+    assert found.told == pytest.approx(told)
+
+
+def test_one_number_that_never_changes_says_nothing() -> None:
+    assert of_values([floats(1), floats(1), floats(1)]).told == 0
+    assert of_values([floats(1), floats(2), floats(1.5)]).told == 1
+
+
+MASKED = "float[1,8,8] s, int64[1,8] m"
+SOFT = "p = Softmax(h)"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "u = Unsqueeze(m, one) c = Cast<to = 1>(u) r = Sub(unit, c) n = Mul(r, lowest) h = Add(s, n)",
+        "u = Unsqueeze(m, one) c = Cast<to = 1>(u) r = Sub(unit, c) n = Mul(lowest, r) h = Add(n, s)",
+        "u = Unsqueeze(m, one) c = Cast<to = 9>(u) h = Where(c, s, lowest)",
+        "c = Cast<to = 1>(m) r = Sub(c, unit) a = Neg(r) n = Mul(a, lowest) u = Unsqueeze(n, one)"
+        "h = Add(s, u)",
+    ],
+)
+def test_a_mask_is_known_by_what_is_done_with_it(how: str) -> None:
+    found = chosen(
+        f"f ({MASKED}) => (float[1,8,8] p) <int64[1] one = {{1}}, float unit = {{1}}, "
+        f"float lowest = {{-3.4028234663852886e38}}> {{ {how} {SOFT} }}"
+    )
+    marks = np.stack([each["m"] for each in found.inputs])
+    assert set(np.unique(marks)) == {0, 1}
+    assert marks.any(axis=-1).all()
+    assert found.covered == (1.0,)
+    assert not found.unproven
+
+
+def test_lengths_that_make_a_mask_are_positive() -> None:
+    found = chosen(
+        "f (float[2,8] s, int64[2,1] n) => (float[2,8] p) <int64 zero = {0}, int64 eight = {8}, "
+        "int64 one = {1}, float lowest = {-3.0e38}> { a = Range(zero, eight, one)"
+        "k = Less(a, n) h = Where(k, s, lowest) p = Softmax(h) }"
+    )
+    lengths = np.stack([each["n"] for each in found.inputs])
+    assert lengths.min() >= 1
+    assert lengths.max() <= 8
+    assert len(np.unique(lengths)) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "low", "high"),
+    [
+        (
+            "f (float[2,12] x, int64[2] n) => (float[2,12] y)"
+            "{ y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, n) }",
+            "n", 1, 12,
+        ),
+        (
+            "f (float[1,16] u, float[32,4] t) => (float[1,16,4] y) <float n = {31.9}>"
+            "{ a = Mul(u, n) i = Cast<to = 7>(a) y = Gather(t, i) }",
+            "u", -32 / 31.9, 31 / 31.9,
+        ),
+        (
+            "f (int64[16] k, float[8,4] t) => (float[16,4] y) <int64 two = {2}>"
+            "{ i = Sub(k, two) y = Gather(t, i) }",
+            "k", -6, 9,
+        ),
+        (
+            "f (float[1,40,4] b, float[1,1,40] s, float[1] iou, float[1] least, int64[1] most)"
+            "=> (int64[n,3] y) { y = NonMaxSuppression(b, s, most, iou, least) }",
+            "iou", 0, 1,
+        ),
+        ("f (float[64] x) => (float[64] y) <float one = {1}> { a = Add(x, one) y = Log(a) }", "x", -0.99, 99),
+    ],
+)  # fmt: skip
+def test_ranges_are_followed_through_arithmetic(text: str, name: str, low: float, high: float) -> None:
+    from honed.tuner.prove.inputs import generate
+
+    values = np.concatenate([np.ravel(each[name]) for each in generate(model(text), 12)])
+    assert values.min() >= low - 1e-6
+    assert values.max() <= high + 1e-6
+    assert len(np.unique(values)) > 3
+
+
+def test_integers_meet_what_they_are_compared_with() -> None:
+    found = chosen("f (int64[64] x) => (bool[64] y) <int64 pad = {77}> { y = Equal(x, pad) }")
+    assert found.covered == (1.0,)
+    assert 0.05 < np.mean([each["y"] for each in found.outputs]) < 0.5
+
+
+def test_the_files_own_words_about_pixels_count() -> None:
+    from honed.tuner.prove.inputs import generate
+
+    made = model("f (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
+    made.metadata_props.add(key="Image.NominalPixelRange", value="NominalRange_0_255")
+    values = np.stack([each["x"] for each in generate(made, 3)])
+    assert values.min() >= 0
+    assert 100 < values.max() <= 255
+
+
+def test_inputs_that_onnx_runtime_refuses_are_drawn_again_in_smaller_ranges() -> None:
+    found = chosen(
+        "f (float[40] x, float[2,4] t) => (float[40,4] y)"
+        "{ a = Mul(x, x) i = Cast<to = 7>(a) y = Gather(t, i) }"
+    )
+    assert found.evaluator.startswith("onnxruntime ")
+    assert all(each["x"].max() <= 1 for each in found.inputs)
+
+
+def test_inputs_whose_answers_are_not_finite_are_drawn_again() -> None:
+    found = chosen(
+        "f (float[40] x) => (float[40] y) <float one = {1.0}> { a = Mul(x, x) b = Sub(one, a) y = Sqrt(b) }"
+    )
+    assert found.covered[0] >= 0.5
+    found = chosen(
+        "f (int32[40] x) => (float[40] y) { c = Cast<to = 1>(x) e = Exp(c) g = Exp(e) y = Exp(g) }"
+    )
+    assert found.covered[0] >= 0.5
+
+
+def request(
+    folder: Path, text: str, device: Device, calibration: Path | None = None
+) -> compiling.CompileRequest:
+    onnx.save(model(text), folder / "m.onnx")
+    return compiling.CompileRequest(
+        path=folder / "m.onnx",
+        output=folder / "m.honed",
+        profile=device.profile,
+        device=device,
+        shapes={},
+        precision="fp32",
+        filename="m.onnx",
+        calibration=calibration,
+    )
+
+
+ROOT_OF_LESS = "<float much = {1000000}> { a = Mul(x, x) b = Sub(a, much) y = Sqrt(b) z = Neg(x) }"
+NEEDS_LARGE = f"f (float[40] x) => (float[40] z, float[40] y) {ROOT_OF_LESS}"
+
+
+def test_nan_everywhere_proves_nothing_and_real_inputs_do(tmp_path: Path, device: Device) -> None:
+    with pytest.raises(ModelRefused, match=r"cannot be verified, .* NaN .* output 'y'; .*--calibration"):
+        compiling.compile_file(request(tmp_path, NEEDS_LARGE, device), lambda *_: None)
+    assert not (tmp_path / "m.honed").exists()
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    real = np.linspace(1500, 2500, 40, dtype=np.float32)
+    np.savez(sets / "0.npz", x=real)
+    compiling.compile_file(request(tmp_path, NEEDS_LARGE, device, sets), lambda *_: None)
+    with modelfile.read(tmp_path / "m.honed") as file:
+        assert file.model.proof is not None
+        assert len(file.model.proof.covered) == 2
+        assert min(file.model.proof.covered) >= 0.5
+        np.testing.assert_array_equal(file.inputs(file.model.probes[0])["x"], real)
+
+
+SATURATED = """f (float[64] x) => (float[64] y) <float far = {100}> {
+  a = Abs(x) s = Sqrt(a) l = Add(s, far) y = Sigmoid(l) }"""
+
+
+def test_what_saturates_is_verified_by_what_it_is_given(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is 1 whatever a kernel computes before."""
+    found = chosen(SATURATED)
+    assert found.hidden
+    assert not found.unproven
+    assert found.covered == (1.0,)
+    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "default_kernels", planted)
+    with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
+        compiling.compile_file(request(tmp_path, SATURATED, device), lambda *_: None)
+
+
+def test_constants_of_the_model_are_covered() -> None:
+    found = chosen("f (float[4,5] x) => (float[4,5] y, int64[2] s) { y = Relu(x) s = Shape(x) }")
+    assert found.covered == (1.0, 1.0)
+    assert not found.unproven
