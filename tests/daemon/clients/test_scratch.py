@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from honed.protocol import methods
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.regions import Region
+from honed.runtime.calling.regions import MEMORY, Region
 from honed.runtime.calling.scratch import LARGE, MOST_SENT, Scratch, region_bytes
 from tests.daemon.running import Service, descriptors, wait_for
 from tests.runtime.builder import add_constant
@@ -55,7 +55,7 @@ def test_what_is_too_large_is_told_the_limit_that_it_meets() -> None:
     scratch.check_sendable([MOST_SENT // 2, MOST_SENT // 2], None)
     with pytest.raises(ResourceExhausted, match="there is no memory for a region"):
         scratch.check_sendable([MOST_SENT + 1], short)
-    most = 1 << 29
+    most = MEMORY
     assert scratch.bytes_for("m", [most]) == (0, 0)
     with pytest.raises(ResourceExhausted, match=f"have {most} bytes, and a client shares at most {most}"):
         scratch.check_sendable([most], None)

@@ -229,7 +229,7 @@ def test_a_proven_model_shows_what_was_compared(client: Client, tmp_path: Path) 
     client.add(builder.write(tmp_path / "proven.honed"))
     shown = client.show("proven")
     assert shown["proof"]["reference"] == "by hand"
-    assert shown["checked"]["outputs"] == [{"name": "y", "tolerance": 1e-3, "error": 0.0}]
+    assert shown["checked"]["outputs"] == [{"name": "y", "tolerance": 1e-3, "error": 0.0, "covered": None}]
     client.remove("proven")
 
 

@@ -242,11 +242,14 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
 ) -> None:
     asked: list[str] = []
 
-    def probed(_device: object, draft: proving.Attempt) -> tuple[Difference, ...]:
+    def probed(
+        _device: object, draft: proving.Attempt, _expected: object
+    ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
         precision = draft.model.source.precision
         asked.append(precision)
         error = 1.0 if precision == "fp16" else 0.0
-        return (Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0),)
+        found = Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0)
+        return (found,), ()
 
     monkeypatch.setattr(proving, "_probed", probed)
     told: list[float] = []

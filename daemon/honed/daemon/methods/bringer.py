@@ -166,7 +166,8 @@ class Bringer:
                             raise
                         raise ResourceExhausted(
                             "the model does not fit in the memory of your models' CPU engine, "
-                            "apps.memory_mib; remove some of them, or raise it in the configuration"
+                            f"{self.settings().memory_mib} MiB of apps.memory_mib; remove some of "
+                            "them, or raise it in the configuration"
                         ) from error
                     assert given is not None
             self.used(name)
