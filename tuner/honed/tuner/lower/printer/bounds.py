@@ -281,7 +281,8 @@ class _Boxes:
                 low, high = self._sides[slot]
                 self._sides[slot] = (np.floor((low + high) / 2),) * 2
                 least, most = self._computed()
-                wide[n] = np.minimum(least - most, 0)
+                # A box that no guard lets in then is settled, whatever its guards made of the bounds.
+                wide[n] = np.where(self._let_in, np.minimum(least - most, 0), 0)
                 self._sides[slot] = low, high
         wide[lengths < 1] = -np.inf
         first = np.lexsort((-lengths, -wide), axis=0)[0] if len(slots) > 1 else np.zeros(self._count, int)
