@@ -165,16 +165,17 @@ from honed.daemon.worker import worker
 os.setgroups([])
 os.setresgid(54321, 54321, 54321)
 os.setresuid(54321, 54321, 54321)
-before = os.nice(NICE)
+os.nice(NICE)
 worker._be_nice()
-print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - before)
+print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize(("niceness", "more"), [(0, 10), (15, 0)])
-def test_one_that_is_nice_already_needs_no_privilege_to_build(niceness: int, more: int) -> None:
-    """A build process that nobody waits for is nicer than its thread asks for."""
+@pytest.mark.parametrize("niceness", [0, 15])
+def test_one_that_is_nice_already_needs_no_privilege_to_build(niceness: int) -> None:
+    """A build process that nobody waits for is nicer than its thread asks for; the tests may be nice, too."""
+    wanted = max(10, min(19, os.nice(0) + niceness))
     code = NICER.replace("NICE)", f"{niceness})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"{more}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{wanted}\n"), done.stderr

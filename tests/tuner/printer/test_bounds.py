@@ -70,7 +70,8 @@ def k(a_ptr: T.handle("float32", "global"), b_ptr: T.handle("float32", "global")
         with T.launch_thread("threadIdx.x", 256) as y:
             if x * 16 + (y >> 4) < 65:
                 b[x * 256 + y] = T.if_then_else(
-                    0 < T.Cast("int32", b[x * 256 + y] < T.float32(0)), a[T.Div(x * 256 + y, 65)], T.float32(0))
+                    0 < T.Cast("int32", b[x * 256 + y] < T.float32(0)),
+                    a[T.Div(x * 256 + y, 65)], T.float32(0))
 """
 
 
