@@ -198,7 +198,7 @@ def test_it_is_served_at_once_and_then_by_what_is_faster(
             [listed] = client.models()
             return "measured in turns" in listed["engine_why"]
 
-        wait_for(compared, "the comparison", running)
+        wait_for(compared, "the comparison", running, seconds=300)
         [listed] = client.models()
         assert listed["engine"] in ("cpu", "gpu+cpu")
         assert {part["engine"] for part in client.show("detector")["parts"]} == {"gpu", "cpu"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from honed.runtime import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument, NotFound
 from tests.daemon import spin
+from tests.daemon.idle.test_tuning import wait_for_tuner_aside
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -262,6 +264,8 @@ def test_another_model_of_the_name_has_none_of_them(by_hand: Service, tmp_path: 
 def test_a_variant_is_tuned_as_models_are(start_service: Callable[..., Service], tmp_path: Path) -> None:
     path = attention(tmp_path / "model.onnx")
     service = start_service(config=config(more="[tuner]\nspawn = true\n"))
+    # Other tests keep the processors busy, and it would wait until they end.
+    os.sched_setscheduler(wait_for_tuner_aside(service).pid, os.SCHED_OTHER, os.sched_param(0))
     with service.client() as client:
         client.add(path, shapes={"queries": (1, 5, WIDTH), "keys": (1, 5, WIDTH)})
         ask = Asking(client, path)

@@ -52,7 +52,7 @@ def test_one_hostile_user_costs_the_others_nothing(own: Service) -> None:
         objects = list((own.state / "objects").iterdir())
         assert len(objects) == 1, "the small model's"
         wait_for(lambda: len(_engines(own)) == 0, "users' engines to end", own)
-    assert not list((own.state / "staging").iterdir())
+    wait_for(lambda: not list((own.state / "staging").iterdir()), "nothing to be left over", own)
 
 
 def _engines(service: Service) -> list[int]:

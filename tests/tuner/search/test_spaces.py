@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
 from honed.machine.devices import Device
@@ -310,3 +311,13 @@ def _local_bytes(source: str) -> int:
     """Of the kernel that declares most; elements have four bytes here."""
     kernels = source.split("__kernel")
     return max(sum(4 * int(w or 1) * int(n) for w, n in LOCAL.findall(kernel)) for kernel in kernels)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_reads_a_scalar_has_a_space(device: Device, family: str) -> None:
+    """Found in a random graph: a scalar's region has no axis to look at."""
+    image, scalar = te.placeholder((1, 4, 6, 6), name="image"), te.placeholder((), name="scalar")
+    scaled = te.compute((1, 4, 6, 6), lambda *at: image(*at) * scalar(), name="scaled")
+    profile = profile_of(family, device.profile)
+    func = te.create_prim_func([image, scalar, scaled])
+    assert rules.space(func, target_for(profile), profile) is not None

@@ -41,7 +41,5 @@ def _reads_points(schedule: Schedule, block: SBlockRV) -> bool:
     """Whether the block reads all points of tiles for each of its pixels."""
     found = schedule.get(block)
     images = len(found.writes[0].source.shape) == len("nchw")
-    return images and any(
-        isinstance(read.region[0].extent, tirx.IntImm) and int(read.region[0].extent) == POINTS
-        for read in found.reads
-    )
+    firsts = [read.region[0].extent for read in found.reads if read.region]  # a scalar has no axis
+    return images and any(isinstance(each, tirx.IntImm) and int(each) == POINTS for each in firsts)
