@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -56,8 +57,8 @@ def test_channels_that_fill_no_block(family: DeviceProfile, runs: FencedRuns) ->
 
 @pytest.mark.slow
 def test_random_graphs(family: DeviceProfile, runs: FencedRuns) -> None:
-    found = examine(random_models(0, 100), family, runs)
-    assert found.models > 90
+    found = examine(random_models(0, 40), family, runs)
+    assert found.models > 35
     assert not found.bad
 
 
@@ -70,6 +71,7 @@ def test_real_models(family: DeviceProfile, runs: FencedRuns) -> None:
 
 @pytest.mark.slow
 def test_node_tests(family: DeviceProfile, runs: FencedRuns) -> None:
-    found = examine(node_tests(), family, runs)
-    assert found.models > 1000
+    """Each eighth, as all take half an hour: `python -m tests.tuner.fence --nodes` has them."""
+    found = examine(itertools.islice(node_tests(), 0, None, 8), family, runs)
+    assert found.models > 150
     assert not found.bad
