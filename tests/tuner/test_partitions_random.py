@@ -32,7 +32,7 @@ def test_random_graphs_are_right_or_refused(seed: int, cheap: None, tmp_path: Pa
     assert outcome(Drawn(seed).model(), tmp_path, device) in (RIGHT, REFUSED, "")
 
 
-# Seeds that once ended otherwise: a Loop without steps has another rank; scalars of the last part.
+# 55 once ended otherwise, by a scalar of the last part; 2 has a Loop without steps, which has another rank.
 @pytest.mark.parametrize("seed", [2, 55])
 def test_graphs_that_went_wrong_do_not(seed: int, cheap: None, tmp_path: Path, device: Device) -> None:
     assert outcome(Drawn(seed).model(), tmp_path, device) in (RIGHT, REFUSED)

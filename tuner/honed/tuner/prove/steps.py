@@ -87,7 +87,7 @@ def judge(
     parts = _Parts(apart, precision, limits)
     errors: dict[str, float] = {}
     try:
-        for values, given, found in zip(reference.outputs, feeds, run(apart.model, feeds), strict=False):
+        for values, given, found in zip(reference.outputs, feeds, run(apart.model, feeds), strict=True):
             for difference in parts.compared_all(given, values, found):
                 if not difference.right:
                     why = f"{difference}, given the reference's own values at each step"
