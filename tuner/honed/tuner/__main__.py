@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -18,10 +19,6 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.compiled.model import Launch
-
-from . import records_command
-from .farm import command as farm
-from .tune import command as tuning
 
 if TYPE_CHECKING:
     from .compile import CompileRequest
@@ -50,8 +47,11 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
     """Do a job."""
     if job.memory_mib:
         limit_data(job.memory_mib << 20)
-    do: Callable[[Any, Emit], Result] = _WORK[type(job)]
+    do = _WORK[type(job)]
     try:
+        if isinstance(do, str):
+            module, _, name = do.partition(":")
+            do = getattr(importlib.import_module(f"honed.tuner.{module}"), name)
         return do(job, emit)
     except MemoryError as error:
         raise ResourceExhausted(_out_of_memory(job.memory_mib)) from error
@@ -153,12 +153,6 @@ def _reporting(emit: Emit) -> Callable[[str, float, str], None]:
     return lambda stage, fraction, text: emit(Stage(stage=stage, fraction=round(fraction, 4), text=text))
 
 
-def _learn(job: commands.Learn, emit: Emit) -> events.Learned:
-    from .learn import learn
-
-    return learn(job, emit)
-
-
 def _demo(job: commands.Demo, emit: Emit) -> events.Written:
     emit(Stage(stage="write", fraction=0.0, text=f"write {job.output}"))
     from .demo import lightglue
@@ -171,22 +165,23 @@ def _demo(job: commands.Demo, emit: Emit) -> events.Written:
     return events.Written(output=str(job.output), seconds=round(time.monotonic() - began, 2))
 
 
-_WORK: dict[type, Any] = {
+# What does each job: a function of this module, or "module:function", which only that job imports.
+_WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
     commands.Check: _check,
     commands.Fit: _fit,
     commands.CheckOptimisations: _check_optimisations,
     commands.Compile: _compile,
-    commands.Tasks: tuning.list_tasks,
-    commands.Tune: tuning.tune_model,
-    commands.Export: records_command.export,
-    commands.Import: records_command.import_,
-    commands.ShowHistory: records_command.history,
-    commands.ListFaults: records_command.faults,
-    commands.Learn: _learn,
+    commands.Tasks: "tune.command:list_tasks",
+    commands.Tune: "tune.command:tune_model",
+    commands.Export: "records_command:export",
+    commands.Import: "records_command:import_",
+    commands.ShowHistory: "records_command:history",
+    commands.ListFaults: "records_command:faults",
+    commands.Learn: "learn.command:learn",
     commands.Demo: _demo,
-    commands.FarmScheduler: farm.scheduler,
-    commands.FarmWorker: farm.worker,
-    commands.FarmCertificates: farm.certificates,
+    commands.FarmScheduler: "farm.command:scheduler",
+    commands.FarmWorker: "farm.command:worker",
+    commands.FarmCertificates: "farm.command:certificates",
 }
 
 
