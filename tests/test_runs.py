@@ -157,4 +157,5 @@ def test_programs_that_tests_write_run_from_a_folder_of_any_name() -> None:
 def test_the_table_of_slow_tests_names_tests_that_there_are() -> None:
     for name in SLOW:
         file, _, test = name.partition("::")
-        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
+        wanted = "def test_" if test == "*" else f"def {test.partition('[')[0]}("
+        assert wanted in (ROOT / file).read_text(), name

@@ -51,14 +51,21 @@ def sums(path: Path, *, grows: bool = False, **names: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+def either(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    """It serves "sums" by the CPU engine until the model is compiled."""
     with serving(tmp_path_factory, cache_dir, config=BOTH) as running:
         with running.client() as client:
             client.add(sums(tmp_path_factory.mktemp("m") / "sums.onnx"), name="sums")
             client.pin("sums", engine="gpu")
-            told = "the compiled form to serve"
-            wait_for(lambda: engine(client, "sums") == "gpu", told, running)
         yield running
+
+
+@pytest.fixture(scope="module")
+def both(either: Service) -> Service:
+    """The compiled form of "sums" serves, and the CPU engine runs beside it."""
+    with either.client() as client:
+        wait_for(lambda: engine(client, "sums") == "gpu", "the compiled form to serve", either)
+    return either
 
 
 def engine(client: Client, name: str) -> str:
@@ -109,16 +116,16 @@ def test_the_compiled_form_keeps_state_and_a_killed_worker_loses_none(both: Serv
             np.testing.assert_array_equal(other.infer({"x": frame(1)})["y"], frame(102))
 
 
-def test_requests_of_a_sequence_run_in_order_and_one_that_fails_changes_nothing(both: Service) -> None:
+def test_requests_of_a_sequence_run_in_order_and_one_that_fails_changes_nothing(either: Service) -> None:
     async def many() -> list[Any]:
-        async with AsyncClient(both.socket) as client, client.sequence("sums") as sequence:
+        async with AsyncClient(either.socket) as client, client.sequence("sums") as sequence:
             work = [sequence.infer({"x": frame(2**n % 17)}) for n in range(50)]
             return await asyncio.gather(*work)
 
     expected = np.cumsum([2**n % 17 for n in range(50)])
     found = asyncio.run(many())
     assert [answer["y"][0, 0] for answer in found] == list(expected)
-    with both.client() as client:
+    with either.client() as client:
         sequence = client.sequence("sums")
         sequence.infer({"x": frame(1)})
         with pytest.raises(InvalidArgument):
@@ -175,9 +182,9 @@ def test_what_is_not_known_is_refused_and_never_begins_at_zero(
             sequence.infer({"x": frame(1)})
 
 
-def test_state_is_named_by_who_adds_the_model_or_by_its_file(both: Service, tmp_path: Path) -> None:
+def test_state_is_named_by_who_adds_the_model_or_by_its_file(either: Service, tmp_path: Path) -> None:
     path = sums(tmp_path / "odd.onnx", state="a", after="b")
-    with both.client() as client:
+    with either.client() as client:
         client.add(path, engine="cpu")
         with pytest.raises(InvalidArgument, match="add it again with --state OUT=IN"):
             client.sequence("odd").infer({"x": frame(1)})

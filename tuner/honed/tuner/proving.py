@@ -174,13 +174,13 @@ class Prover:
         return replace(made, results=results, apart=apart, notes=tried.notes)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
-        """Of a model with wrong answers: names the first node whose value differs."""
+        """Of a model whose answers are wrong, with the first node that differs, or that nothing verifies."""
         assert self.device is not None  # nothing is known to be wrong without one
         device, precision = self.device, self.precision
-        if self.in_parts:
-            return tried.refusal("which node is wrong is not looked for in a model of several parts")
         if not tried.wrong:
             return unverified(tried.unproven)
+        if self.in_parts:
+            return tried.refusal("which node is wrong is not looked for in a model of several parts")
         apart = tried.apart
         if apart is not None and apart.blamed is None:
             return tried.refusal("each part is right, and its steps do not explain as much")
