@@ -21,7 +21,7 @@ from .changes.sizekeeper import SizeKeeper
 from .changes.variantkeeper import VariantKeeper
 from .changes.variantmaking import VariantMaker
 from .config import Config
-from .core.registry import Registry
+from .core.state import Registry
 from .idle.leasing import Leasing
 from .methods.api import Api
 from .methods.batcher import Batcher

@@ -12,7 +12,7 @@ from honed.protocol.errors import HonedError, OtherFormat
 
 from .blocking import in_thread
 from .changes.jobs import Jobs, failure
-from .core.events import Added, Damaged, NotRestored
+from .core.messages import Added, Damaged, NotRestored
 from .notify import Systemd
 from .serving.engines import cpu_serves, unfinished
 from .serving.pool import Pool

@@ -18,7 +18,7 @@ from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, R
 from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
-from .core.requests import service_stops
+from .core.queue import service_stops
 from .methods.api import Api, ApiCall
 from .serving.pool import Pool
 from .settings.limits import Limits

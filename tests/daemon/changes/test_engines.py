@@ -22,7 +22,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.core.states import DRIFT_RUNS, Drift
+from honed.daemon.core.model import DRIFT_RUNS, Drift
 from honed.daemon.serving.engines import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.received import describe

@@ -18,10 +18,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.changes.optimisations import NO_COMPILER, OptimisationChecks
-from honed.daemon.core.actions import Persist
-from honed.daemon.core.events import Added, Event, OptimisationChecked
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.messages import Added, Event, OptimisationChecked, Persist
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import Limits

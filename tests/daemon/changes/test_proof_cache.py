@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.core.actions import GiveUp, Load, Prove, Unload
-from honed.daemon.core.events import Added, Event, WorkerReady
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.messages import Added, Event, GiveUp, Load, Prove, Unload, WorkerReady
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.loading import Loader
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.proofcache import ProofCache

@@ -13,11 +13,10 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.changes.publishing import Publisher
-from honed.daemon.core.actions import Persist
-from honed.daemon.core.events import Added, Event, Judged, LoadedProof, WorkerReady
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, VersionTrial
+from honed.daemon.core.messages import Added, Event, Judged, LoadedProof, Persist, WorkerReady
+from honed.daemon.core.model import ServedModel, VersionTrial
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
 from honed.daemon.settings.limits import Limits

@@ -14,7 +14,7 @@ import pytest
 
 from honed.daemon.changes import sizekeeper as module
 from honed.daemon.changes.sizekeeper import SizeKeeper
-from honed.daemon.core.states import State
+from honed.daemon.core.model import State
 from honed.daemon.observe.ledger import Ledger, UsageSettings
 from honed.daemon.store.store import Manifest
 from honed.daemon.variants.settings import VariantSettings

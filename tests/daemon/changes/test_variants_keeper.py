@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from honed.daemon.changes.variantkeeper import VariantKeeper
-from honed.daemon.core import events
+from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.ledger import Ledger, UsageSettings
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.store import Manifest
@@ -53,13 +53,13 @@ class Place:
             settings=lambda: VariantSettings(requests=2),
         )
         manifest = given_as(wanted, why)
-        self.handle(events.Added(manifest=manifest, compiled=None, home="gpu", proof=None, cpu=True))
+        self.handle(messages.Added(manifest=manifest, compiled=None, home="gpu", proof=None, cpu=True))
 
     def device(self, server: SimpleNamespace) -> SimpleNamespace:
         server.identity = SimpleNamespace(name="a device", driver_version=self.driver)
         return server
 
-    def handle(self, event: events.Event) -> None:
+    def handle(self, event: messages.Event) -> None:
         self.machine.handle(event, 0.0, 0.0)
 
     async def make(self, model: Any, shapes: Shapes, _notify: Any, *, by_hand: bool) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.core.requests import service_stops
+from honed.daemon.core.queue import service_stops
 from honed.daemon.settings.limits import Limits
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
-from honed.daemon.core import actions as do
-from honed.daemon.core import events as told
+from honed.daemon.core import messages as do
+from honed.daemon.core import messages as told
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import ClientId, Ticket
-from honed.daemon.core.states import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
+from honed.daemon.core.model import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
+from honed.daemon.core.queue import ClientId, Ticket
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.engines import cpu_serves
 from honed.daemon.store.interface import Interface
 from honed.daemon.store.received import StoredFile

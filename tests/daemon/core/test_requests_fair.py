@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.requests import ClientId, Queue, Restarts, Ticket, restart_delay
+from honed.daemon.core.queue import ClientId, Queue, Restarts, Ticket, restart_delay
 from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.runtime.errors import ResourceExhausted
 

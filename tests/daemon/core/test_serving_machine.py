@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon import core
-from honed.daemon.core import actions as do
-from honed.daemon.core import events as told
-from honed.daemon.core.failover import LINGERING_SECONDS
-from honed.daemon.core.requests import Ticket
-from honed.daemon.core.states import (
+from honed.daemon.core import messages as do
+from honed.daemon.core import messages as told
+from honed.daemon.core.engines import LINGERING_SECONDS
+from honed.daemon.core.model import (
     CPU_ENGINE,
     MAX_CRASHES,
     MAX_CRASHES_AN_HOUR,
@@ -23,6 +22,7 @@ from honed.daemon.core.states import (
     ServedModel,
     State,
 )
+from honed.daemon.core.queue import Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
 

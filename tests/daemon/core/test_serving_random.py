@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from honed.daemon.core import events as told
-from honed.daemon.core.requests import Ticket
-from honed.daemon.core.states import CPU_ENGINE, Phase, State, cpu_engine
+from honed.daemon.core import messages as told
+from honed.daemon.core.model import CPU_ENGINE, Phase, State, cpu_engine
+from honed.daemon.core.queue import Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS
 
 from .serving_world import USERS_ENGINE, T, World, owner_of

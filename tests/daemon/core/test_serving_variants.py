@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from honed.daemon.core import actions as do
-from honed.daemon.core import events as told
-from honed.daemon.core.states import CPU_ENGINE, State
+from honed.daemon.core import messages as do
+from honed.daemon.core import messages as told
+from honed.daemon.core.model import CPU_ENGINE, State
 from honed.runtime.errors import NotFound
 
 from .serving_world import World

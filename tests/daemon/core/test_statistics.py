@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent, duration
-from honed.daemon.core.statistics import ServedInference, Statistics
+from honed.daemon.core.statistics import (
+    ERROR,
+    HIGHEST,
+    LOWEST,
+    MAX_BUCKETS,
+    Histogram,
+    Recent,
+    ServedInference,
+    Statistics,
+    duration,
+)
 from honed.daemon.observe.counting import counted
 from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument

@@ -7,9 +7,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, cast
 
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import Queue
-from honed.daemon.core.states import Engine
+from honed.daemon.core.model import Engine
+from honed.daemon.core.queue import Queue
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.loading import Loader
 from honed.daemon.settings.limits import Limits
 from honed.daemon.worker.calls import ComparedTurn, CompareTurn, Ping, WorkerCall

@@ -198,9 +198,9 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from typing import Any, cast
 
     from honed.daemon.changes.jobs import Jobs
-    from honed.daemon.core.events import Added
     from honed.daemon.core.machine import Machine
-    from honed.daemon.core.registry import Registry
+    from honed.daemon.core.messages import Added
+    from honed.daemon.core.state import Registry
     from honed.daemon.serving.commits import Commits
     from honed.daemon.settings.limits import Limits
     from honed.runtime.errors import PermissionDenied

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.core.events import LoadedProof
+from honed.daemon.core.messages import LoadedProof
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import CHECKING_MIB, Limits

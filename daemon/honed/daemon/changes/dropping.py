@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from honed.daemon.blocking import in_thread, to_its_end
-from honed.daemon.core.events import Removed
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.messages import Removed
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.pool import Pool

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.core.events import EngineChosen, LoadedProof
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.messages import EngineChosen, LoadedProof
+from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.engines import choose

@@ -12,8 +12,8 @@ from typing import Any
 
 from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.events import Added, Explained, LoadedProof
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.messages import Added, Explained, LoadedProof
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving import statepairs
 from honed.daemon.serving.commits import Commits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.model import ServedModel
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, begin, new_version

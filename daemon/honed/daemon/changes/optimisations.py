@@ -15,9 +15,9 @@ from collections.abc import Iterable
 
 from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.core.events import OptimisationChecked
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import is_cpu
+from honed.daemon.core.messages import OptimisationChecked
+from honed.daemon.core.model import is_cpu
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import OPTIMISED_MIB, Limits

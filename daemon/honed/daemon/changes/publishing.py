@@ -12,9 +12,9 @@ from enum import Enum, auto
 from pathlib import Path
 
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.core.events import Added, LoadedProof, Pinned, SuccessorReady, TurnedAway, VersionChosen
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.messages import Added, LoadedProof, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer

@@ -13,8 +13,8 @@ from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.changes.jobs import Jobs, failure
 from honed.daemon.changes.publishing import Publisher
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.pool import Pool

@@ -12,9 +12,9 @@ from honed.daemon import installed
 from honed.daemon.changes.build import Notify
 from honed.daemon.changes.jobs import failure
 from honed.daemon.changes.manifests import same_source
-from honed.daemon.core.events import Rested
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.messages import Rested
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.engines import unfinished

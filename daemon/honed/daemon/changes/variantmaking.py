@@ -11,9 +11,9 @@ from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.changes.build import BUILT, AddJob, Built, Notify, load
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.manifests import same_source
-from honed.daemon.core.events import Added
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.messages import Added
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.pool import Pool

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import changes, choices, events, failover, loads, requesting, trials
-from .actions import Action
-from .events import Event
-from .shared import Core
+from . import engines, messages, models, requests, versions
+from .messages import Action, Event
+from .state import Core
 
 
 class Machine(Core):
@@ -36,41 +35,41 @@ class Machine(Core):
 
 
 _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
-    events.Asked: requesting.asked,
-    events.Left: requesting.left,
-    events.ClientGone: requesting.client_gone,
-    events.Served: requesting.served,
-    events.Broken: requesting.broken,
-    events.Unfit: requesting.unfit,
-    events.NotRun: requesting.not_run,
-    events.Stopping: requesting.stopping,
-    events.WorkerReady: choices.worker_ready,
-    events.WorkerLost: failover.worker_lost,
-    events.ServerStopped: failover.server_stopped,
-    events.Loaded: loads.loaded,
-    events.LoadRefused: loads.refused,
-    events.LoadBroken: loads.broken,
-    events.Proven: loads.proven,
-    events.Disproved: loads.disproved,
-    events.Kept: loads.kept,
-    events.LetGo: loads.let_go,
-    events.Added: changes.added,
-    events.Damaged: changes.damaged,
-    events.NotRestored: changes.not_restored,
-    events.Removed: changes.gone,
-    events.Rested: changes.rested,
-    events.Explained: changes.explained,
-    events.SettingsChanged: changes.settings_changed,
-    events.EngineChosen: choices.chosen,
-    events.OptimisationChecked: choices.optimisation_checked,
-    events.NotCompared: choices.not_compared,
-    events.InferenceTimed: choices.timed,
-    events.Passed: failover.passed,
-    events.SuccessorReady: trials.successor_ready,
-    events.VersionChosen: trials.version_chosen,
-    events.TurnedAway: trials.turned_away,
-    events.Pinned: trials.pinned,
-    events.Judged: trials.judged,
-    events.JudgingBroken: trials.judging_broken,
-    events.Inspected: trials.inspected,
+    messages.Asked: requests.asked,
+    messages.Left: requests.left,
+    messages.ClientGone: requests.client_gone,
+    messages.Served: requests.served,
+    messages.Broken: requests.broken,
+    messages.Unfit: requests.unfit,
+    messages.NotRun: requests.not_run,
+    messages.Stopping: requests.stopping,
+    messages.WorkerReady: engines.choose_on_ready,
+    messages.WorkerLost: engines.worker_lost,
+    messages.ServerStopped: engines.server_stopped,
+    messages.Loaded: models.loaded,
+    messages.LoadRefused: models.refused,
+    messages.LoadBroken: models.broken,
+    messages.Proven: models.proven,
+    messages.Disproved: models.disproved,
+    messages.Kept: models.kept,
+    messages.LetGo: models.let_go,
+    messages.Added: models.added,
+    messages.Damaged: models.damaged,
+    messages.NotRestored: models.not_restored,
+    messages.Removed: models.gone,
+    messages.Rested: models.rested,
+    messages.Explained: models.explained,
+    messages.SettingsChanged: models.settings_changed,
+    messages.EngineChosen: engines.chosen,
+    messages.OptimisationChecked: engines.optimisation_checked,
+    messages.NotCompared: engines.not_compared,
+    messages.InferenceTimed: engines.timed,
+    messages.Passed: engines.passed,
+    messages.SuccessorReady: versions.successor_ready,
+    messages.VersionChosen: versions.version_chosen,
+    messages.TurnedAway: versions.turned_away,
+    messages.Pinned: versions.pinned,
+    messages.Judged: versions.judged,
+    messages.JudgingBroken: versions.judging_broken,
+    messages.Inspected: versions.inspected,
 }

@@ -1,190 +1,182 @@
-"""Which inference runs next: a queue that knows deadlines, priorities and fairness, and no clock.
-
-All times are seconds on one monotonic clock that the caller passes in; nothing here waits or sends.
-"""
+"""Requests: which runs next, where it goes when its worker fails, and when it is given up."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from honed.daemon.core.queue import full, service_stops
+from honed.protocol.errors import Unavailable
 
-from honed.protocol.errors import Busy, Unavailable
-
-HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
-PRIORITIES = (1, 2, 3)  # first to last
-ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
-
-
-class ClientId(NamedTuple):
-    """A connection, and the user at its other end."""
-
-    user: int
-    connection: int
-
-
-class Replaced(Unavailable):
-    """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
-
-
-def service_stops() -> Unavailable:
-    """What a request hears that comes when the service stops, or is under way still."""
-    return Unavailable("the service is stopping; call again when it runs")
+from . import versions
+from .messages import (
+    Answer,
+    Asked,
+    Broken,
+    ClientGone,
+    Failed,
+    Kill,
+    Left,
+    NotRun,
+    Refuse,
+    Served,
+    Stopping,
+    Unfit,
+)
+from .model import MAX_CRASHES, Engine, Phase, Running, State
+from .scheduling import dismiss, load_next, run_next, wake
+from .state import Core, removed
 
 
-@dataclass(slots=True, kw_only=True)
-class Ticket:
-    """A request that wants to run."""
-
-    number: int
-    client: ClientId
-    model: str
-    priority: int
-    arrived: float
-    deadline: float
-    attempts: int = 0
-    open: bool = False  # in shapes that only the CPU engine takes
-
-
-class Queue:
-    """Tickets that wait.
-
-    Users take turns. Of one user the first priority comes first, and within it connections take turns, each
-    in its own order. A full queue makes room for who has less in it than others, so that nobody can fill it.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.longest = 0  # tickets that ever waited at once
-        self._waiting: dict[int, Ticket] = {}
-        self._served: dict[ClientId, int] = {}  # when it last had its turn
-        self._served_users: dict[int, int] = {}
-        self._turns = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def submit(self, ticket: Ticket) -> Ticket | None:
-        """Let a ticket wait; gives the one that had to go for it, if any.
-
-        Raises Busy where too many wait, and its user and connection have their share of them.
-        """
-        victim = None
-        if len(self._waiting) >= self.limit:
-            victim = self._victim(ticket.client)
-            if victim is None:
-                raise full(self.limit)
-            del self._waiting[victim.number]
-        self._waiting[ticket.number] = ticket
-        self.longest = max(self.longest, len(self._waiting))
-        return victim
-
-    def _victim(self, client: ClientId) -> Ticket | None:
-        """The last ticket of the user with most; else of the same user's connection with most."""
-        users = Counter(t.client.user for t in self._waiting.values())
-        user = max(users, key=lambda u: (users[u], u), default=client.user)
-        if users[user] < users[client.user] + 2:
-            user = client.user
-        mine = Counter(t.client for t in self._waiting.values() if t.client.user == user)
-        if not mine:
-            return None
-        largest = max(mine, key=lambda c: (mine[c], c))
-        if user == client.user and mine[largest] < mine[client] + 2:
-            return None
-        going = [t for t in self._waiting.values() if t.client == largest and not t.attempts]
-        return max(going, key=lambda t: (t.priority, t.number), default=None)
-
-    def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
-        """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
-        ready = [t for t in self._waiting.values() if t.deadline > now and servable(t.model)]
-        if not ready:
-            return None
-        chosen = min(
-            ready,
-            key=lambda t: (
-                not t.attempts,
-                self._served_users.get(t.client.user, 0),
-                t.priority,
-                self._served.get(t.client, 0),
-                t.number,
-            ),
-        )
-        del self._waiting[chosen.number]
-        self._turns += 1
-        self._served[chosen.client] = self._served_users[chosen.client.user] = self._turns
-        chosen.attempts += 1
-        return chosen
-
-    def retry(self, ticket: Ticket) -> bool:
-        """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""
-        if ticket.attempts >= ATTEMPTS:
-            return False
-        self._waiting[ticket.number] = ticket
-        return True
-
-    def cancel(self, number: int) -> bool:
-        """Remove a ticket; False where it does not wait."""
-        return self._waiting.pop(number, None) is not None
-
-    def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
-        """Remove and give the tickets for a model, all of them or those that are `open` or are not."""
-        return self._remove(lambda t: t.model == model and open_ones in (None, t.open))
-
-    def drop_all(self) -> list[Ticket]:
-        """Remove and give every ticket."""
-        return self._remove(lambda _: True)
-
-    def models(self) -> set[str]:
-        """The models that tickets wait for."""
-        return set(self.by_model())
-
-    def by_model(self) -> Counter[str]:
-        """How many tickets wait for each model."""
-        return Counter(ticket.model for ticket in self._waiting.values())
-
-    def forget_client(self, client: ClientId) -> None:
-        """Drop what is remembered of a client that went away; its tickets must be cancelled."""
-        self._served.pop(client, None)
-
-    def _remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:
-        removed = [t for t in self._waiting.values() if wanted(t)]
-        for ticket in removed:
-            del self._waiting[ticket.number]
-        return removed
+def asked(core: Core, event: Asked) -> None:
+    """Let a request wait. Raises NotFound, Unavailable, or ResourceExhausted where too many wait."""
+    ticket = event.ticket
+    model = core.models.get(ticket.model)
+    engine = core.place(model, ticket)
+    deployment = model.deployments.get(engine.name)
+    if deployment is not None and deployment.state is State.UNAVAILABLE:
+        raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
+    if engine.phase is Phase.FAILED:
+        raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
+    victim = engine.queue.submit(ticket)
+    if victim is not None:
+        core.act(Refuse(victim.number, full(engine.queue.limit)))
+    if deployment is None:  # in other shapes than the compiled form's
+        deployment = core.deploy(model, engine.name)
+        wake(core, engine)
+        load_next(core, engine)
+    deployment.used = core.now
+    if deployment.resting:
+        deployment.resting = False
+        wake(core, engine)
+        load_next(core, engine)
+    run_next(core, engine)
 
 
-def full(limit: int) -> Busy:
-    """What a request is told that has no place in the queue."""
-    return Busy(f"{limit} requests wait already; send them more slowly")
+def left(core: Core, event: Left) -> None:
+    """Forget a request that waits; one that runs ends for nobody."""
+    for engine in core.engines.values():
+        engine.queue.cancel(event.request)
+        if engine.running is not None and engine.running.ticket.number == event.request:
+            engine.running.left = True
 
 
-class Restarts:
-    """How long to wait before a worker that ended is started again. No clock: times come in, in seconds.
-
-    One that ended while it ran or built a model is replaced at once: how often a model may end workers is
-    bounded model by model, and others must not wait for it. What no model is to blame for is slowed down.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0  # in a row
-
-    def ended(self, *, ready: bool, at_work: bool, lived: float) -> float:
-        """The delay after a worker that lived so long; `ready`: it found its device."""
-        if ready and at_work:
-            self._failures = 0
-        elif ready and lived > HEALTHY_SECONDS:
-            self._failures = 1
-        else:
-            self._failures += 1
-        return restart_delay(self._failures)
-
-    @property
-    def failing(self) -> bool:
-        """Whether more than one failed in a row."""
-        return self._failures > 1
+def client_gone(core: Core, event: ClientGone) -> None:
+    """Its requests have left before."""
+    for engine in core.engines.values():
+        engine.queue.forget_client(event.client)
 
 
-def restart_delay(failures: int) -> float:
-    """Seconds to wait before starting a worker again after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
-    return 0.0 if failures <= 1 else min(30.0, 0.25 * 2.0 ** (failures - 1))
+def served(core: Core, event: Served) -> None:
+    """Answer the request, or let it wait for its next run, which others come before."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    current = core.served_by(running.model, engine)
+    if current:
+        running.model.blame.crashes = 0
+    if not running.left and event.more:
+        running.ticket.attempts = 0  # it ran well
+        _wait_again(core, running)
+    elif not running.left:
+        core.act(Answer(running.ticket.number))
+        if current:
+            versions.served(core, running.model)
+    _go_on(core, engine)
+
+
+def broken(core: Core, event: Broken) -> None:
+    """Run the request once more in a new worker, or give up."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    engine.worker_ends()
+    core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
+    if event.device:
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
+    if core.models.serves(running.model) and engine.name in running.model.deployments:
+        _blame(core, engine, running, event.reason)
+    if not running.left:
+        _retry(core, running, event.reason)
+    _go_on(core, engine)
+
+
+def unfit(core: Core, event: Unfit) -> None:
+    """Tell the client what the worker says."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    if not running.left:
+        core.act(Refuse(running.ticket.number, event.error))
+    _go_on(core, engine)
+
+
+def not_run(core: Core, event: NotRun) -> None:
+    """Let the request wait for the next worker: this one's end is nobody's fault so far."""
+    engine = core.engines[event.engine]
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.worker_ends()
+    running.ticket.attempts -= 1
+    if not running.left:
+        _wait_again(core, running)
+    dismiss(core, engine)
+
+
+def stopping(core: Core, _: Stopping) -> None:
+    """Refuse everything that is not answered."""
+    error = service_stops()
+    for engine in core.engines.values():
+        for ticket in engine.queue.drop_all():
+            core.act(Refuse(ticket.number, error))
+        if engine.running is not None and not engine.running.left:
+            engine.running.left = True
+            core.act(Refuse(engine.running.ticket.number, error))
+
+
+def _ended(core: Core, engine: Engine) -> Running:
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.ended = core.now
+    return running
+
+
+def _go_on(core: Core, engine: Engine) -> None:
+    run_next(core, engine)
+    dismiss(core, engine)
+
+
+def _wait_again(core: Core, running: Running) -> None:
+    """Have a request wait for its next run, where its model is served by now; refuse it where it is not."""
+    ticket, model = running.ticket, core.models.find(running.ticket.model)
+    if model is None:
+        core.act(Refuse(ticket.number, removed(ticket.model)))
+        return
+    other = core.place(model, ticket)
+    deployment = model.deployments.get(other.name)
+    if deployment is None:
+        deployment = core.deploy(model, other.name)
+    if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
+        told = deployment.reason or f"the worker does not start ({other.reason})"
+        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {told}")))
+    else:
+        other.queue.retry(ticket)
+        load_next(core, other)
+        run_next(core, other)
+
+
+def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
+    model = engine.suspect = running.model
+    model.blame.crashes += 1
+    if model.blame.crashes >= MAX_CRASHES:
+        told = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
+        versions.give_up_on(core, model, engine, told)
+
+
+def _retry(core: Core, running: Running, reason: str) -> None:
+    ticket = running.ticket
+    model = core.models.find(ticket.model)  # perhaps another version, or elsewhere by now
+    if model is not None:
+        engine = core.place(model, ticket)
+        deployment = model.deployments.get(engine.name)
+        usable = deployment is not None and deployment.state is not State.UNAVAILABLE
+        if usable and engine.phase is not Phase.FAILED and engine.queue.retry(ticket):
+            model.statistics.retried()
+            run_next(core, engine)
+            return
+    told = f"the request failed in {ticket.attempts} workers; last: {reason}"
+    core.act(Refuse(ticket.number, Unavailable(told)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .actions import Load, Prove, Run, StartServer, StopServer
-from .events import LoadedProof
-from .shared import Core
-from .states import Deployment, Engine, Phase, Running, ServedModel, State
+from .messages import Load, LoadedProof, Prove, Run, StartServer, StopServer
+from .model import Deployment, Engine, Phase, Running, ServedModel, State
+from .state import Core
 
 
 def run_next(core: Core, engine: Engine) -> None:

@@ -14,8 +14,8 @@ from honed.daemon.apps.names import NOBODYS, Viewer, model_named, renamed
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.changes.variantkeeper import VariantKeeper
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import State
+from honed.daemon.core.model import State
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.reload import Reloader

@@ -12,8 +12,8 @@ from typing import Any
 
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.batching import BatchMember, Gathering
-from honed.daemon.core.requests import ClientId
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.queue import ClientId
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool

@@ -21,8 +21,8 @@ from honed.daemon.blocking import cleared_in_thread
 from honed.daemon.changes.build import RECEIVED, Notify
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.loadchecks import check_files
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.engines import unfinished
 from honed.daemon.store.interface import OpenTensor

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from honed.daemon.apps.names import is_own
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import Replaced, service_stops
-from honed.daemon.core.states import ServedModel, kind_of
+from honed.daemon.core.model import ServedModel, kind_of
+from honed.daemon.core.queue import Replaced, service_stops
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
 from honed.daemon.observe.ledger import Ledger

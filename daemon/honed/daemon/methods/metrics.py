@@ -11,8 +11,8 @@ from pathlib import Path
 
 from honed.daemon.apps.names import Viewer, is_own
 from honed.daemon.blocking import in_thread
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel, State
+from honed.daemon.core.model import ServedModel, State
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.thermal import temperatures
 from honed.daemon.observe import openmetrics
 from honed.daemon.observe.ledger import Ledger

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from honed.daemon.apps.names import Viewer
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.inference import describe
 from honed.daemon.serving.pool import Pool

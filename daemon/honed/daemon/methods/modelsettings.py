@@ -11,8 +11,8 @@ from typing import Any
 from honed.daemon.blocking import in_thread
 from honed.daemon.changes.build import load
 from honed.daemon.changes.jobs import Jobs
-from honed.daemon.core.events import SettingsChanged
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.messages import SettingsChanged
+from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loading import made_up
 from honed.daemon.serving.pool import Pool

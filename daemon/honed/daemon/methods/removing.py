@@ -10,7 +10,7 @@ from honed.daemon.apps.quota import Shares
 from honed.daemon.blocking import in_thread
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.variantkeeper import VariantKeeper
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.sequencing import Sequencer

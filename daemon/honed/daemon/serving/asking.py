@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
-from honed.daemon.core import events
-from honed.daemon.core.actions import Run
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import ClientId, Ticket
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core import messages
+from honed.daemon.core.messages import Run
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.queue import ClientId, Ticket
+from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
@@ -60,8 +60,8 @@ class Asking:
 
     def __init__(
         self,
-        handle: Callable[[events.Event], None],
-        told: Callable[[events.Event], None],
+        handle: Callable[[messages.Event], None],
+        told: Callable[[messages.Event], None],
         limits: Limits,
         servers: Mapping[str, DeviceServer],
         models: Registry,
@@ -92,7 +92,7 @@ class Asking:
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
-            self._handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
+            self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return self.noted(model, plan, work, answer, arrived), answer.met
 
     async def ask_for(
@@ -171,13 +171,13 @@ class Asking:
         for region in work.regions:
             region.hold()
         try:
-            self._handle(events.Asked(ticket))
+            self._handle(messages.Asked(ticket))
             await work.done
         finally:
             del self._work[number]
             self._deadlines.drop(number)
             self._release(work)
-            self._handle(events.Left(number))
+            self._handle(messages.Left(number))
         return work.answers
 
     def _late(self, number: int) -> None:
@@ -235,9 +235,9 @@ class Asking:
         except HonedError as error:
             self._told(_failed(engine, error))
         except strict.Mismatch as error:
-            self._told(events.Broken(engine, f"the worker's answer makes no sense: {error}", device=False))
+            self._told(messages.Broken(engine, f"the worker's answer makes no sense: {error}", device=False))
         else:
-            self._told(events.Served(engine, more=len(work.answers) < work.runs))
+            self._told(messages.Served(engine, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""
@@ -275,11 +275,11 @@ class Asking:
             self.release(region)
 
 
-def _failed(engine: str, error: HonedError) -> events.Event:
+def _failed(engine: str, error: HonedError) -> messages.Event:
     if isinstance(error, WorkerDied | DeviceError):
-        return events.Broken(engine, str(error), device=isinstance(error, DeviceError))
+        return messages.Broken(engine, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.
-    return events.Unfit(engine, error.with_traceback(None))
+    return messages.Unfit(engine, error.with_traceback(None))
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread, to_its_end
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
 from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import HonedError

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from honed.daemon.core.events import WorkerLost, WorkerReady
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import Engine, Phase, kind_of
+from honed.daemon.core.messages import WorkerLost, WorkerReady
+from honed.daemon.core.model import Engine, Phase, kind_of
+from honed.daemon.core.state import Registry
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.core import actions, events
-from honed.daemon.core.events import LoadedProof
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.states import Engine
+from honed.daemon.core import messages
+from honed.daemon.core.messages import LoadedProof
+from honed.daemon.core.model import Engine
+from honed.daemon.core.state import Registry
 from honed.daemon.settings.limits import Limits
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.proofcache import ProofCache
@@ -89,7 +89,7 @@ class Loader:
         await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
-    async def restore(self, action: actions.Load) -> events.Event:
+    async def restore(self, action: messages.Load) -> messages.Event:
         """Have the worker load a model of the store; what came of it."""
         key = action.model.key_on(self._engine.name)
         try:
@@ -98,12 +98,12 @@ class Loader:
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
         except WorkerDied as error:
-            return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
+            return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
-            return events.LoadRefused(action.deployment, str(error))
+            return messages.LoadRefused(action.deployment, str(error))
         if proven_now or not action.awaited:
             proof = dataclasses.replace(proof, left=())
-        return events.Loaded(action.deployment, key, proof)
+        return messages.Loaded(action.deployment, key, proof)
 
     async def _warm_up(self, manifest: Manifest, key: str, proof: LoadedProof, *, give_way: bool) -> None:
         """Run a model as its settings say, before it serves; where that fails, say so and go on."""
@@ -123,7 +123,7 @@ class Loader:
             took = time.monotonic() - begun
             _log.info("model %s: warmed up by %d runs in %.2f s", manifest.name, settings.warm_up, took)
 
-    async def prove(self, action: actions.Prove) -> events.Event | None:
+    async def prove(self, action: messages.Prove) -> messages.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
         key = action.model.key_on(self._engine.name)
         try:
@@ -133,10 +133,10 @@ class Loader:
             return None
         except HonedError as error:
             self._forget(key)
-            return events.Disproved(action.deployment, str(error))
-        return events.Proven(action.deployment, outputs)
+            return messages.Disproved(action.deployment, str(error))
+        return messages.Proven(action.deployment, outputs)
 
-    async def judge(self, action: actions.Judge) -> events.Event:
+    async def judge(self, action: messages.Judge) -> messages.Event:
         """Compare a successor with the version before on what clients sent since."""
         model, before = action.model, action.before
         try:
@@ -144,11 +144,11 @@ class Loader:
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
         except WorkerDied as error:
-            return events.JudgingBroken(model.number, str(error))
+            return messages.JudgingBroken(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
-            return events.Judged(model.number, "")
-        return events.Judged(model.number, compared.objection(serving=True))
+            return messages.Judged(model.number, "")
+        return messages.Judged(model.number, compared.objection(serving=True))
 
     async def _prove_in_subprocess(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import logging
 
-from honed.daemon.core import actions
+from honed.daemon.core import messages
 
 _log = logging.getLogger(__name__)
 
 
-def write(action: actions.Action) -> None:
+def write(action: messages.Action) -> None:
     """A line for what is told; nothing for what is done."""
     match action:
-        case actions.Failed(model, attempt, why):
+        case messages.Failed(model, attempt, why):
             _log.error("model %s: attempt %d failed: %s", model, attempt, why)
-        case actions.FallBack(model, left, served, why):
+        case messages.FallBack(model, left, served, why):
             told = "model %s: version %d is rolled back to %d and not served again: %s"
             _log.error(told, model, left, served, why)
-        case actions.GiveUp(model, why):
+        case messages.GiveUp(model, why):
             _log.error("model %s is not served any more: %s", model, why)
-        case actions.Settled(model, version):
+        case messages.Settled(model, version):
             _log.info("model %s: version %d has served cleanly", model, version)
-        case actions.HandOver(engine, other, models, why):
+        case messages.HandOver(engine, other, models, why):
             told = "%s is lost (%s): %s stands in for it and serves %s"
             _log.error(told, engine, why, other, ", ".join(models))
-        case actions.Switched(model, engine, other, why):
+        case messages.Switched(model, engine, other, why):
             _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
-        case actions.EngineChanged(model, engine, why):
+        case messages.EngineChanged(model, engine, why):
             _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
-        case actions.Back(model, engine):
+        case messages.Back(model, engine):
             _log.info("model %s is served by %s again", model, engine)
-        case actions.StaysAway(model, engine, why):
+        case messages.StaysAway(model, engine, why):
             _log.error("model %s stays on %s: %s", model, engine, why)

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from honed.daemon import installed
-from honed.daemon.core import actions, events
+from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.registry import Registry
-from honed.daemon.core.requests import ClientId
-from honed.daemon.core.states import CPU_ENGINE, Engine, ServedModel, is_cpu
+from honed.daemon.core.model import CPU_ENGINE, Engine, ServedModel, is_cpu
+from honed.daemon.core.queue import ClientId
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import users_cache
@@ -132,7 +132,7 @@ class Pool:
 
     # The machine, and what it wants done
 
-    def handle(self, event: events.Event) -> None:
+    def handle(self, event: messages.Event) -> None:
         """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
         doing = self._machine.handle(event, time.monotonic(), time.time())
         if len(self.servers) < len(self._machine.engines):
@@ -140,52 +140,52 @@ class Pool:
         for action in doing:
             self._perform(action)
 
-    def _perform(self, action: actions.Action) -> None:
+    def _perform(self, action: messages.Action) -> None:
         match action:
-            case actions.Run():
+            case messages.Run():
                 self._run(action)
-            case actions.Answer(request):
+            case messages.Answer(request):
                 self.asking.answer(request)
-            case actions.Refuse(request, error):
+            case messages.Refuse(request, error):
                 self.asking.refuse(request, error)
-            case actions.Load() | actions.Prove() | actions.Unload() | actions.Kill():
+            case messages.Load() | messages.Prove() | messages.Unload() | messages.Kill():
                 self._perform_on_worker(action, self.servers[action.engine])
-            case actions.StartServer(engine):
+            case messages.StartServer(engine):
                 self._start(engine)
-            case actions.StopServer(engine):
+            case messages.StopServer(engine):
                 self._begin(self._follow(self._stopped(self.servers[engine])))
-            case actions.Judge(model):
+            case messages.Judge(model):
                 self._begin(self._follow(self.of(model).loader.judge(action)))
-            case actions.Persist(model):
+            case messages.Persist(model):
                 self._begin(self._commits.persist(model))
-            case actions.Compare(model):
+            case messages.Compare(model):
                 self._begin(self._follow(self._compared(model)))
-            case actions.Inspect(model):
+            case messages.Inspect(model):
                 self._begin(self._follow(self._inspected(model)))
             case _:
                 write(action)
 
     def _perform_on_worker(
-        self, action: actions.Load | actions.Prove | actions.Unload | actions.Kill, server: DeviceServer
+        self, action: messages.Load | messages.Prove | messages.Unload | messages.Kill, server: DeviceServer
     ) -> None:
         """What ends with the present worker at the latest."""
         match action:
-            case actions.Load():
+            case messages.Load():
                 server.with_worker(self._begin(self._follow(server.loader.restore(action))))
-            case actions.Prove():
+            case messages.Prove():
                 server.with_worker(self._begin(self._follow(server.loader.prove(action))))
-            case actions.Unload(_, key):
+            case messages.Unload(_, key):
                 server.with_worker(self._begin(server.loader.tell(UnloadModel(key=key))))
-            case actions.Kill(_, reason):
+            case messages.Kill(_, reason):
                 server.supervisor.kill(reason)
 
-    def _run(self, action: actions.Run) -> None:
+    def _run(self, action: messages.Run) -> None:
         if self.servers[action.engine].supervisor.state != "ready":
-            self.handle(events.NotRun(action.engine))
+            self.handle(messages.NotRun(action.engine))
         elif (work := self.asking.run(action)) is not None:
             self._begin(work)
 
-    def _told(self, event: events.Event) -> None:
+    def _told(self, event: messages.Event) -> None:
         """Handle what a worker's answer amounts to, as a task would."""
         try:
             if not self._closed:
@@ -194,7 +194,7 @@ class Pool:
             if not self._failure.done():
                 self._failure.set_exception(error)
 
-    async def _follow(self, work: Coroutine[Any, Any, events.Event | None]) -> None:
+    async def _follow(self, work: Coroutine[Any, Any, messages.Event | None]) -> None:
         """Do something that ends in an event."""
         event = await work
         if event is not None:
@@ -212,16 +212,16 @@ class Pool:
         if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _inspected(self, model: ServedModel) -> events.Event | None:
+    async def _inspected(self, model: ServedModel) -> messages.Event | None:
         """Read the file of a version that was gone back to."""
         try:
             read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
         except HonedError as error:  # the worker finds so, too, and says it of the model
             _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
             return None
-        return events.Inspected(model.number, read)
+        return messages.Inspected(model.number, read)
 
-    async def _compared(self, model: ServedModel) -> events.Event:
+    async def _compared(self, model: ServedModel) -> messages.Event:
         """Both engines once more."""
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
@@ -230,9 +230,9 @@ class Pool:
                 times = await compare_again(device, cpu, manifest, self._store, seconds)
             except HonedError as error:
                 _log.warning("model %s: its engines are not compared again: %s", model.name, error)
-                return events.NotCompared(model.number)
+                return messages.NotCompared(model.number)
         choice = choose(times, manifest.owner)
-        return events.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
+        return messages.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
 
     # Device servers
 
@@ -259,7 +259,7 @@ class Pool:
         """Now and then, where something depends on it."""
         while self.cpu is not None:
             await asyncio.sleep(_PASSED_SECONDS)
-            self.handle(events.Passed())
+            self.handle(messages.Passed())
 
     def _start(self, name: str) -> None:
         server = self.servers[name]
@@ -270,11 +270,11 @@ class Pool:
             async for event in lives:
                 self.handle(event)
 
-    async def _stopped(self, server: DeviceServer) -> events.Event:
+    async def _stopped(self, server: DeviceServer) -> messages.Event:
         if server.running is not None:
             server.running.cancel()
             await asyncio.wait([server.running])
-        return events.ServerStopped(server.name)
+        return messages.ServerStopped(server.name)
 
     def _warn_of_twins(self, server: DeviceServer) -> None:
         spec = server.supervisor.spec
@@ -292,7 +292,7 @@ class Pool:
             return
         manifest, cpu = variant.manifest, variant.manifest.chosen == "cpu"
         self.handle(
-            events.Added(
+            messages.Added(
                 manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
             )
         )
@@ -303,7 +303,7 @@ class Pool:
 
     def forget_client(self, client: ClientId) -> None:
         """A connection is gone; its requests are cancelled."""
-        self.handle(events.ClientGone(client))
+        self.handle(messages.ClientGone(client))
 
     def limits_changed(self) -> None:
         """The limits are others from now on."""
@@ -312,7 +312,7 @@ class Pool:
     async def drain(self, seconds: float) -> None:
         """Let what is queued finish for so long, then answer the rest with Unavailable."""
         await self.asking.answered(seconds)
-        self.handle(events.Stopping())
+        self.handle(messages.Stopping())
         await self.asking.taken_all()
 
     # Where models are
@@ -344,11 +344,11 @@ class Pool:
     @contextmanager
     def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
         """While this lasts the worker keeps a compiled file that no name stands for yet."""
-        self.handle(events.Kept(server.name, key))
+        self.handle(messages.Kept(server.name, key))
         try:
             yield
         finally:
-            self.handle(events.LetGo(server.name, key))
+            self.handle(messages.LetGo(server.name, key))
 
     # What is shown
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from honed.daemon.core.states import ServedModel
+from honed.daemon.core.model import ServedModel
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor

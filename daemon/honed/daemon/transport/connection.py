@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from honed.daemon.core.requests import ClientId
+from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.regions import RegionTable
 from honed.protocol import strict

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.daemon import installed
-from honed.daemon.core.requests import restart_delay
+from honed.daemon.core.queue import restart_delay
 from honed.daemon.settings.sections import setting
 from honed.machine.aiochildren import Child, spawn
 from honed.machine.children import Bounds, Death, kill_group, python

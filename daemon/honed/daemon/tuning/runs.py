@@ -17,7 +17,7 @@ from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.changes import compiler
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.publishing import Publisher
-from honed.daemon.core.registry import Registry
+from honed.daemon.core.state import Registry
 from honed.daemon.observe.attribution import kernel_log
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits

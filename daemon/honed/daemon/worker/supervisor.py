@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.core.requests import Restarts
+from honed.daemon.core.queue import Restarts
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.settings.limits import Limits
 from honed.machine.aiochildren import Child

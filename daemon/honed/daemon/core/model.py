@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from honed.daemon.core.requests import Queue, Ticket
+from honed.daemon.core.queue import Queue, Ticket
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest

@@ -12,11 +12,25 @@ from honed.daemon.store.store import version_file
 from honed.daemon.store.versions import VersionHistory, go_back, settle, trial_over
 from honed.protocol.errors import AlreadyExists, Unavailable
 
-from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled, Switched
-from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from .messages import (
+    FallBack,
+    GiveUp,
+    Inspect,
+    Inspected,
+    Judge,
+    Judged,
+    JudgingBroken,
+    Persist,
+    Pinned,
+    Settled,
+    SuccessorReady,
+    Switched,
+    TurnedAway,
+    VersionChosen,
+)
+from .model import Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
 from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
-from .shared import Core
-from .states import Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
+from .state import Core
 
 _STRIKES = 2
 

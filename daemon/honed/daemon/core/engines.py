@@ -1,22 +1,41 @@
-"""Engines that are lost: another serves their models until they are back.
-
-The compiled files stay as they are: a file runs on any device within whose limits it is, and is served there
-only if its probes are answered right (docs/format.md).
-"""
+"""Which engine serves a model: one that stands in for a lost one, and choices between two."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from honed.machine.families import FAMILIES
 from honed.protocol.errors import Unavailable
+from honed.runtime.engines import HIGHEST
 
-from . import trials
-from .actions import Back, HandOver, Refuse, StaysAway
-from .events import Passed, ServerStopped, WorkerLost, WorkerReady
+from . import versions
+from .messages import (
+    Back,
+    Compare,
+    EngineChanged,
+    EngineChosen,
+    HandOver,
+    InferenceTimed,
+    NotCompared,
+    OptimisationChecked,
+    Passed,
+    Persist,
+    Refuse,
+    ServerStopped,
+    StaysAway,
+    WorkerLost,
+    WorkerReady,
+)
+from .model import DRIFT_SECONDS, MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
-from .shared import Core
-from .states import MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State, is_cpu
+from .state import Core
+
+# ---- Engines that are lost: another serves their models until they are back ----
+#
+# The compiled files stay as they are: a file runs on any device within whose limits it is, and is served
+# there only if its probes are answered right (docs/format.md).
 
 CPU = "cpu"  # as a device: the first CPU there is
 LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve
@@ -45,7 +64,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
     _forget_loaded(core, engine)
     suspect, engine.suspect = engine.suspect, None
     if suspect is not None and not event.from_outside:
-        trials.fault(core, suspect, engine, event.reason)
+        versions.fault(core, suspect, engine, event.reason)
         _count_crash(core, engine, suspect, event.reason)
     if engine.phase is Phase.FAILED:
         fail_over(core, engine)
@@ -127,7 +146,7 @@ def _count_crash(core: Core, engine: Engine, model: ServedModel, reason: str) ->
     here = deployment is not None and deployment.state is not State.UNAVAILABLE
     if times > MAX_CRASHES_AN_HOUR and here:
         told = f"{times} workers ended running it within an hour; last: {reason}"
-        trials.give_up_on(core, model, engine, told)
+        versions.give_up_on(core, model, engine, told)
 
 
 def _hand_over(core: Core, engine: Engine) -> None:
@@ -180,3 +199,131 @@ def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
         ):
             return other
     return core.add_engine(core.fallback, stand_in=True)
+
+
+# ---- Which of two engines a model belongs to: choices that are made, pinned, and due to be made again ----
+#
+# A choice stands on times that both engines took in turns. It is made anew when the device, its driver or
+# ONNX Runtime is another than it was then, and when requests take longer than those times allow.
+
+
+def timed(core: Core, event: InferenceTimed) -> None:
+    """Compare again where requests take longer now than the engine took when it was chosen."""
+    model = core.models.numbered(event.model)
+    if model is None or model.manifest.times is None or event.engine != model.engine:
+        return
+    times = model.manifest.times
+    if model.drift.note(event.engine, event.ms, times.cpu_ms if model.on_cpu else times.gpu_ms):
+        _compare(core, model)
+
+
+def choose_on_ready(core: Core, event: WorkerReady) -> None:
+    """Load what is to be served; another device, driver or ONNX Runtime may make for other choices."""
+    worker_ready(core, event)
+    reconsider(core, event.engine)
+
+
+def reconsider(core: Core, engine: str) -> None:
+    """Compare what stands on times of another device, driver or ONNX Runtime than `engine` has now."""
+    for model in core.models.all():
+        if engine in (model.device, model.cpu_engine):
+            reconsider_model(core, model)
+
+
+def reconsider_model(core: Core, model: ServedModel) -> None:
+    """The same for one model, where what it needs is there."""
+    if _outdated(core, model):
+        _compare(core, model)
+
+
+def _outdated(core: Core, model: ServedModel) -> bool:
+    times = model.manifest.times
+    if times is None:
+        return True
+    known = [(times.device, core.engines[model.device].fingerprint)]
+    if model.cpu_engine in core.engines:
+        known.append((times.runtime, core.engines[model.cpu_engine].fingerprint))
+    return any(now and now != then for then, now in known)
+
+
+def _compare(core: Core, model: ServedModel) -> None:
+    """Where there is a choice, both engines can take part, and the last time was a while ago."""
+    device = core.engines[model.device]
+    free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
+    able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
+    cpu = core.cpu_of(model.manifest.owner)
+    if cpu is None or not (free and able and model.takes_open) or model.comparing:
+        return
+    if model.trial is None and core.now - model.compared >= DRIFT_SECONDS:
+        model.comparing, model.compared = True, core.now
+        core.act(Compare(model))
+
+
+def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
+    """Remember it of all models of that source; at another level the CPU engine takes another time."""
+    for model in core.models.all():
+        before = model.manifest.optimisation
+        if model.manifest.source_key != event.source or not model.takes_open or before == event.found:
+            continue
+        model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
+        core.act(Persist(model))
+        if event.found.level != (before.level if before is not None else HIGHEST):
+            model.compared = float("-inf")
+            if model.manifest.times is not None:
+                _compare(core, model)
+
+
+def not_compared(core: Core, event: NotCompared) -> None:
+    """The choice stands as it was."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.comparing = False
+
+
+def chosen(core: Core, event: EngineChosen) -> None:
+    """Have the engine serve that was chosen; the other one does until it has loaded the model."""
+    model = core.models.numbered(event.model)
+    if model is None:
+        return
+    if event.pinned is None:
+        model.comparing = False
+        if model.manifest.pinned_engine:  # by hand, while they were compared
+            return
+    changes: dict[str, Any] = {
+        "chosen": event.engine,
+        "why": event.why,
+        "times": event.times or model.manifest.times,
+        "pinned_engine": event.pinned or "",
+        "interface": model.manifest.interface or event.interface,
+    }
+    model.manifest = dataclasses.replace(model.manifest, **changes)
+    core.act(Persist(model))
+    if event.pinned == "" and model.manifest.times is None:
+        _compare(core, model)
+    target = core.of_kind(model, event.engine)
+    if target is not None and target.name != model.home:
+        _move_as_chosen(core, model, target, event.why)
+
+
+def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) -> None:
+    """Make another engine the home of a model."""
+    versions.end_trial(core, model)
+    model.failed.discard(target.name)
+    left, model.home = core.engines[model.home], target.name
+    core.act(EngineChanged(model.name, target.shown, why))
+    if left.name != model.engine and left.name in model.deployments:
+        core.leave(model, left)
+    dismiss(core, left)
+    if model.engine == target.name:  # it stood in
+        model.away = ""
+        return
+    deployment = model.deployments.get(target.name)
+    if deployment is None or deployment.state is State.UNAVAILABLE:
+        deployment = core.deploy(model, target.name)
+    wake(core, target)
+    if deployment.state is State.READY:
+        come_back(core, model, target)
+        run_next(core, target)
+    else:
+        model.away = f"{target.shown} is to serve it, and has not loaded it yet"
+        load_next(core, target)

@@ -1,0 +1,269 @@
+"""Models that are added, replaced and removed, and what comes of loading them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+from . import engines, versions
+from .messages import (
+    Added,
+    Damaged,
+    Disproved,
+    Explained,
+    Kept,
+    LetGo,
+    LoadBroken,
+    Loaded,
+    LoadRefused,
+    NotRestored,
+    Proven,
+    Removed,
+    Rested,
+    SettingsChanged,
+    Unload,
+)
+from .model import Deployment, Phase, ServedModel, State
+from .scheduling import admit, dismiss, is_here, load_next, run_next, wake
+from .state import Core, removed
+
+# ---- Models that are added, replaced and removed ----
+
+
+def added(core: Core, event: Added) -> None:
+    """Serve a model, in the place of another of its name."""
+    if event.rests:
+        _rest(core, core.new_model(event.manifest, event.compiled, event.home))
+        return
+    cpu = event.cpu or (event.manifest.compiled is None and event.manifest.interface is not None)
+    if cpu and core.cpu is None:
+        if event.compiled is None:
+            _unable(core, event)
+            return
+        cpu = False
+    home = core.cpu_of(event.manifest.owner) if cpu else None
+    model = core.new_model(
+        event.manifest, event.compiled, event.home, home=home.name if home is not None else None
+    )
+    replaced = core.enter(model)
+    engine = core.engines[model.engine]
+    asleep = engine.rests and engine.phase in (Phase.RESTING, Phase.STOPPING)
+    if asleep and event.proof is None and model.name not in engine.queue.models():
+        model.deployment.resting = True
+    else:
+        model.deployment.used = core.now
+        wake(core, engine)
+    if engine.phase is Phase.FAILED:
+        engines.fail_over(core, engine)
+    else:
+        admit(core, model, event.proof)
+    if replaced is not None:
+        _forget(core, replaced)
+    engines.reconsider_model(core, model)
+
+
+def damaged(core: Core, event: Damaged) -> None:
+    """A model that says why it cannot be run."""
+    model = core.new_model(event.manifest, None, event.home)
+    core.enter(model)
+    versions.fail(core, model, event.reason)
+
+
+def not_restored(core: Core, event: NotRestored) -> None:
+    """A damaged model says why it stays so, where no engine serves it meanwhile."""
+    model = core.models.find(event.name)
+    if model is not None and model.compiled is None and not model.on_cpu:
+        reason = f"{model.reason}, and it could not be compiled again: {event.reason}"
+        versions.fail(core, model, reason)
+
+
+def explained(core: Core, event: Explained) -> None:
+    """Remember why a model is served as it is."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.manifest = dataclasses.replace(
+            model.manifest, why=event.why, awaits_compiler=event.awaits_compiler
+        )
+
+
+def settings_changed(core: Core, event: SettingsChanged) -> None:
+    """Remember how a model is to be served."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.manifest = dataclasses.replace(model.manifest, settings=event.settings)
+
+
+def gone(core: Core, event: Removed) -> None:
+    """Answer what waits for a model, and forget it."""
+    if core.models.forget_resting(event.name):
+        return
+    model = core.models.pop(event.name)
+    core.refuse_waiting(model, removed(model.name))
+    core.refuse_open(model, removed(model.name))
+    _forget(core, model)
+
+
+def rested(core: Core, event: Rested) -> None:
+    """Take a variant out of service, unless it has something to do."""
+    model = core.models.find(event.name)
+    if model is None or model.trial is not None:
+        return
+    if any(deployment.loading for deployment in model.deployments.values()):
+        return
+    for engine in core.engines.values():  # one that it has left may still be running it
+        runs = engine.running is not None and engine.running.model is model
+        if runs or model.name in engine.queue.models():
+            return
+    deployments = dict(model.deployments)
+    core.models.pop(model.name)
+    _rest(core, model)
+    for name in deployments:
+        core.unload_unused(name, model.key_on(name))
+    for name in deployments:
+        dismiss(core, core.engines[name])
+
+
+def _rest(core: Core, model: ServedModel) -> None:
+    """Keep a variant that nothing serves."""
+    model.home = model.engine = model.device
+    model.away = ""
+    model.deployments = {
+        model.device: Deployment(
+            number=0, engine=model.device, state=State.UNAVAILABLE, reason="it rests until it is asked for"
+        )
+    }
+    core.models.rest(model)
+
+
+def _forget(core: Core, model: ServedModel) -> None:
+    """What engines have of a model that is not served any more."""
+    for engine in model.deployments:
+        core.unload_unused(engine, model.key_on(engine))
+    versions.end_trial(core, model)
+    for engine in (*model.deployments, model.home):
+        dismiss(core, core.engines[engine])
+
+
+def _unable(core: Core, event: Added) -> None:
+    """The CPU engine was removed, and the model has no other form."""
+    model = core.new_model(event.manifest, None, event.home)
+    core.enter(model)
+    versions.fail(core, model, "only the CPU engine can run it, which is not installed; install honed-cpu")
+
+
+# ---- What comes of loading and proving ----
+
+
+def loaded(core: Core, event: Loaded) -> None:
+    """Serve what was loaded, if it is still wanted and in the present worker."""
+    proof, engine = event.proof, core.engines[event.proof.engine]
+    found = core.deployed(event.deployment)
+    if found is None:
+        core.unload_unused(proof.engine, event.key)  # it was removed meanwhile
+    else:
+        model, deployment = found
+        deployment.loading = False
+        if is_here(engine, proof):
+            deployment.ready(proof.checked, proof.left)
+            model.blame.load_crashes = 0
+            if model.engine != engine.name and model.home == engine.name:
+                engines.come_back(core, model, engine)
+            run_next(core, engine)
+    load_next(core, engine)
+    engines.reconsider(core, engine.name)
+
+
+def refused(core: Core, event: LoadRefused) -> None:
+    """The model cannot be served here."""
+    found = core.deployed(event.deployment)
+    if found is None:
+        _load_all(core)
+        return
+    model, deployment = found
+    engine = core.engines[deployment.engine]
+    deployment.loading = False
+    if model.engine != engine.name and model.home == engine.name:
+        engines.stay_away(core, model, engine, event.reason)
+    else:
+        versions.give_up_on(core, model, engine, event.reason)
+    load_next(core, engine)
+
+
+def broken(core: Core, event: LoadBroken) -> None:
+    """A second process that ends loading a version is one too many."""
+    found = core.deployed(event.deployment)
+    if found is None:
+        if event.apart:  # else the worker is gone with it, and the next one loads what there is
+            _load_all(core)
+        return
+    model, deployment = found
+    engine = core.engines[deployment.engine]
+    deployment.loading = False
+    if not event.apart:
+        engine.worker_ends()
+    comes_back = model.engine != engine.name and model.home == engine.name
+    if comes_back and event.apart:
+        engines.stay_away(core, model, engine, event.reason)
+    elif comes_back and model.name not in engine.queue.models():
+        del model.deployments[engine.name]  # the next worker's turn
+    else:
+        model.blame.load_crashes += 1
+        if model.blame.load_crashes > 1:
+            reason = f"{model.blame.load_crashes} workers failed loading it; last: {event.reason}"
+            versions.give_up_on(core, model, engine, reason)
+    load_next(core, engine)
+
+
+def proven(core: Core, event: Proven) -> None:
+    """One probe less is left."""
+    found = core.deployed(event.deployment)
+    if found is not None:
+        deployment = found[1]
+        if deployment.checked is not None:
+            deployment.checked = replace(deployment.checked, outputs=event.outputs)
+        deployment.left = deployment.left[1:]
+    _end_proving(core, event.deployment)
+
+
+def disproved(core: Core, event: Disproved) -> None:
+    """Whatever serves this file here must go."""
+    found = core.deployed(event.deployment)
+    if found is not None:
+        engine = core.engines[found[1].engine]
+        key = found[0].key_on(engine.name)
+        core.act(Unload(engine.name, key))
+        for model, deployment in core.on(engine):
+            if (
+                model.key_on(engine.name) == key
+                and core.served_by(model, engine)
+                and deployment.state is State.READY
+            ):
+                versions.give_up(core, model, event.reason)
+    _end_proving(core, event.deployment)
+
+
+def kept(core: Core, event: Kept) -> None:
+    """Something is done with a file that no model stands for yet."""
+    engine = core.engines[event.engine]
+    engine.kept[event.key] += 1
+    wake(core, engine)
+
+
+def let_go(core: Core, event: LetGo) -> None:
+    """It ended."""
+    core.engines[event.engine].kept[event.key] -= 1
+    core.unload_unused(event.engine, event.key)
+    dismiss(core, core.engines[event.engine])
+
+
+def _load_all(core: Core) -> None:
+    """What was loading was removed meanwhile, and others may wait for its engine."""
+    for engine in core.engines.values():
+        load_next(core, engine)
+
+
+def _end_proving(core: Core, deployment: int) -> None:
+    for engine in core.engines.values():
+        if engine.proving == deployment:
+            engine.proving = None
+            load_next(core, engine)

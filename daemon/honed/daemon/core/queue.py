@@ -1,0 +1,190 @@
+"""Which inference runs next: a queue that knows deadlines, priorities and fairness, and no clock.
+
+All times are seconds on one monotonic clock that the caller passes in; nothing here waits or sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from honed.protocol.errors import Busy, Unavailable
+
+HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
+PRIORITIES = (1, 2, 3)  # first to last
+ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
+
+
+class ClientId(NamedTuple):
+    """A connection, and the user at its other end."""
+
+    user: int
+    connection: int
+
+
+class Replaced(Unavailable):
+    """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
+
+
+def service_stops() -> Unavailable:
+    """What a request hears that comes when the service stops, or is under way still."""
+    return Unavailable("the service is stopping; call again when it runs")
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """A request that wants to run."""
+
+    number: int
+    client: ClientId
+    model: str
+    priority: int
+    arrived: float
+    deadline: float
+    attempts: int = 0
+    open: bool = False  # in shapes that only the CPU engine takes
+
+
+class Queue:
+    """Tickets that wait.
+
+    Users take turns. Of one user the first priority comes first, and within it connections take turns, each
+    in its own order. A full queue makes room for who has less in it than others, so that nobody can fill it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.longest = 0  # tickets that ever waited at once
+        self._waiting: dict[int, Ticket] = {}
+        self._served: dict[ClientId, int] = {}  # when it last had its turn
+        self._served_users: dict[int, int] = {}
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, ticket: Ticket) -> Ticket | None:
+        """Let a ticket wait; gives the one that had to go for it, if any.
+
+        Raises Busy where too many wait, and its user and connection have their share of them.
+        """
+        victim = None
+        if len(self._waiting) >= self.limit:
+            victim = self._victim(ticket.client)
+            if victim is None:
+                raise full(self.limit)
+            del self._waiting[victim.number]
+        self._waiting[ticket.number] = ticket
+        self.longest = max(self.longest, len(self._waiting))
+        return victim
+
+    def _victim(self, client: ClientId) -> Ticket | None:
+        """The last ticket of the user with most; else of the same user's connection with most."""
+        users = Counter(t.client.user for t in self._waiting.values())
+        user = max(users, key=lambda u: (users[u], u), default=client.user)
+        if users[user] < users[client.user] + 2:
+            user = client.user
+        mine = Counter(t.client for t in self._waiting.values() if t.client.user == user)
+        if not mine:
+            return None
+        largest = max(mine, key=lambda c: (mine[c], c))
+        if user == client.user and mine[largest] < mine[client] + 2:
+            return None
+        going = [t for t in self._waiting.values() if t.client == largest and not t.attempts]
+        return max(going, key=lambda t: (t.priority, t.number), default=None)
+
+    def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
+        """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
+        ready = [t for t in self._waiting.values() if t.deadline > now and servable(t.model)]
+        if not ready:
+            return None
+        chosen = min(
+            ready,
+            key=lambda t: (
+                not t.attempts,
+                self._served_users.get(t.client.user, 0),
+                t.priority,
+                self._served.get(t.client, 0),
+                t.number,
+            ),
+        )
+        del self._waiting[chosen.number]
+        self._turns += 1
+        self._served[chosen.client] = self._served_users[chosen.client.user] = self._turns
+        chosen.attempts += 1
+        return chosen
+
+    def retry(self, ticket: Ticket) -> bool:
+        """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""
+        if ticket.attempts >= ATTEMPTS:
+            return False
+        self._waiting[ticket.number] = ticket
+        return True
+
+    def cancel(self, number: int) -> bool:
+        """Remove a ticket; False where it does not wait."""
+        return self._waiting.pop(number, None) is not None
+
+    def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
+        """Remove and give the tickets for a model, all of them or those that are `open` or are not."""
+        return self._remove(lambda t: t.model == model and open_ones in (None, t.open))
+
+    def drop_all(self) -> list[Ticket]:
+        """Remove and give every ticket."""
+        return self._remove(lambda _: True)
+
+    def models(self) -> set[str]:
+        """The models that tickets wait for."""
+        return set(self.by_model())
+
+    def by_model(self) -> Counter[str]:
+        """How many tickets wait for each model."""
+        return Counter(ticket.model for ticket in self._waiting.values())
+
+    def forget_client(self, client: ClientId) -> None:
+        """Drop what is remembered of a client that went away; its tickets must be cancelled."""
+        self._served.pop(client, None)
+
+    def _remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:
+        removed = [t for t in self._waiting.values() if wanted(t)]
+        for ticket in removed:
+            del self._waiting[ticket.number]
+        return removed
+
+
+def full(limit: int) -> Busy:
+    """What a request is told that has no place in the queue."""
+    return Busy(f"{limit} requests wait already; send them more slowly")
+
+
+class Restarts:
+    """How long to wait before a worker that ended is started again. No clock: times come in, in seconds.
+
+    One that ended while it ran or built a model is replaced at once: how often a model may end workers is
+    bounded model by model, and others must not wait for it. What no model is to blame for is slowed down.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0  # in a row
+
+    def ended(self, *, ready: bool, at_work: bool, lived: float) -> float:
+        """The delay after a worker that lived so long; `ready`: it found its device."""
+        if ready and at_work:
+            self._failures = 0
+        elif ready and lived > HEALTHY_SECONDS:
+            self._failures = 1
+        else:
+            self._failures += 1
+        return restart_delay(self._failures)
+
+    @property
+    def failing(self) -> bool:
+        """Whether more than one failed in a row."""
+        return self._failures > 1
+
+
+def restart_delay(failures: int) -> float:
+    """Seconds to wait before starting a worker again after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
+    return 0.0 if failures <= 1 else min(30.0, 0.25 * 2.0 ** (failures - 1))
