@@ -25,7 +25,7 @@ from typing import Any, Final
 from honed.protocol.errors import InvalidArgument
 
 from .apps.quota import AppsSettings
-from .idle.settings import IdleSettings
+from .idle.decision import IdleSettings
 from .observe.ledger import UsageSettings
 from .serving.placement import Placement
 from .serving.sequences import SequenceSettings

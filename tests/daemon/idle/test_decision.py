@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.idle.activity import Activity
-from honed.daemon.idle.judge import MAX_GAP, Context, Decision, decide, judge
-from honed.daemon.idle.own import Own
-from honed.daemon.idle.readings import Sample
-from honed.daemon.idle.settings import IdleSettings
-from honed.daemon.idle.window import parse
+from honed.daemon.idle.decision import (
+    MAX_GAP,
+    Activity,
+    Context,
+    Decision,
+    IdleSettings,
+    decide,
+    judge,
+    parse,
+)
+from honed.daemon.idle.signals import Own, Sample
 from honed.protocol.service import SignalReading
 from honed.runtime.errors import InvalidArgument
 

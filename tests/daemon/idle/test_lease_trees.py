@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from honed.daemon.idle.decision import IdleSettings
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.idle.settings import IdleSettings
 from honed.daemon.idle.signals import Signals
 from honed.daemon.settings.limits import Limits
 from honed.daemon.transport.connection import Connection

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.idle.own import OwnShare, tree_seconds
-from honed.daemon.idle.readings import Sample
-from honed.daemon.idle.signals import Signals
+from honed.daemon.idle.signals import OwnShare, Sample, Signals, tree_seconds
 
 from . import idle_trees as trees
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from honed.daemon.idle.thermal import temperatures
+from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe.openmetrics import FAMILIES, Family, MetricSample, _lines
 from honed.protocol.methods import METRICS
 from honed.protocol.params import MetricsParams

@@ -27,12 +27,8 @@ from honed.protocol.service import (
     SignalReading,
 )
 
-from .activity import Activity
-from .judge import MAX_GAP, Context, Decision, decide, judge
-from .own import Own
-from .readings import Sample
-from .settings import IdleSettings
-from .signals import MachineSignals, Signals
+from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
+from .signals import MachineSignals, Own, Sample, Signals
 
 LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
 REST_SECONDS = 5.0  # while there is none

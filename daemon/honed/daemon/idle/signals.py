@@ -1,18 +1,18 @@
-"""Everything a machine shows of itself, read below a root folder without any privilege."""
+"""What tells whether the machine is idle: load, the GPU, temperatures, and honed's own share."""
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from honed.machine import sysfs
 
-from . import thermal
-from .gpu import Gpu
-from .own import Own, OwnShare, cores
-from .readings import Sample
+# ---- Everything a machine shows of itself, read below a root folder without any privilege ----
 
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
 _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
@@ -40,7 +40,7 @@ class Signals:
             *pressure(self._root),
             load(self._root),
             *self._gpu.samples(now),
-            *thermal.samples(self._root),
+            *thermal_samples(self._root),
             power(self._root),
         )
         return MachineSignals(samples=samples, own=self._own.measure(own, now))
@@ -101,3 +101,307 @@ def power(root: Path) -> Sample:
 
 def _power(value: float | None, text: str) -> Sample:
     return Sample(signal="power", value=value, unit="", text=text)
+
+
+# ---- How much a Mali GPU is used, and its clock: under kbase, panthor and panfrost (facts: docs/idle.md)
+
+_LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # "12@300000000Hz", Rockchip's devfreq
+_FIXED_GOVERNORS = ("performance", "powersave", "userspace")
+_ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # gpu/drm-usage-stats.rst
+_CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
+_DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
+
+
+class Gpu:
+    """The first Mali GPU below a root folder. Remembers what engines had worked when it last looked."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._looked = 0.0
+        self._engines: dict[tuple[str, str], int] = {}
+
+    def samples(self, now: float) -> list[Sample]:
+        """Utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
+        folder = next(iter(sysfs.gpu_clocks(self._root)), None)
+        return [self._utilisation(folder, now), _clock(folder)]
+
+    def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
+        if devfreq and _suspended(devfreq):
+            return _used(0.0, "the GPU is suspended")  # its devfreq may keep the last figure before that
+        found = _LOAD.fullmatch(sysfs.read(devfreq / "load") or "") if devfreq else None
+        if found:
+            return _used(float(found[1]), "of the time, says its devfreq")
+        percent = sysfs.number(self._root / "sys/class/misc/mali0/device/utilisation")
+        if percent is not None:
+            return _used(float(percent), "of 100 ms, says kbase")
+        percent_open = self._by_open_drivers(now)
+        if percent_open is not None:
+            return _used(percent_open, "of the time by processes that may be looked into")
+        return _used(None, "no driver tells how much a GPU is used")
+
+    def _by_open_drivers(self, now: float) -> float | None:
+        """The busiest engine's share since the last call, percent; None where engines are not counted.
+
+        Counting is off until root writes to the driver's `profiling` file; counters are then missing or 0.
+        """
+        before, since = self._engines, now - self._looked
+        self._engines, self._looked = dict(self._counters()), now
+        totals: dict[str, int] = {}
+        for (client, engine), ns in self._engines.items():
+            if ns:
+                spent = max(0, ns - before.get((client, engine), ns))
+                totals[engine] = totals.get(engine, 0) + spent
+        if not totals or not before or since <= 0:
+            return None
+        return min(100.0, max(totals.values()) / since / 1e7)
+
+    def _counters(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """(client, engine) and nanoseconds, of each process whose files this one may look into."""
+        for process in sysfs.entries(self._root / "proc"):
+            if not process.name.isdecimal():
+                continue
+            for link in sysfs.entries(process / "fd"):
+                if not _is_render_node(link):
+                    continue
+                text = sysfs.read(process / "fdinfo" / link.name) or ""
+                client = _CLIENT.search(text)
+                if client and _DRIVER.search(text):
+                    yield from (((client[1], name), int(ns)) for name, ns in _ENGINE.findall(text))
+
+
+def _is_render_node(link: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith("/dev/dri/")
+    except OSError:
+        return False
+
+
+def _suspended(devfreq: Path) -> bool:
+    return sysfs.read(devfreq / "device/power/runtime_status") == "suspended"
+
+
+def _used(percent: float | None, text: str) -> Sample:
+    return Sample(signal="gpu", value=percent, unit="%", text=text)
+
+
+def _clock(devfreq: Path | None) -> Sample:
+    """How far the clock is raised, percent of the way from its lowest to its highest."""
+    if devfreq is None:
+        return _raised(None, "no GPU with a devfreq clock")
+    current = sysfs.number(devfreq / "cur_freq")
+    if current is None:
+        return _raised(None, f"{devfreq.name} does not tell its clock")
+    if _suspended(devfreq):
+        return _raised(0.0, "the GPU is suspended")
+    governor = sysfs.read(devfreq / "governor") or "unknown"
+    low, high = _range(devfreq)
+    if governor in _FIXED_GOVERNORS or high <= low:
+        return _raised(None, f"{_mhz(current)} MHz, which governor {governor} keeps")
+    percent = min(100.0, max(0.0, 100 * (current - low) / (high - low)))
+    return _raised(percent, f"{_mhz(current)} of {_mhz(low)} to {_mhz(high)} MHz by governor {governor}")
+
+
+def _range(devfreq: Path) -> tuple[int, int]:
+    """Lowest and highest frequency in Hz; older kernels say 0 for no bound of their own."""
+    steps = (sysfs.read(devfreq / "available_frequencies") or "").split()
+    known = [int(step) for step in steps if step.isdecimal()] or [0]
+    low, high = sysfs.number(devfreq / "min_freq"), sysfs.number(devfreq / "max_freq")
+    return low or min(known), high or max(known)
+
+
+def _mhz(hertz: int) -> int:
+    return round(hertz / 1e6)
+
+
+def _raised(percent: float | None, text: str) -> Sample:
+    return Sample(signal="gpu clock", value=percent, unit="%", text=text)
+
+
+# ---- Temperatures as the kernel tells them (Documentation/ABI/testing/sysfs-class-thermal) ----
+#
+# Of the chip's zones also the trip points at which the machine itself throttles.
+
+_FIRST = ("gpu", "soc", "package")  # zones that say most of a GPU beside a CPU; others only without them
+_OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
+_PLAUSIBLE = (-40_000, 200_000)  # millidegrees; drivers report what they cannot measure outside
+_THROTTLES = ("passive", "hot", "critical")  # not "active": a fan starts
+
+
+@dataclass(frozen=True, slots=True)
+class _Zone:
+    folder: Path
+    celsius: float
+
+
+def temperatures(root: Path = Path("/")) -> dict[str, float]:
+    """°C by type of zone; of zones of one type the hottest. Empty where the machine has none."""
+    return {kind: zone.celsius for kind, zone in _hottest(root).items()}
+
+
+def thermal_samples(root: Path) -> list[Sample]:
+    """The zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
+    hottest = _hottest(root)
+    for words in (_FIRST, _OTHERS):
+        named = [kind for kind in sorted(hottest) if any(word in kind.lower() for word in words)]
+        if named:
+            return [_sample(kind, hottest[kind]) for kind in named]
+    return [Sample(signal="temperature", value=None, unit="°C", text="no thermal zone of a chip")]
+
+
+def _hottest(root: Path) -> dict[str, _Zone]:
+    """Temperatures by type; zones that are off, or whose driver has no answer now, are left out."""
+    found: dict[str, _Zone] = {}
+    for folder in sysfs.entries(root / "sys/class/thermal"):
+        kind, millidegrees = sysfs.read(folder / "type"), sysfs.number(folder / "temp")
+        if not folder.name.startswith("thermal_zone") or not kind or millidegrees is None:
+            continue
+        if not _PLAUSIBLE[0] < millidegrees < _PLAUSIBLE[1]:
+            continue
+        celsius = millidegrees / 1000
+        if kind not in found or celsius >= found[kind].celsius:
+            found[kind] = _Zone(folder, celsius)
+    return found
+
+
+def _sample(kind: str, zone: _Zone) -> Sample:
+    trip = _lowest_trip(zone.folder)
+    return Sample(
+        signal=f"temperature {kind}",
+        value=zone.celsius,
+        unit="°C",
+        text=f"throttled at {trip:g} °C" if trip is not None else "no trip point",
+        limit=trip,
+    )
+
+
+def _lowest_trip(zone: Path) -> float | None:
+    """°C; trip points at or below 0 are not set."""
+    trips: list[float] = []
+    for file in sysfs.entries(zone):
+        if file.name.startswith("trip_point_") and file.name.endswith("_type"):
+            at = sysfs.number(file.with_name(file.name.removesuffix("_type") + "_temp"))
+            if at is not None and 0 < at < _PLAUSIBLE[1] and sysfs.read(file) in _THROTTLES:
+                trips.append(at / 1000)
+    return min(trips, default=None)
+
+
+# ---- Our own share of the CPU, so that the work of tuner and service is not taken for somebody else's ----
+#
+# The kernel's figures are decaying means: the load average over 60 s, pressure over 10 s. Our share is
+# averaged in the same way, so that it fades from both at the same pace when the work stops.
+
+_LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
+_PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second, of times in /proc/PID/stat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What tuners and service add to the machine's figures: percent of all cores, tasks for each core."""
+
+    cpu_percent: float = 0.0
+    load_per_core: float = 0.0
+
+
+class OwnShare:
+    """The decaying means of the CPU time of some processes with their descendants; they may come and go."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seconds: dict[int, float] = {}
+        self._at: float | None = None
+        self._load = 0.0  # cores, mean of 60 s
+        self._pressure = 0.0  # cores, mean of 10 s
+
+    def measure(self, pids: Collection[int], now: float) -> Own:
+        """The share of these processes with all their descendants; `now` in seconds of a steady clock.
+
+        What a process used before it was named first does not count.
+        """
+        seconds = tree_seconds(self._root, pids)
+        passed = now - self._at if self._at is not None else 0.0
+        if passed > 0:
+            spent = sum(max(0.0, used - self._seconds.get(pid, used)) for pid, used in seconds.items())
+            self._load = _decayed(self._load, spent, passed, _LOAD_SECONDS)
+            self._pressure = _decayed(self._pressure, spent, passed, _PRESSURE_SECONDS)
+        self._seconds, self._at = seconds, now
+        count = cores(self._root)
+        return Own(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
+
+
+def _decayed(mean: float, spent: float, passed: float, over: float) -> float:
+    kept = math.exp(-passed / over)
+    return mean * kept + spent / passed * (1 - kept)
+
+
+def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
+    """CPU seconds of each process, its living descendants, and those of their children that were waited for.
+
+    A descendant of several counts for the nearest.
+    """
+    parents: dict[int, int] = {}
+    spent: dict[int, float] = {}
+    for folder in sysfs.entries(root / "proc"):
+        # proc_pid_stat(5): the name in parentheses may hold anything; ppid is the second field after it,
+        # utime, stime, cutime and cstime the twelfth to fifteenth.
+        text = sysfs.read(folder / "stat") or "" if folder.name.isdecimal() else ""
+        after = text.rpartition(")")[2].split()
+        if len(after) > 14:
+            parents[int(folder.name)] = _whole(after[1])
+            spent[int(folder.name)] = sum(map(_whole, after[11:15])) / _TICKS
+    totals = {pid: 0.0 for pid in pids if pid in spent}
+    for pid, seconds in spent.items():
+        nearest = _nearest(pid, totals, parents)
+        if nearest is not None:
+            totals[nearest] += seconds
+    return totals
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> int | None:
+    seen: set[int] = set()
+    while pid not in seen:
+        if pid in wanted:
+            return pid
+        seen.add(pid)
+        pid = parents.get(pid, pid)
+    return None
+
+
+def cores(root: Path) -> int:
+    """Processors that are online; 1 where the machine does not tell."""
+    count = 0
+    for part in (sysfs.read(root / "sys/devices/system/cpu/online") or "").split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            count += int(last or first) - int(first) + 1
+    return max(1, count)
+
+
+# ---- What a signal shows, and what that means ----
+
+Verdict = Literal["quiet", "busy", "absent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A signal as it was read. `value` is None where this machine does not show it; `text` then says why.
+
+    `limit`: a bound the machine itself names for this value, in the same unit.
+    """
+
+    signal: str
+    value: float | None
+    unit: str
+    text: str
+    limit: float | None = None
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A value with its unit for people; "-" where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}{'' if unit in ('%', '') else ' '}{unit}"

@@ -13,7 +13,7 @@ from honed.daemon.apps.names import Viewer, is_own
 from honed.daemon.blocking import in_thread
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.idle.thermal import temperatures
+from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe import openmetrics
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.deviceserver import DeviceServer

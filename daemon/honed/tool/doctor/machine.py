@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from honed.daemon.idle.thermal import temperatures
+from honed.daemon.idle.signals import temperatures
 from honed.machine import sysfs
 
 from .accounts import AccountNames

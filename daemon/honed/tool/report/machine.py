@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from honed.daemon.idle.readings import value_text
+from honed.daemon.idle.signals import value_text
 from honed.machine.bounds import BUSY
 from honed.protocol.device import DevicePeaks
 from honed.protocol.service import DeviceStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 from collections.abc import Sequence
 
-from honed.daemon.idle.readings import value_text
+from honed.daemon.idle.signals import value_text
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.results import ModelPlacement
 from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus

@@ -1,19 +1,20 @@
-"""From samples to verdicts, and to whether the machine is idle, by the bounds of [idle].
-
-Pure: times are arguments.
-"""
+"""Whether the machine is idle, judged from its signals, the time of day and what a user says."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from honed.daemon.settings.sections import setting
+from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import SignalReading
 
-from . import window
-from .own import Own
-from .readings import Sample, Verdict, value_text
-from .settings import IdleSettings
+from .signals import Own, Sample, Verdict, value_text
+
+# ---- From samples to verdicts, and to whether the machine is idle, by the bounds of [idle] ----
+#
+# Pure: times are arguments.
 
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
 COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
@@ -93,7 +94,7 @@ def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> SignalReadi
 
 
 def _window(settings: IdleSettings, minute: int) -> SignalReading:
-    allowed = window.parse(settings.window)
+    allowed = parse(settings.window)
     if allowed is None:
         return SignalReading(
             signal="window", value=None, unit="", verdict="absent", text="tuning at any time of day"
@@ -103,7 +104,7 @@ def _window(settings: IdleSettings, minute: int) -> SignalReading:
         value=float(minute),
         unit="min",
         verdict="quiet" if allowed.holds(minute) else "busy",
-        text=f"it is {window.clock_text(minute)}; tuning at {settings.window}",
+        text=f"it is {clock_text(minute)}; tuning at {settings.window}",
     )
 
 
@@ -158,3 +159,124 @@ def _why_not(
     if quiet < settings.settle_seconds:
         return f"all signals are quiet, but only for {quiet:.0f} of {settings.settle_seconds:g} s"
     return ""
+
+
+# ---- What the service itself has to do: requests, by model, and what waits ----
+#
+# No clock: times are arguments.
+
+
+class Activity:
+    """Requests that came and went; times in seconds of a steady clock."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._last: dict[str, float] = {}  # by model
+        self._latest = started
+        self._under_way = 0
+        self._adding = 0
+
+    def begin(self, model: str, now: float) -> None:
+        """A request came."""
+        self._under_way += 1
+        self._last[model] = self._latest = now
+
+    def end(self, model: str, now: float) -> None:
+        """A request was answered."""
+        self._under_way -= 1
+        self._latest = now
+        if model in self._last:  # it was not removed meanwhile
+            self._last[model] = now
+
+    def adding(self, change: int) -> None:
+        """A model begins (1) or ends (-1) to be added, or tuned by hand."""
+        self._adding += change
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._last.pop(model, None)
+
+    def since(self, now: float) -> dict[str, float]:
+        """Seconds since the last request, by model."""
+        return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
+
+    def samples(self, now: float) -> list[Sample]:
+        """Seconds since the last request of any model, and how much is not done yet."""
+        if self._latest > self._started and self._last:
+            text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
+        else:
+            text = "since the service started; no request yet"
+        return [
+            Sample(signal="requests", value=max(0.0, now - self._latest), unit="s", text=text),
+            Sample(signal="queue", value=float(self._under_way), unit="", text="requests not answered yet"),
+            Sample(signal="adding", value=float(self._adding), unit="", text="models added or tuned by hand"),
+        ]
+
+
+# ---- The times of day at which tuning is allowed ----
+
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOfDayWindow:
+    """From `start` until before `end`, in minutes after midnight of local time; it may cross midnight."""
+
+    start: int
+    end: int
+
+    def holds(self, minute: int) -> bool:
+        """Whether a minute of the day (0 to 1439) lies in it."""
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+def parse(text: str) -> TimeOfDayWindow | None:
+    """`22:00-06:30` as a window, "" as None: any time. Raises InvalidArgument, a half sentence for others."""
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    times = [_TIME.fullmatch(part.strip()) for part in (first, last)]
+    if not dash or None in times:
+        raise InvalidArgument('give two times of day as "22:00-06:30", or "" for any time')
+    start, end = (int(time[1]) * 60 + int(time[2]) for time in times if time)
+    if start == end:
+        raise InvalidArgument('give two times that differ as "22:00-06:30", or "" for any time')
+    return TimeOfDayWindow(start, end)
+
+
+def clock_text(minute: int) -> str:
+    """A minute of the day as `06:30`."""
+    return f"{minute // 60:02d}:{minute % 60:02d}"
+
+
+# ---- What counts as idle: the [idle] table of the configuration ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSettings:
+    """Bounds with their defaults; docs/idle.md says what is read and compared with them.
+
+    enabled: whether tuning is allowed at all.
+    quiet_seconds: without any request before the device may be used for tuning.
+    settle_seconds: that all other signals must have been quiet before; busy counts at once.
+    max_pressure_percent: of the last ten seconds in which some task waited for the CPU, memory or disk.
+    max_load_per_core: runnable and waiting tasks, mean of the last minute, for each core.
+    max_gpu_percent: share of time that the GPU is used by others; also how far its clock may be raised.
+    max_temperature_c: of the GPU or the chip, degrees Celsius.
+    on_battery: whether tuning goes on while a battery discharges.
+    window: local times between which tuning is allowed, "22:00-06:30"; "" for any time.
+    max_candidate_seconds: the longest time that a tuner may ask for to leave the device.
+    """
+
+    enabled: bool = setting(True)
+    quiet_seconds: float = setting(30.0, unit="s", minimum=0)
+    settle_seconds: float = setting(5.0, unit="s", minimum=0)
+    max_pressure_percent: float = setting(10.0, unit="%", minimum=0)
+    max_load_per_core: float = setting(0.5, minimum=0)
+    max_gpu_percent: float = setting(10.0, unit="%", minimum=0)
+    max_temperature_c: float = setting(75.0, unit="°C", minimum=0)
+    on_battery: bool = setting(False)
+    window: str = setting("", check=parse)
+    max_candidate_seconds: float = setting(10.0, unit="s", minimum=0.1)
