@@ -18,7 +18,7 @@ import numpy as np
 from tests.daemon.split_models import two_stage
 
 from honed.machine.devices import Device, select
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime import load
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compile import CompileRequest, compile_file

@@ -25,8 +25,8 @@ from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
 from honed.hub.shelf import Shelf
 from honed.jobs.events import Imported
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.results import DeviceIdentity
 
 from .test_hub_files import record
 

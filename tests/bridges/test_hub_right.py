@@ -17,10 +17,10 @@ from honed.hub.minisign import SecretKey
 from honed.hub.settings import HubConfig
 from honed.hub.shelf import Shelf
 from honed.protocol import methods, strict
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, PermissionDenied
 from honed.protocol.methods import METHODS, Right
 from honed.protocol.params import TunerRunParams
+from honed.protocol.results import DeviceIdentity
 from honed.runtime import Client
 from tests.attack import users
 from tests.daemon.running import Service

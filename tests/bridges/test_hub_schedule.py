@@ -18,8 +18,8 @@ from honed.hub.minisign import PublicKey, SecretKey
 from honed.hub.pushing import LASTS
 from honed.hub.schedule import Deed, ServiceView
 from honed.hub.settings import HubConfig
-from honed.protocol.config import ConfigShown, ShownSetting
 from honed.protocol.errors import InvalidArgument, PermissionDenied, Unavailable, Unimplemented
+from honed.protocol.service import ConfigShown, ShownSetting
 
 NOW = 1.8e9
 HOUR = 3600.0

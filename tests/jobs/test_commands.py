@@ -28,7 +28,7 @@ from honed.jobs.commands import (
     parse,
 )  # fmt: skip
 from honed.jobs.events import Compiled, Done, Tuned
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime.errors import InvalidArgument
 
 FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")

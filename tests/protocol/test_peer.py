@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.peer import (
     MAX_PENDING_DESCRIPTORS,
@@ -24,7 +23,7 @@ from honed.protocol.peer import (
     RequestReceived,
     ResponseReceived,
 )
-from honed.protocol.wire import FrameLimits, OwnFault, PeerFault
+from honed.protocol.wire import FrameLimits, OwnFault, PeerFault, close_all
 from honed.runtime.calling import transport
 
 PLAIN = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import ResourceExhausted
-from honed.protocol.shown import shown
+from honed.protocol.strict import shown
 
 LARGE = 8  # bytes
 VALUES = st.recursive(

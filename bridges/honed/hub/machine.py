@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from honed.jobs.events import Imported
 from honed.protocol import methods, strict
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.protocol.params import HistoryParams
+from honed.protocol.results import DeviceIdentity
 from honed.runtime.client import Client
 
 from . import pulling, pushing, remote

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.hints import marks
+from honed.protocol.params import marks
 
 from .index import Withdrawn
 

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Final
 
 from honed.jobs.events import Imported
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
+from honed.protocol.results import DeviceIdentity
 
 from . import index as indexes
 from . import looking, objects

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from honed.protocol import strict
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
+from honed.protocol.results import DeviceIdentity
 
 from . import index as indexes
 from . import objects

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from honed.protocol.config import ConfigShown
 from honed.protocol.errors import InvalidArgument, Unimplemented
 from honed.protocol.methods import check_name
+from honed.protocol.service import ConfigShown
 
 from .minisign import PublicKey
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from honed.protocol import methods
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.protocol.tuning import HintFigures
+from honed.protocol.params import HintFigures
 from honed.runtime.client import Client
 
 from . import machine

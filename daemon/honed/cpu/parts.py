@@ -20,11 +20,11 @@ import numpy as np
 
 from honed.daemon.worker.hosting import Array, connect
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
+from honed.protocol.wire import close_all
 from honed.runtime.calling import transport
 from honed.runtime.calling.regions import map_descriptor
 from honed.runtime.compiled.model import PartTensor

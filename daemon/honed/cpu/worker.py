@@ -34,8 +34,7 @@ from honed.daemon.worker.calls import (
 from honed.daemon.worker.hosting import Array, Host, by_name, connect
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import NotFound
-from honed.protocol.results import Empty, ModelProfile
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import Empty, MetSizes, ModelProfile
 from honed.runtime.compiled import modelfile
 
 from . import profiling

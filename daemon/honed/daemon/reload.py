@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 from honed.protocol.errors import HonedError
+from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 
 from .blocking import in_thread
 from .config import Config, settings, value

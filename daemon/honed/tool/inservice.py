@@ -10,12 +10,12 @@ from typing import Any, Generic
 
 from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R, from_map
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, Internal
 from honed.protocol.methods import TUNER_RUN
 from honed.protocol.params import TunerRunParams
 from honed.protocol.service import TunerRan
 from honed.protocol.strict import Map
+from honed.protocol.wire import close_all
 from honed.runtime.client import Client
 
 from .compiler import CompilerDied

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from honed.machine.children import python
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.results import OptimisationCheck
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes, OptimisationCheck
 
 from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, Learned, R, Tuned, Written
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
+from honed.protocol.params import TuningFigures
 from honed.protocol.results import OptimisationCheck
-from honed.protocol.shown import shown
-from honed.protocol.tuning import TuningFigures
+from honed.protocol.strict import shown
 
 _MAX_TEXT = 1000  # letters of what is shown of a stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.protocol.device import DeviceIdentity, DevicePeaks, Figure
+from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
 
 from .families import FAMILIES, DeviceFamily
 

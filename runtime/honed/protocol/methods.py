@@ -17,7 +17,7 @@ from .errors import Internal, InvalidArgument, NotFound
 from .strict import Map
 
 if TYPE_CHECKING:
-    from . import config, params, results, service, versions
+    from . import params, results, service
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -81,8 +81,8 @@ SERVER_READY: Method[params.Nothing, results.Ready] = _method("ServerReady", Rig
 SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _method("ServerMetadata", Right.ANYONE)
 SERVER_STATUS: Method[params.Nothing, service.Status] = _method("ServerStatus", Right.INFER)
 METRICS: Method[params.MetricsParams, service.Metrics] = _method("Metrics", Right.INFER)
-CONFIG_SHOW: Method[params.Nothing, config.ConfigShown] = _method("ConfigShow", Right.INFER)
-CONFIG_RELOAD: Method[params.Nothing, config.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
+CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _method("ConfigShow", Right.INFER)
+CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
 MODEL_READY: Method[params.ModelParams, results.Ready] = _method("ModelReady", Right.INFER)
 MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _method("ModelMetadata", Right.INFER)
 MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _method(
@@ -93,10 +93,10 @@ MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _method("Mod
 MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _method(
     "ModelExport", Right.CHANGE, gives=True
 )
-MODEL_PUBLISH: Method[params.PublishParams, versions.ModelPublished] = _method("ModelPublish", Right.CHANGE)
-MODEL_HISTORY: Method[params.HistoryParams, versions.ModelHistory] = _method("ModelHistory", Right.INFER)
-MODEL_ROLLBACK: Method[params.RollbackParams, versions.RolledBack] = _method("ModelRollback", Right.CHANGE)
-MODEL_PIN: Method[params.PinParams, versions.VersionPinned] = _method("ModelPin", Right.CHANGE)
+MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _method("ModelPublish", Right.CHANGE)
+MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _method("ModelHistory", Right.INFER)
+MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _method("ModelRollback", Right.CHANGE)
+MODEL_PIN: Method[params.PinParams, results.VersionPinned] = _method("ModelPin", Right.CHANGE)
 MODEL_SET: Method[params.SetParams, results.ModelSettings] = _method("ModelSet", Right.CHANGE)
 MODEL_INFER: Method[params.InferParams, results.Inferred] = _method("ModelInfer", Right.INFER)
 LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _method("LeaseAsk", Right.CHANGE)
@@ -133,11 +133,11 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
 
     Made when they are first needed: an app's inferences do without, and so many classes take time to make.
     """
-    from . import config, params, results, service, versions
+    from . import params, results, service
 
     rows = {name: row for name, row in globals().items() if isinstance(row, Method)}
     noted = SimpleNamespace(__annotations__={name: __annotations__[name] for name in rows})
-    modules = (config, params, results, service, versions)
+    modules = (service, params, results, service, results)
     named = {module.__name__.rpartition(".")[2]: module for module in modules}
     hints = get_type_hints(noted, globals(), named)
     return {row.name: get_args(hints[name]) for name, row in rows.items()}

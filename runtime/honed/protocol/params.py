@@ -6,9 +6,11 @@ than the field takes the request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from typing import Final
 
-from .tuning import TuningFigures
+from .errors import InvalidArgument
 
 Data = bytes | memoryview  # of a tensor, row-major
 
@@ -291,3 +293,79 @@ class TunerStopParams:
     """Parameters of TunerStop."""
 
     model: str
+
+
+# ---- How a hint says whom it is of: a record that another machine measured (docs/protocol.md,
+# "HintsImport")
+
+PREFIX: Final = "hub: "
+# A key's name, and its id where another has that name, too (honed.hub.index.believed).
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
+
+
+@dataclass(frozen=True, slots=True)
+class HintMarks:
+    """What hints of one source say: who measured, the end of the compiler's name, why one is quarantined."""
+
+    measured_by: str
+    compiler: str
+    reason: str
+
+
+def marks(source: str) -> HintMarks:
+    """Those of hints that the key of this name has signed."""
+    return HintMarks(f"{PREFIX}{source}", f", by {source}", f"in quarantine at {source}")
+
+
+def source_of(measured_by: str) -> str:
+    """The name of the key that signed a record; "" where it is no hint."""
+    return measured_by.removeprefix(PREFIX) if measured_by.startswith(PREFIX) else ""
+
+
+def marks_of(measured_by: str) -> HintMarks:
+    """Those that a hint of whom it names must have; raises InvalidArgument where that is no key's name."""
+    source = source_of(measured_by)
+    if not _SOURCE.fullmatch(source):
+        raise InvalidArgument(
+            f"it is no hint: it was measured by {measured_by[:80]!r}, which is no key's name"
+        )
+    return marks(source)
+
+
+# ---- What tuning has done so far, as tuners report it and the service tells it ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Estimated seconds of one inference of a model when its tuning began, and now."""
+
+    before_seconds: float
+    now_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintFigures:
+    """Records of a hub by one key: how many were `taken`, and of the last weeks `tried` here and `failed`.
+
+    One fails that is not right here, or far slower than it claims. `aside`: no more of them are tried.
+    """
+
+    taken: int
+    tried: int
+    failed: int
+    aside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningFigures:
+    """Of the records of tuning: `trials` by outcome, `faults` (candidates in quarantine), `gains` by model,
+    `hints` of a hub by the name of the key that signed them.
+
+    `reason` is why they cannot be read; there are no figures then.
+    """
+
+    trials: dict[str, int]
+    faults: int
+    gains: dict[str, Gain]
+    hints: dict[str, HintFigures] = field(default_factory=dict)
+    reason: str = ""

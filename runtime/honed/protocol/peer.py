@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .arrivals import Arrivals, close_all
 from .decoder import Decoder
 from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map
 from .strict import Map
 from .wire import (
     MAX_MSGID,
+    Arrivals,
     FrameLimits,
     Message,
     Notification,
@@ -25,6 +25,7 @@ from .wire import (
     PeerFault,
     Request,
     Response,
+    close_all,
     encode,
     encode_parts,
 )

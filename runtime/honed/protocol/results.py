@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from .device import DeviceIdentity, DevicePeaks
 from .params import Data
 from .strict import ABSENT
 
@@ -455,3 +456,150 @@ class ModelProfile:
     timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
         default=None, metadata=ABSENT
     )
+
+
+# ---- The results of the methods for versions of a model, as docs/protocol.md has them ----
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelPublished:
+    """The result of ModelPublish; times in microseconds of one inference."""
+
+    published: bool
+    version: int
+    sentence: str
+    old_us: float | None
+    new_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersion:
+    """One compiled file of a model.
+
+    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
+    quartiles in microseconds of the version before and of this one, side by side in the serving worker when
+    this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
+    `brought` are the measured schedules that the version before did not have, each as its task and the first
+    12 digits of its trace's SHA-256, with a space between.
+    """
+
+    number: int
+    sha256: str
+    nbytes: int
+    schedules: str
+    made: float
+    why: str
+    old_us: float | None
+    new_us: float | None
+    settled: bool  # it served cleanly, or was put there by hand
+    kept: bool  # its file is still there
+    quarantine: str
+    brought: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSpan:
+    """When a version was served; `until` is None for the one that is, and `end` says why it went."""
+
+    number: int
+    since: float
+    until: float | None
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyPoint:
+    """The median of `count` inferences of one span of time, in microseconds.
+
+    `time` is that of the first of them, in seconds since 1970.
+    """
+
+    time: float
+    version: int
+    count: int
+    us: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelHistory:
+    """The result of ModelHistory."""
+
+    name: str
+    version: int
+    pinned: bool
+    on_trial: bool
+    versions: tuple[ModelVersion, ...]
+    stints: tuple[DeploymentSpan, ...]
+    latency: tuple[LatencyPoint, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RolledBack:
+    """The result of ModelRollback."""
+
+    version: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class VersionPinned:
+    """The result of ModelPin; `engine` is the one pinned, or ""."""
+
+    version: int
+    pinned: bool
+    engine: str = ""
+
+
+# ---- Sizes that depend on the data, of parts of models that may be compiled for them ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetSizes:
+    """Sizes that a part was met in: what the shapes of its inputs leave open, in their order."""
+
+    part: int
+    sizes: tuple[int, ...]
+
+
+# ---- Who a device is, and what it was measured to reach at most ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceIdentity:
+    """Who the device is; compiled models and tuning records are kept per identity."""
+
+    platform: str
+    vendor: str
+    name: str
+    driver_version: str
+    kernel_driver: str  # "kbase", "panthor", "panfrost", "nvidia", or "" where there is none
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the identity as canonical JSON, without the driver's version."""
+        identity = asdict(self)
+        del identity["driver_version"]
+        canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePeaks:
+    """What no kernel on the device passes: the best of several microbenchmarks, and of the kernels that were
+    proven faster than those (docs/devices.md). `bounds` computes with them.
+    """
+
+    fp32_gflops: float
+    fp16_gflops: float | None  # None without cl_khr_fp16
+    bandwidth_gbs: float  # GB/s beyond all caches, reading and writing counted together
+    launch_us: float  # from one empty kernel to the next in a long queue, which the host may be what limits
+    # What moves faster because caches hold it: bytes of a working set, rising, and the GB/s it moves at.
+    # Empty where it was not measured.
+    caches_gbs: tuple[tuple[int, float], ...] = ()
+    # Figures that kernels have passed: what stands for them is a bound from below only. "bandwidth_gbs"
+    # speaks for the caches too.
+    raised: tuple[Figure, ...] = ()
+    empty_us: float | None = None  # END - START of an empty kernel, at the least; None: not measured
+    busy: float | None = None  # share of the CPUs' time that others took meanwhile; None: not known

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from .device import DeviceIdentity, DevicePeaks
-from .faults import KernelLog
+from .params import HintFigures, TuningFigures
+from .results import DeviceIdentity, DevicePeaks, ModelPublished
 from .strict import ABSENT, Map
-from .tuning import HintFigures, TuningFigures
-from .versions import ModelPublished
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -386,3 +385,73 @@ class Metrics:
     temperatures: dict[str, float]
     lease: LeaseFigures
     gpu_faults: FaultFigures
+
+
+# ---- The results of ConfigShow and ConfigReload, as docs/protocol.md has them ----
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ShownSetting:
+    """A setting in force."""
+
+    name: str
+    value: Any
+    unit: str
+    origin: str
+    effect: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SettingChange:
+    """A setting whose value the files say otherwise."""
+
+    name: str
+    value: Any
+    configured: Any
+    effect: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ConfigShown:
+    """The result of ConfigShow."""
+
+    settings: tuple[ShownSetting, ...]
+    files: tuple[str, ...]
+    pending: tuple[SettingChange, ...]
+    problem: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ConfigReloaded:
+    """The result of ConfigReload."""
+
+    applied: tuple[SettingChange, ...]
+    restart: tuple[SettingChange, ...]
+    files: tuple[str, ...]
+
+
+# ---- Faults of GPUs, as the kernel log tells of them ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFault:
+    """A fault of a GPU in the kernel log; `time` in seconds since 1970, `records` as they stand there."""
+
+    time: float
+    driver: str
+    device: str | None
+    severity: str
+    code: int | None
+    meaning: str
+    process: int | None
+    command: str | None
+    records: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLog:
+    """The faults in the kernel log since the machine started, or why it cannot be read."""
+
+    readable: bool
+    reason: str
+    faults: tuple[KernelFault, ...]

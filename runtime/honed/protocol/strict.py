@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
+import reprlib
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
-
-from .fields import SCALARS, Field, classes_in, fields_of, members_of
-from .shown import shown
 
 T = TypeVar("T")
 INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
@@ -360,3 +361,100 @@ def _scalar_decoder(kind: Any) -> _Decoder:
 
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+# ---- What the fields of dataclasses ask for, found out once for each class ----
+
+SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, memoryview})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a dataclass; `default` is MISSING where it has none."""
+
+    name: str
+    hint: Any
+    default: Any
+    optional: bool  # it has a default
+    scalar: bool
+    flat: bool  # a tuple of scalars
+    tagged: bool  # a tuple whose items are of several dataclasses
+    absent: bool  # rather than None
+
+
+@functools.cache
+def fields_of(kind: type) -> tuple[Field, ...]:
+    """Those of a dataclass, in order."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return tuple(
+        Field(
+            name=field.name,
+            hint=hints[field.name],
+            default=field.default,
+            optional=field.default is not missing or field.default_factory is not missing,
+            scalar=SCALARS.issuperset(members_of(hints[field.name])),
+            flat=_flat(hints[field.name]),
+            tagged=_tagged(hints[field.name]),
+            absent="absent" in field.metadata,
+        )
+        for field in dataclasses.fields(kind)
+    )
+
+
+def _flat(hint: Any) -> bool:
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return all(item is Ellipsis or SCALARS.issuperset(members_of(item)) for item in items) and bool(items)
+
+
+def _tagged(hint: Any) -> bool:
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return len(items) == 2 and items[1] is Ellipsis and len(classes_in(items[0])) > 1
+
+
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; `hint` alone where it is none."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def classes_in(hint: Any) -> dict[str, type]:
+    """The dataclasses among the members of `hint`, by lower-cased name."""
+    return {
+        m.__name__.lower(): m for m in members_of(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
+    }
+
+
+# ---- Values for messages: what is shown may be a peer's, and of any size ----
+
+
+class _Short(reprlib.Repr):
+    """Looks at the first part of a value only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 2 * _SHOWN, 2 * _SHOWN
+        self.maxlist = self.maxtuple = self.maxdict = 20
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """`reprlib` knows bytes only as any other object, whose whole text it makes first."""
+        return repr(value[: 2 * _SHOWN])
+
+    def repr_dict(self, value: dict[object, object], level: int) -> str:
+        """Without the sorting of `reprlib`, which looks at every key."""
+        first = list(itertools.islice(value.items(), self.maxdict))
+        text = ", ".join(
+            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
+        )
+        return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
+
+
+_SHOWN = 60  # letters of a value in a message
+_short = _Short()
+
+
+def shown(value: object) -> str:
+    """`value` for a message: its first letters, found in a time that does not depend on its size."""
+    text = _short.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
 from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault
+from honed.protocol.wire import PeerFault, close_all
 
 from .calling import endpoint, sequences, transport
 from .calling.calls import register, unregister

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.protocol.arrivals import Arrivals
 from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
+from honed.protocol.wire import Arrivals
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.exported import exported
 from tests.daemon.conftest import SIZE

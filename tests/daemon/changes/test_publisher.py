@@ -26,8 +26,7 @@ from honed.daemon.store.received import StoredFile, describe
 from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams
-from honed.protocol.results import ModelChecked
-from honed.protocol.versions import ModelPublished
+from honed.protocol.results import ModelChecked, ModelPublished
 from honed.runtime.compiled import modelfile
 from tests.daemon import spin
 

@@ -12,7 +12,7 @@ from honed.daemon.core.decayedusage import DecayedUsage
 from honed.daemon.sizes import met as met_module
 from honed.daemon.sizes.choice import SizedPart, best, cost, next_sizes
 from honed.daemon.sizes.met import SizesMet
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 
 HALF_LIFE = 100.0
 counts = st.dictionaries(

@@ -19,9 +19,7 @@ from honed.daemon.observe.ledger import Ledger, UsageSettings
 from honed.daemon.store.store import Manifest
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
-from honed.protocol.results import ShownForm, ShownPart
-from honed.protocol.sizes import MetSizes
-from honed.protocol.versions import ModelPublished
+from honed.protocol.results import MetSizes, ModelPublished, ShownForm, ShownPart
 from tests.daemon.core.serving_world import manifest, stored
 
 CHOOSING = ShownPart(engine="cpu", nodes=2, flops=9)

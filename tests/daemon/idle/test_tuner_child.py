@@ -12,8 +12,7 @@ import pytest
 from honed.daemon.transport.connection import Connection
 from honed.daemon.tuning.child import TunerChild, TunerSettings
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import TunerReportParams
-from honed.protocol.tuning import Gain, HintFigures, TuningFigures
+from honed.protocol.params import Gain, HintFigures, TunerReportParams, TuningFigures
 
 
 class Peer:

@@ -12,9 +12,9 @@ import pytest
 from honed.daemon.observe.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.jobs.events import Quarantined
 from honed.machine.kernellog import Record
-from honed.protocol.faults import KernelFault
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.params import MetricsParams, Nothing
+from honed.protocol.service import KernelFault
 from honed.runtime import Client
 from honed.tool.main import main
 from tests.daemon.running import Service

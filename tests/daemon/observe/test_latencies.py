@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.observe.latencies import POINTS, SPAN_SECONDS, Keeper, Latencies, thinned
-from honed.protocol.versions import LatencyPoint
+from honed.protocol.results import LatencyPoint
 
 
 def test_a_span_is_a_median_of_one_version() -> None:

@@ -21,8 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe.openmetrics import FAMILIES, Family, MetricSample, _lines
 from honed.protocol.methods import METRICS
-from honed.protocol.params import MetricsParams
-from honed.protocol.tuning import Gain, TuningFigures
+from honed.protocol.params import Gain, MetricsParams, TuningFigures
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.tool.main import main

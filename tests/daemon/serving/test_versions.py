@@ -19,7 +19,7 @@ from honed.daemon.store.versions import (
     succeed,
     trial_over,
 )
-from honed.protocol.versions import ModelVersion
+from honed.protocol.results import ModelVersion
 from honed.runtime.errors import AlreadyExists, NotFound
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from honed.daemon.observe.attribution import SERVICE, BlamedFault
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
-from honed.protocol.device import DeviceIdentity, DevicePeaks
+from honed.protocol.params import Gain, TuningFigures
 from honed.protocol.results import (
     ComparedOutput,
+    DeploymentSpan,
+    DeviceIdentity,
+    DevicePeaks,
     IndexedModel,
+    LatencyPoint,
     ModelChecked,
+    ModelHistory,
     ModelPlacement,
     ModelProof,
     ModelShown,
     ModelSource,
+    ModelVersion,
     ShownKernel,
     ShownPart,
     ShownVariant,
@@ -44,8 +50,6 @@ from honed.protocol.service import (
     WorkerFigures,
     WorkerStatus,
 )
-from honed.protocol.tuning import Gain, TuningFigures
-from honed.protocol.versions import DeploymentSpan, LatencyPoint, ModelHistory, ModelVersion
 from honed.tool.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 BEGUN = 1.795e9  # seconds since 1970

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from honed.protocol import strict
 from honed.protocol.errors import PermissionDenied
-from honed.protocol.versions import LatencyPoint
+from honed.protocol.results import LatencyPoint
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean

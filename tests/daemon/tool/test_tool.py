@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.protocol.device import DevicePeaks
+from honed.protocol.results import DevicePeaks
 from honed.tool.commands.models import peaks_text
 from honed.tool.main import main, parser
 from honed.tool.output import figure_text

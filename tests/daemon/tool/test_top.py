@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from honed.protocol.device import DeviceIdentity
+from honed.protocol.params import Gain, TuningFigures
+from honed.protocol.results import DeviceIdentity
 from honed.protocol.service import (
     DeviceFigures,
     FaultFigures,
@@ -28,7 +29,6 @@ from honed.protocol.service import (
     TimeSpent,
     WorkerFigures,
 )
-from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import Client
 from honed.tool.commands.top import rendered
 from honed.tool.main import main

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.results import (
+    DeviceIdentity,
     ModelPlacement,
     ModelProfile,
     ModelShown,

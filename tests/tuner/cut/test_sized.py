@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelFileError
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
 from honed.runtime.engines import compiled_serves

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.hub import objects
-from honed.protocol.tuning import HintFigures
+from honed.protocol.params import HintFigures
 from honed.runtime.origin import Way
 from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, hints, import_jsonl, own
 from honed.tuner.verdict import Verdict

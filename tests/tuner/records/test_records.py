@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.tuning import Gain, TuningFigures
+from honed.protocol.params import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.tuner.records import (
     InQuarantine,

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.protocol.results import LatencyPoint
 from honed.protocol.service import TimeSpent
-from honed.protocol.versions import LatencyPoint
 from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
     SLICE_SECONDS,

@@ -15,7 +15,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
 

@@ -28,10 +28,10 @@ from honed.daemon.store.received import StoredFile, receive
 from honed.daemon.store.store import Store, new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.protocol import strict, versions
+from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
-from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
+from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.origin import Origin
 
 from .build import Built, load
@@ -209,7 +209,7 @@ class Publisher:
         await self._serve_again(entry, target, story, quarantine=story, pinned=None)
         return RolledBack(version=target.number)
 
-    async def pin(self, params: PinParams) -> versions.VersionPinned:
+    async def pin(self, params: PinParams) -> results.VersionPinned:
         """Serve a version and let no other take its place, or (version 0) allow that again; or an engine."""
         self.pool.wake(params.name)
         entry = self.registry.entry(params.name)
@@ -225,7 +225,7 @@ class Publisher:
                 await self._pin_present(entry, params.version != 0)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
-        return versions.VersionPinned(
+        return results.VersionPinned(
             version=history.number, pinned=history.pinned, engine=entry.manifest.pinned_engine
         )
 

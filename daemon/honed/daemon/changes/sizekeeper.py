@@ -22,8 +22,7 @@ from honed.daemon.sizes.choice import SizedPart, next_sizes
 from honed.daemon.store.store import Store
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
-from honed.protocol.results import ShownPart
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes, ShownPart
 
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)

@@ -9,8 +9,13 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.interface import Interface
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
-from honed.protocol.results import ComparedOutput, ModelChecked, ModelSettings, OptimisationCheck
-from honed.protocol.versions import ModelVersion
+from honed.protocol.results import (
+    ComparedOutput,
+    ModelChecked,
+    ModelSettings,
+    ModelVersion,
+    OptimisationCheck,
+)
 
 from .model import ServedModel
 

@@ -29,7 +29,7 @@ from honed.daemon.transport.outcomes import WithDescriptors
 from honed.daemon.transport.peers import Policy
 from honed.daemon.tuning.child import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
-from honed.protocol import methods, results, service, strict, versions
+from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
@@ -285,7 +285,7 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     @_answers(methods.MODEL_HISTORY)
-    async def _model_history(self, call: ApiCall, params: HistoryParams) -> versions.ModelHistory:
+    async def _model_history(self, call: ApiCall, params: HistoryParams) -> results.ModelHistory:
         return self.publisher.history(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)

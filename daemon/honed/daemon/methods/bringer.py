@@ -27,7 +27,6 @@ from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.engines import unfinished
 from honed.daemon.store.interface import OpenTensor
 from honed.daemon.store.store import Store
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import (
     Busy,
     HonedError,
@@ -39,6 +38,7 @@ from honed.protocol.errors import (
 )
 from honed.protocol.params import BringOptions, BringParams
 from honed.protocol.results import InferredTensor, ModelBrought
+from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
 from .receiving import Receiver

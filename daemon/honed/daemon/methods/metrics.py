@@ -22,6 +22,7 @@ from honed.daemon.store.variantnames import model_of
 from honed.daemon.tuning.child import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import TuningFigures
 from honed.protocol.service import (
     DeviceFigures,
     FaultFigures,
@@ -32,7 +33,6 @@ from honed.protocol.service import (
     TimeSpent,
     WorkerFigures,
 )
-from honed.protocol.tuning import TuningFigures
 
 from .models import queue_status, servers_seen
 

@@ -12,10 +12,16 @@ from honed.daemon.serving.sequencing import state_of
 from honed.daemon.store.interface import Interface
 from honed.daemon.transport.peers import user_name
 from honed.protocol import strict
-from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
-from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource, ShownVariant
+from honed.protocol.results import (
+    DeviceIdentity,
+    IndexedModel,
+    ModelPlacement,
+    ModelShown,
+    ModelSource,
+    ShownVariant,
+)
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from honed.protocol.faults import KernelFault, KernelLog
 from honed.protocol.methods import METRICS, SERVER_STATUS
+from honed.protocol.service import KernelFault, KernelLog
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined

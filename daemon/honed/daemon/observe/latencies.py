@@ -16,7 +16,7 @@ from honed.daemon.blocking import in_thread
 from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.protocol.versions import LatencyPoint
+from honed.protocol.results import LatencyPoint
 
 SPAN_SECONDS = 10.0
 POINTS = 720

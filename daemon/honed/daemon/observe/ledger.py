@@ -25,9 +25,8 @@ from honed.daemon.variants.choice import Wish
 from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
-from honed.protocol.results import ProfiledRow
+from honed.protocol.results import MetSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
-from honed.protocol.sizes import MetSizes
 
 FORMAT = 1
 _DAY = 86_400.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from honed.protocol.params import Gain
 from honed.protocol.service import DeviceFigures, Figures, Metrics, ModelFigures, Spans
-from honed.protocol.tuning import Gain
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

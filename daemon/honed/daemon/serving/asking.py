@@ -27,8 +27,7 @@ from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import Inferred, MetSizes, ModelProfile, ProfiledRow
 
 from .deviceserver import DeviceServer
 from .inference import InferencePlan

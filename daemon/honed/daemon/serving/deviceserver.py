@@ -15,7 +15,7 @@ from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
 from honed.daemon.worker.process import WorkerProgram
 from honed.daemon.worker.supervisor import Life, Supervisor
-from honed.protocol.device import DeviceIdentity, DevicePeaks
+from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
 
 from .loading import Loader

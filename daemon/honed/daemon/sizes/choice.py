@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 
 Sizes = tuple[int, ...]
 # What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form

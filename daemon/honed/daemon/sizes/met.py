@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from honed.daemon.core.decayedusage import DecayedUsage
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 
 MOST = 256  # of one model: those least met go
 

@@ -29,13 +29,12 @@ from typing import Any
 
 from honed.machine.files import open_regular, put_aside, read_regular, replacing, sync_folder
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import (
     InvalidArgument,
     Unavailable,
 )
-from honed.protocol.results import ModelSettings, OptimisationCheck
-from honed.protocol.versions import ModelVersion
+from honed.protocol.results import ModelSettings, ModelVersion, OptimisationCheck
+from honed.protocol.wire import close_all
 
 from .interface import Interface
 from .received import StoredFile, explained, relative

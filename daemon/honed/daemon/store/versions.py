@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from honed.protocol.errors import AlreadyExists, NotFound
-from honed.protocol.versions import DeploymentSpan, ModelVersion
+from honed.protocol.results import DeploymentSpan, ModelVersion
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and deployments that are listed

@@ -15,7 +15,6 @@ from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.regions import RegionTable
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -25,7 +24,7 @@ from honed.protocol.errors import (
 )
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import APART, FrameLimits, PeerFault
+from honed.protocol.wire import APART, FrameLimits, PeerFault, close_all
 from honed.runtime.calling import transport
 
 from .clientsocket import ClientSocket, Timer

@@ -17,9 +17,8 @@ from honed.daemon.settings.sections import setting
 from honed.machine.aiochildren import Child, spawn
 from honed.machine.children import Bounds, Death, kill_group, python
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import TunerReportParams
+from honed.protocol.params import TunerReportParams, TuningFigures
 from honed.protocol.service import TunerStatus
-from honed.protocol.tuning import TuningFigures
 
 if TYPE_CHECKING:
     from honed.daemon.transport.connection import Connection

@@ -40,9 +40,9 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.params import HintsImportParams, PublishParams, TunerRunParams
+from honed.protocol.results import ModelPublished
 from honed.protocol.service import HintsExported, HintsImported, TunerMeasured, TunerRan
 from honed.protocol.strict import Map
-from honed.protocol.versions import ModelPublished
 
 from .child import TunerChild
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from honed.daemon.store.interface import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.params import Data
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import ComparedOutput, Empty, ModelProfile
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
+from honed.protocol.wire import close_all
 from honed.runtime.engines import HIGHEST
 
 if TYPE_CHECKING:  # asyncio is the service's

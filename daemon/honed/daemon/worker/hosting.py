@@ -26,13 +26,11 @@ from numpy.typing import NDArray
 
 from honed.machine.limits import no_memory
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
-from honed.protocol.results import Empty
-from honed.protocol.sizes import MetSizes
-from honed.protocol.wire import FrameLimits
+from honed.protocol.results import Empty, MetSizes
+from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime import strings
 from honed.runtime.calling import transport
 from honed.runtime.calling.regions import map_descriptor

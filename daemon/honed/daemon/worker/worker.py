@@ -25,8 +25,7 @@ from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
-from honed.protocol.results import ComparedOutput, Empty, ModelProfile
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor, load
 from honed.runtime.execution.partlimits import UNLIMITED, PartLimits

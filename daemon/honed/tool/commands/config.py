@@ -10,9 +10,9 @@ from pathlib import Path
 from honed.daemon.config import load
 from honed.daemon.reload import shown
 from honed.protocol import strict
-from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
+from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange
 from honed.runtime.client import Client
 from honed.tool.output import Console, Output, line, table
 from honed.tool.parser import Parser, define

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, kernel_log, of_service
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
-from honed.protocol.faults import KernelLog
+from honed.protocol.service import KernelLog
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, line, moment_text

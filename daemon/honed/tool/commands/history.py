@@ -14,7 +14,7 @@ from honed.machine.files import replacing
 from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
-from honed.protocol.versions import LatencyPoint, ModelHistory
+from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service

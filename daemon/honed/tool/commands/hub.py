@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
-from honed.protocol.tuning import HintFigures
+from honed.protocol.params import HintFigures
 from honed.runtime.client import Client
 from honed.tool.hublearning import add_learning, check_hub
 from honed.tool.output import Console, Output, fields, line, seconds_text, table

@@ -11,11 +11,11 @@ from typing import Any
 from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
-from honed.protocol.device import DevicePeaks
 from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
-from honed.protocol.params import ModelParams
+from honed.protocol.params import HintFigures, ModelParams
 from honed.protocol.results import (
     ComparedOutput,
+    DevicePeaks,
     ModelSettings,
     ModelShown,
     OptimisationCheck,
@@ -23,7 +23,6 @@ from honed.protocol.results import (
     ShownKernel,
 )
 from honed.protocol.service import Status
-from honed.protocol.tuning import HintFigures
 from honed.runtime.client import Client
 from honed.runtime.engines import HIGHEST
 from honed.tool.output import (

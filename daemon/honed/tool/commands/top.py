@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
+from honed.protocol.params import TuningFigures
 from honed.protocol.service import Figures, Metrics, ModelFigures, Spans
-from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
 from honed.tool.output import (
     Console,

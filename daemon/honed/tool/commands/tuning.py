@@ -20,7 +20,7 @@ from honed.jobs.events import Tuned
 from honed.protocol.errors import ModelRefused
 from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 from honed.protocol.params import ModelParams
-from honed.protocol.versions import ModelPublished
+from honed.protocol.results import ModelPublished
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerDied, RunningJob, started
 from honed.tool.inservice import started_in_service

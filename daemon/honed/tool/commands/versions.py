@@ -9,7 +9,7 @@ from typing import Any
 
 from honed.protocol.methods import MODEL_HISTORY, MODEL_PIN, MODEL_ROLLBACK
 from honed.protocol.params import HistoryParams, PinParams, RollbackParams
-from honed.protocol.versions import ModelHistory, VersionPinned
+from honed.protocol.results import ModelHistory, VersionPinned
 from honed.runtime.client import Client
 from honed.tool.output import Output, line
 from honed.tool.parser import Parser, UsageError, define

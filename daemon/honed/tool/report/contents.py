@@ -8,9 +8,8 @@ from statistics import median
 
 from honed.daemon.observe.attribution import BlamedFault
 from honed.jobs.events import History, Quarantined
-from honed.protocol.results import IndexedModel, ModelShown
+from honed.protocol.results import IndexedModel, ModelHistory, ModelShown
 from honed.protocol.service import Metrics, ModelFigures, Status
-from honed.protocol.versions import ModelHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

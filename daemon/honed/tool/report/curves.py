@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from honed.jobs.events import History
-from honed.protocol.versions import LatencyPoint, ModelHistory
+from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.view.plot import microseconds, number
 

@@ -12,7 +12,6 @@ from honed.daemon.observe.attribution import blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, R, from_map
 from honed.protocol.errors import HonedError, NotFound
-from honed.protocol.faults import KernelLog
 from honed.protocol.methods import (
     METRICS,
     MODEL_HISTORY,
@@ -23,7 +22,7 @@ from honed.protocol.methods import (
 )
 from honed.protocol.params import HistoryParams, ModelParams, TunerRunParams
 from honed.protocol.results import IndexedModel
-from honed.protocol.service import Metrics, ModelFigures
+from honed.protocol.service import KernelLog, Metrics, ModelFigures
 from honed.runtime.client import Client
 
 from .contents import Report, ReportedFaults, ReportedModel, ReportedVariant

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from honed.daemon.idle.signals import value_text
 from honed.machine.bounds import BUSY
-from honed.protocol.device import DevicePeaks
+from honed.protocol.results import DevicePeaks
 from honed.protocol.service import DeviceStatus
 from honed.tool.output import bytes_text, figure_text, seconds_text
 from honed.tool.view.devices import shown, worker_text

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from honed.protocol.results import ModelProof, ModelShown, TensorMetadata
+from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion, TensorMetadata
 from honed.protocol.service import Figures, ModelFigures, Spans
-from honed.protocol.versions import ModelHistory, ModelVersion
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text

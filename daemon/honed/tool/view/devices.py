@@ -6,8 +6,7 @@ import pwd
 from collections.abc import Sequence
 
 from honed.daemon.idle.signals import value_text
-from honed.protocol.device import DeviceIdentity
-from honed.protocol.results import ModelPlacement
+from honed.protocol.results import DeviceIdentity, ModelPlacement
 from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
 from honed.tool.output import Table, seconds_text, table
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from honed.protocol import methods
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument, MissingFiles, NotFound
 from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
+from honed.protocol.wire import close_all
 
 from . import calibration
 from .endpoint import Progress

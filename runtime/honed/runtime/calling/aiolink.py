@@ -7,11 +7,10 @@ import socket as sockets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, error_from_map
 from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault
+from honed.protocol.wire import PeerFault, close_all
 
 from . import endpoint, transport
 from .endpoint import Progress

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import Internal
 from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.strict import Map
+from honed.protocol.wire import close_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,10 @@ import select
 import socket as sockets
 import time
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault
+from honed.protocol.wire import PeerFault, close_all
 
 from . import endpoint, transport
 from .steps import limit_of

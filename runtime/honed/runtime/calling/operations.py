@@ -35,12 +35,12 @@ from honed.protocol.params import (
     TunerReportParams,
     TunerRunParams,
     TunerStopParams,
+    TuningFigures,
     UnloadParams,
 )
 from honed.protocol.results import ModelBrought
 from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
-from honed.protocol.tuning import TuningFigures
 
 from . import additions
 from .additions import Given, shapes_of

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from honed.protocol import strict
-from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import MAX_TIMEOUT_US, Method
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
+from honed.protocol.wire import close_all
 
 from .endpoint import Progress
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import array
 import socket
 
-from honed.protocol.arrivals import close_all
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Peer
+from honed.protocol.wire import close_all
 
 _CHUNK = 128 << 10  # bytes read at once
 _ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)

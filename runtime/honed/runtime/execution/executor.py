@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
 from honed.protocol.errors import DeviceError, InvalidArgument
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime.compiled.model import COMPILED_PART, CPU_PART, CompiledModel, HostCall, Launch, Preparation
 from honed.runtime.compiled.modelfile import ModelFile, read
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal, NoReturn
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.protocol.hints import marks_of
+from honed.protocol.params import marks_of
 from honed.tuner.verdict import Stored, Timing
 
 from .rows import (

@@ -1,6 +1,6 @@
 """Hints: what boards that share a hub have measured, tried here before it counts (docs/hub.md).
 
-A hint is a record whose `measured_by` names the key that signed it (honed.protocol.hints). Its compiler is no
+A hint is a record whose `measured_by` names the key that signed it (honed.protocol.params). Its compiler is no
 board's, so its time is never taken for one of ours. What came of trying it is a record of our own, from
 which it follows what each source's hints are worth: nothing else is kept.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from honed.protocol.hints import source_of
-from honed.protocol.tuning import HintFigures
+from honed.protocol.params import HintFigures, source_of
 
 from .rows import TuningRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from honed.protocol.hints import PREFIX
+from honed.protocol.params import PREFIX
 
 APPLICATION_ID: Final = 0x686F6E65  # "hone", in the header of the file
 

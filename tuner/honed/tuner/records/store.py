@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
-from honed.protocol.hints import source_of
-from honed.protocol.tuning import Gain, HintFigures, TuningFigures
+from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import hints, sql

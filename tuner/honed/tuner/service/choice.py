@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from honed.protocol.results import LatencyPoint
 from honed.protocol.service import TimeSpent
-from honed.protocol.versions import LatencyPoint
 
 FIRST_PASS_SECONDS = 120.0
 SLICE_SECONDS = 600.0

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from honed.protocol import methods
 from honed.protocol.errors import HonedError, Unavailable
-from honed.protocol.params import HistoryParams, ModelParams
-from honed.protocol.results import ModelShown
+from honed.protocol.params import HistoryParams, ModelParams, TuningFigures
+from honed.protocol.results import ModelHistory, ModelShown
 from honed.protocol.service import ModelFigures, Status
-from honed.protocol.tuning import TuningFigures
-from honed.protocol.versions import ModelHistory
 from honed.runtime.client import Client
 from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for, tuned_as

@@ -14,7 +14,7 @@ import numpy as np
 
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
-from honed.protocol.sizes import MetSizes
+from honed.protocol.results import MetSizes
 from honed.runtime.compiled.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
