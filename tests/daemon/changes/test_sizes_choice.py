@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.daemon.core.decayedusage import DecayedUsage
-from honed.daemon.sizes import met as met_module
+from honed.daemon.core.decayedusage import MOST, DecayedUsage
 from honed.daemon.sizes.choice import SizedPart, best, cost, next_sizes
 from honed.daemon.sizes.met import SizesMet
 from honed.protocol.results import MetSizes
@@ -137,7 +136,7 @@ def test_counts_are_bounded_and_those_met_least_go(sizes: list[int]) -> None:
 def test_beyond_the_bound_what_was_met_least_is_forgotten() -> None:
     often = MetSizes(part=0, sizes=(1,))
     known = SizesMet({often: DecayedUsage(50.0, 0.0)})
-    for n in range(2, 2 * met_module.MOST):
+    for n in range(2, 2 * MOST):
         known.meet([MetSizes(part=0, sizes=(n,))], float(n), HALF_LIFE)
-    assert len(known.known) == met_module.MOST
+    assert len(known.known) == MOST
     assert often in known.known

@@ -147,9 +147,7 @@ def test_it_compiles_for_what_was_met_once_it_was_met_often(tmp_path: Path) -> N
 def test_what_it_was_met_in_outlives_the_service(tmp_path: Path) -> None:
     place = Place(tmp_path, [True])
     place.meet(30, 5)
-    snapshot = place.ledger.snapshot()
-    assert snapshot is not None
-    place.ledger.write(snapshot)
+    place.ledger.write()
     counts = place.read().counts_met("m")
     assert counts == {MetSizes(part=1, sizes=(30,)): pytest.approx(5, abs=0.01)}
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.daemon.core.decayedusage import MOST
 from honed.daemon.observe.ledger import Ledger, UsageSettings
 from honed.daemon.store.interface import Interface, OpenTensor
 from honed.daemon.store.variantnames import STORED, is_variant, model_of, variant_name
-from honed.daemon.variants.asked import MOST, ShapeRequests
+from honed.daemon.variants.asked import ShapeRequests
 from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
 from honed.daemon.variants.settings import VariantSettings
 
@@ -77,9 +78,7 @@ def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:
     first.asked("m", "m@5", {"a": (5,)})
     first.asked("m", "m@5", {"a": (5,)})
     first.failed("m", "m@6", {"a": (6,)}, "it has no kernel", "honed 1")
-    snapshot = first.snapshot()
-    assert snapshot is not None
-    first.write(snapshot)
+    first.write()
     [five, six] = ledger().wishes("m", "honed 1")
     assert (five.shapes, five.requests, five.failed) == ({"a": (5,)}, 2.0, "")
     assert six.failed == "it has no kernel"

@@ -83,12 +83,6 @@ def opened(folder: Path, clocks: Clocks, settings: UsageSettings = SETTINGS) -> 
     return Ledger(path, settings, clock=lambda: clocks.monotonic, wall=lambda: clocks.wall)
 
 
-def save(ledger: Ledger) -> None:
-    snapshot = ledger.snapshot()
-    assert snapshot is not None
-    ledger.write(snapshot)
-
-
 def seconds(ledger: Ledger) -> dict[str, float]:
     return {name: told.seconds for name, told in ledger.usage().items()}
 
@@ -118,8 +112,10 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     ledger.ran("b", 1.0)
     ledger.profiled("a", "version 2", ROWS)
     assert ledger.usage()["a"].tasks == pytest.approx({"dense": 5.6, "softmax": 1.6})
-    save(ledger)
-    assert ledger.snapshot() is None, "nothing happened since"
+    ledger.write()
+    written = (tmp_path / "usage.json").stat().st_ino
+    ledger.write()
+    assert (tmp_path / "usage.json").stat().st_ino == written, "nothing happened since"
     clocks.monotonic = 0.0  # another boot
     clocks.wall += 3 * DAY
     again = opened(tmp_path, clocks)
@@ -127,7 +123,7 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     assert again.usage()["a"].tasks == pytest.approx({"dense": 2.8, "softmax": 0.8})
     assert [told.profiled for told in again.usage().values()] == ["version 2", ""]
     again.forget("a")
-    save(again)
+    again.write()
     assert set(seconds(opened(tmp_path, clocks))) == {"b"}
 
 
@@ -144,12 +140,12 @@ def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:
     clocks = Clocks()
     ledger = opened(tmp_path, clocks)
     ledger.ran("a", 8.0)
-    save(ledger)
+    ledger.write()
     right, clocks.wall = clocks.wall, 0.0
     ledger = opened(tmp_path, clocks)
     assert seconds(ledger) == {"a": 8.0}
     ledger.ran("a", 1.0)
-    save(ledger)
+    ledger.write()
     clocks.wall = right + 3 * DAY
     assert seconds(opened(tmp_path, clocks)) == pytest.approx({"a": 4.5})
 
@@ -186,7 +182,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str, caplog: pytest.L
     assert (tmp_path / "usage.json.damaged").read_bytes() == text.encode("latin-1")
     assert "usage.json.damaged" in caplog.text
     ledger.ran("a", 1.0)
-    save(ledger)
+    ledger.write()
     assert json.loads((tmp_path / "usage.json").read_text())["models"]["a"]["seconds"] == 1.0
 
 
@@ -199,8 +195,8 @@ def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(
     folder.rmdir()
     for _ in range(3):
         ledger.ran("a", 1.0)
-        save(ledger)
+        ledger.write()
     assert caplog.text.count("cannot be saved") == 1
     folder.mkdir()
-    save(ledger)
+    ledger.write()
     assert seconds(opened(folder, Clocks())) == {"a": 3.0}

@@ -5,9 +5,15 @@ Amounts decay exponentially with a half-life h: what was added t seconds ago cou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+MOST = 256  # things of one model that are counted: the one that counts least goes
 MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -49,3 +55,9 @@ def shares(microseconds: dict[str, float]) -> dict[str, float]:
     """The share that each task's time has of a profile; empty where nothing took time."""
     whole = sum(microseconds.values())
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
+
+
+def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
+    """Have room for one more: where there are MOST, the one of the smallest amount goes."""
+    if len(counted) >= MOST:
+        del counted[min(counted, key=lambda key: amount(counted[key]))]

@@ -6,24 +6,16 @@ more than POINTS, neighbours of one version are merged, so that a curve of any a
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
-from honed.machine.files import put_aside, read_regular, replacing
-from honed.protocol import strict
-from honed.protocol.errors import HonedError
 from honed.protocol.results import LatencyPoint
+
+from .statefile import SAVE_SECONDS, StateFile, save_at_intervals
 
 SPAN_SECONDS = 10.0
 POINTS = 720
 _SAMPLES = 1000  # of one span that its median is taken from
-_SAVE_SECONDS = 60.0
-_MAX_BYTES = 64 << 20
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,42 +109,19 @@ def _merged(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
 
 
 class Keeper:
-    """Keeps curves in a file, so that they outlast the service; at most a minute of them is lost."""
+    """Keeps curves in a file, so that they outlast the service."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = StateFile(path, Curves, "the latency curves")
         self._saved = 0  # inferences noted when the curves were saved last
-        self.latencies = Latencies(self._read())
+        self.latencies = Latencies(self._file.read())
 
     async def keep(self) -> None:
-        """Save now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(_SAVE_SECONDS)
-            await self.save()
+        """Save at intervals until cancelled."""
+        await save_at_intervals(self.save, lambda: SAVE_SECONDS)
 
     async def save(self) -> None:
-        """Save what is new. A disk that is full is said, and tried again."""
+        """Write what changed since it was last written, if anything did."""
         noted = self.latencies.noted
-        if noted == self._saved:
-            return
-        try:
-            await in_thread(self._write, self.latencies.curves())
-        except HonedError as error:
-            _log.warning("the latency curves are not stored: %s", error)
-        else:
-            self._saved = noted
-
-    def _write(self, curves: Curves) -> None:
-        with replacing(self._path) as file:
-            file.write(json.dumps(strict.to_plain(curves)).encode())
-
-    def _read(self) -> Curves | None:
-        try:
-            data = read_regular(self._path, _MAX_BYTES)
-            return strict.from_plain(Curves, json.loads(data), where=self._path.name)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            aside = put_aside(self._path)
-            _log.warning("the latency curves begin anew, they cannot be read (%s); %s", error, aside)
-            return None
+        await self._file.save(self.latencies.curves() if noted != self._saved else None)
+        self._saved = noted

@@ -7,31 +7,24 @@ The file is written whole, at intervals and at the end, so that a crash loses on
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
 from honed.daemon.core.decayedusage import DecayedUsage, away, decay, shares
 from honed.daemon.settings.sections import setting
 from honed.daemon.sizes.met import SizesMet
 from honed.daemon.store.variantnames import Shapes
 from honed.daemon.variants.asked import AskedShapes, ShapeRequests
 from honed.daemon.variants.choice import Wish
-from honed.machine.files import put_aside, read_regular, replacing
-from honed.protocol import strict
-from honed.protocol.errors import HonedError
 from honed.protocol.results import MetSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 
+from .statefile import StateFile, save_at_intervals
+
 FORMAT = 1
 _DAY = 86_400.0
-_MAX_BYTES = 64 << 20
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +100,12 @@ class Ledger:
     ) -> None:
         """Read what was kept; a file that is not readable is set aside and told in the log."""
         self.settings = settings
-        self._path = path
+        self._file = StateFile(path, _Saved, "how much models were used", none_omitted=True)
         self._clock = clock
         self._wall = wall
         self._models: dict[str, _Model] = {}
         self._saved_wall = 0.0
         self._changed = False
-        self._failing = False
         self._read()
 
     def ran(self, model: str, seconds: float) -> None:
@@ -203,18 +195,17 @@ class Ledger:
 
     async def keep(self) -> None:
         """Save at intervals until cancelled."""
-        while True:
-            await asyncio.sleep(self.settings.save_seconds)
-            await self.save()
+        await save_at_intervals(self.save, lambda: self.settings.save_seconds)
 
     async def save(self) -> None:
         """Write what changed since it was last written, if anything did."""
-        snapshot = self.snapshot()
-        if snapshot is not None:
-            await in_thread(self.write, snapshot)
+        await self._file.save(self._snapshot())
 
-    def snapshot(self) -> bytes | None:
-        """What `write` is to write; None where nothing happened since it was last asked."""
+    def write(self) -> None:
+        """Do what `save` does, in this thread."""
+        self._file.write(self._snapshot())
+
+    def _snapshot(self) -> _Saved | None:
         if not self._changed:
             return None
         self._changed = False
@@ -241,31 +232,11 @@ class Ledger:
             for name, model in sorted(self._models.items())
         }
         self._saved_wall = max(self._saved_wall, self._wall())  # never back: see `away`
-        saved = _Saved(format=FORMAT, saved=self._saved_wall, models=models)
-        return json.dumps(strict.to_plain(saved), indent=1).encode()
-
-    def write(self, snapshot: bytes) -> None:
-        """Put a snapshot on disk; where that fails it is told once, and tried again with the next one."""
-        try:
-            with replacing(self._path) as file:
-                file.write(snapshot)
-        except HonedError as error:
-            self._changed = True
-            if not self._failing:
-                _log.error("how much models are used cannot be saved: %s", error)
-            self._failing = True
-        else:
-            self._failing = False
+        return _Saved(format=FORMAT, saved=self._saved_wall, models=models)
 
     def _read(self) -> None:
-        try:
-            data = read_regular(self._path, _MAX_BYTES)
-            saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name, none_omitted=True)
-            _check(saved)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, RecursionError) as error:  # no file, not JSON, not UTF-8, or not ours
-            _log.error("how much models were used is lost (%s); %s", error, put_aside(self._path))
+        saved = self._file.read(_check)
+        if saved is None:
             return
         left = decay(away(saved.saved, self._wall(), self.settings.half_life), self.settings.half_life)
         self._saved_wall = saved.saved

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from honed.daemon.core.decayedusage import DecayedUsage
+from honed.daemon.core.decayedusage import DecayedUsage, make_room
 from honed.protocol.results import MetSizes
-
-MOST = 256  # of one model: those least met go
 
 
 class SizesMet:
@@ -21,8 +19,8 @@ class SizesMet:
         for met in sizes:
             if not all(met.sizes):
                 continue
-            if met not in self.known and len(self.known) >= MOST:
-                del self.known[min(self.known, key=lambda each: self.known[each].value(now, half_life))]
+            if met not in self.known:
+                make_room(self.known, lambda each: each.value(now, half_life))
             self.known.setdefault(met, DecayedUsage()).add(1.0, now, half_life)
 
     def settle(self, now: float, half_life: float) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from honed.daemon.core.decayedusage import DecayedUsage
+from honed.daemon.core.decayedusage import DecayedUsage, make_room
 from honed.daemon.store.variantnames import Shapes
-
-MOST = 256  # shapes of one model that are counted: the least asked for go
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,8 +45,6 @@ class ShapeRequests:
     def _get(self, name: str, shapes: Shapes, now: float, half_life: float) -> AskedShapes:
         found = self.known.get(name)
         if found is None:
-            if len(self.known) >= MOST:
-                least = min(self.known, key=lambda each: self.known[each].requests.value(now, half_life))
-                del self.known[least]
+            make_room(self.known, lambda each: each.requests.value(now, half_life))
             found = self.known[name] = AskedShapes(shapes=dict(shapes))
         return found

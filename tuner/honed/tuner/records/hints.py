@@ -1,7 +1,7 @@
 """Hints: what boards that share a hub have measured, tried here before it counts (docs/hub.md).
 
-A hint is a record whose `measured_by` names the key that signed it (honed.protocol.params). Its compiler is no
-board's, so its time is never taken for one of ours. What came of trying it is a record of our own, from
+A hint is a record whose `measured_by` names the key that signed it (honed.protocol.params). Its compiler is
+no board's, so its time is never taken for one of ours. What came of trying it is a record of our own, from
 which it follows what each source's hints are worth: nothing else is kept.
 """
 
