@@ -26,7 +26,7 @@ from .idle.leasing import Leasing
 from .methods.api import Api
 from .methods.batcher import Batcher
 from .methods.bringer import Bringer
-from .methods.inferring import Inferring
+from .methods.inferring import InferencePipeline
 from .methods.metrics import MetricsCollector
 from .methods.modelsettings import SettingsKeeper
 from .methods.receiving import Receiver
@@ -116,7 +116,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         clients=Server(listening, limits, pool),
         ledger=Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
         apps=await in_thread(SharesFile, places.state_dir / "apps.json"),
-        sequencer=Sequencer(config.sequences),
+        sequencer=Sequencer(config.sequences, registry),
         leasing=Leasing(config.idle, lambda: pool.default.state),
     )
 
@@ -127,7 +127,7 @@ class ServiceParts:
 
     base: Base
     publisher: Publisher
-    inferring: Inferring
+    inferring: InferencePipeline
     remover: Remover
     bringer: Bringer
     variants: VariantKeeper
@@ -219,19 +219,17 @@ def _publisher(base: Base) -> Publisher:
     )
 
 
-def _inferring(base: Base, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer) -> Inferring:
-    return Inferring(
+def _inferring(base: Base, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer) -> InferencePipeline:
+    pipeline = InferencePipeline(
         limits=base.config.limits,
         registry=base.registry,
         pool=base.pool,
-        bringer=bringer,
-        sequencer=base.sequencer,
-        batcher=Batcher(base.pool, variants, base.ledger),
-        variants=variants,
-        sizes=sizes,
         leasing=base.leasing,
         ledger=base.ledger,
     )
+    batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
+    pipeline.features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
+    return pipeline
 
 
 def _metrics(parts: ServiceParts) -> MetricsCollector:

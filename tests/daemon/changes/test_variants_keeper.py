@@ -20,7 +20,6 @@ from honed.daemon.store.store import Manifest
 from honed.daemon.store.variantnames import Shapes
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
-from honed.protocol.params import InferParams, InputTensor
 from tests.daemon.core.serving_world import given
 
 ROWS = Interface(
@@ -132,5 +131,4 @@ def test_a_request_of_no_variant_goes_to_the_model(tmp_path: Path) -> None:
     place = Place(tmp_path, ModelRefused("no"))
     entry = place.registry.get("m")
     for shape in ((3, 4), (3,), ()):
-        tensor = InputTensor(name="x", datatype="FP32", shape=shape)
-        assert place.keeper.runner(entry, InferParams(model_name="m", inputs=(tensor,))) is entry
+        assert place.keeper.runner_of(entry, {"x": shape}) is entry

@@ -1,4 +1,4 @@
-"""What the service keeps in a file is whole, outlasts a full disk, and is set aside where it cannot be read."""
+"""Files that keep what the service knows: whole, safe from a full disk, set aside where they cannot be read."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -15,14 +15,18 @@ from honed.daemon.changes.jobs import Jobs, failure
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
+from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.sizes.choice import SizedPart, next_sizes
 from honed.daemon.store.store import Store
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
-from honed.protocol.results import MetSizes, ShownPart
+from honed.protocol.results import Inferred, MetSizes, ShownPart
+
+from .variantkeeper import may_have_variants
 
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)
@@ -43,6 +47,20 @@ class SizeKeeper:
     settings: Callable[[], VariantSettings]
     _not_before: float = field(init=False, default=0.0)  # the next is compiled
     _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
+
+    def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+        """Count the sizes that parts of a model meet, or those of its variants."""
+        static = entry.compiled is not None and not sized_parts(entry.compiled.parts)
+        if static and not may_have_variants(entry):
+            return None
+
+        def infer_counted(call: InferCall) -> Awaitable[Inferred]:
+            return infer(replace(call, answered=(*call.answered, self._answered)))
+
+        return infer_counted
+
+    def _answered(self, model: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
+        self.met(model, sizes)
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
         """A request for a model met sizes, which are counted."""

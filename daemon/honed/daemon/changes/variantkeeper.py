@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from honed.daemon import installed
 from honed.daemon.changes.build import Notify
@@ -15,6 +15,7 @@ from honed.daemon.changes.manifests import same_source
 from honed.daemon.core.messages import Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.engines import unfinished
@@ -23,8 +24,7 @@ from honed.daemon.store.variantnames import Shapes, model_of, variant_name
 from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
-from honed.protocol.params import InferParams
-from honed.protocol.results import ShownVariant
+from honed.protocol.results import Inferred, MetSizes, ShownVariant
 from honed.runtime.version import HONED_VERSION
 
 from .variantmaking import VariantMaker
@@ -49,15 +49,28 @@ class VariantKeeper:
 
     # Requests
 
-    def runner(self, entry: ServedModel, params: InferParams) -> ServedModel:
-        """What is to answer a request for a model: a variant of its shapes that is loaded, else the model.
+    def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+        """Have the variants of a model answer requests in their shapes, and count the shapes."""
+        if not may_have_variants(entry):
+            return None
 
-        One that rests and would be the faster engine is loaded for the next.
-        """
-        return self.runner_of(entry, {tensor.name: tensor.shape for tensor in params.inputs})
+        def infer_in_shapes(call: InferCall) -> Awaitable[Inferred]:
+            entry = call.entry
+
+            def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
+                self.served(entry, plan)
+
+            shapes = {tensor.name: tensor.shape for tensor in call.params.inputs}
+            runner = self.runner_of(entry, shapes)
+            return infer(replace(call, runner=runner, answered=(*call.answered, answered)))
+
+        return infer_in_shapes
 
     def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
-        """The same for inputs of these shapes."""
+        """What is to answer for inputs of these shapes: a variant that is loaded, else the model.
+
+        A variant that rests and would be the faster engine is loaded for the next request.
+        """
         name = _asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
@@ -258,12 +271,20 @@ class VariantKeeper:
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
+def may_have_variants(entry: ServedModel) -> bool:
+    """Whether a model takes other shapes, or may be compiled for some."""
+    interface = entry.manifest.interface
+    if interface is None:
+        return bool(entry.manifest.sources)
+    return any(tensor.is_open for tensor in interface.inputs)
+
+
 def _asked(entry: ServedModel, shapes: Shapes) -> str:
     """The name of the variant for these shapes; "" where they are the model's own, or it has no others."""
     compiled, interface = entry.compiled, entry.manifest.interface
     if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
         return ""
-    if interface is not None and not any(tensor.is_open for tensor in interface.inputs):
+    if not may_have_variants(entry):
         return ""
     if any(size < 1 for shape in shapes.values() for size in shape):
         return ""

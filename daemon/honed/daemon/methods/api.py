@@ -57,7 +57,7 @@ from honed.runtime.version import HONED_VERSION
 
 from . import models
 from .bringer import Bringer
-from .inferring import Inferring
+from .inferring import InferencePipeline
 from .metrics import MetricsCollector
 from .modelsettings import SettingsKeeper
 from .removing import Remover
@@ -114,7 +114,7 @@ class Api:
     publisher: Publisher
     ledger: Ledger
     variants: VariantKeeper
-    inferring: Inferring
+    inferring: InferencePipeline
     settings: SettingsKeeper
     sequencer: Sequencer
     metrics: MetricsCollector

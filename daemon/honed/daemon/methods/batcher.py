@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -14,6 +14,8 @@ from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.batching import BatchMember, Gathering
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import ClientId
+from honed.daemon.features.base import Infer, InferCall
+from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
@@ -23,6 +25,7 @@ from honed.daemon.worker.calls import RunBatch
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
 from honed.protocol.results import Inferred, ModelSettings
 
+Plan = Callable[[InferCall, ServedModel], InferencePlan]
 _log = logging.getLogger(__name__)
 _Kind = tuple[Any, ...]
 
@@ -49,15 +52,42 @@ class _Group:
 
 
 class Batcher:
-    """The requests that wait for others."""
+    """The requests that wait for others: the feature of models whose settings ask for it.
 
-    def __init__(self, pool: Pool, variants: VariantKeeper, ledger: Ledger) -> None:
+    `plan` checks a request for what is to run it.
+    """
+
+    def __init__(
+        self, pool: Pool, variants: VariantKeeper, ledger: Ledger, leasing: Leasing, plan: Plan
+    ) -> None:
         self._pool = pool
+        self._leasing = leasing
+        self._plan = plan
         self._variants = variants
         self._ledger = ledger
         self._groups: dict[_Kind, _Group] = {}
         self._numbers = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+        """Run requests for a model with others as one, where its settings allow that."""
+        if entry.manifest.settings.max_batch < 2:
+            return None
+
+        async def infer_joined(call: InferCall) -> Inferred:
+            if call.alone:
+                return await infer(call)
+            connection, entry = call.connection, call.entry
+            shapes = {tensor.name: tensor.shape for tensor in call.params.inputs}
+            with self._leasing.serving(entry.name, connection.peer.pid):
+                plan = self._plan(call, self._variants.runner_of(entry, shapes))
+                if joinable(plan, entry.manifest.settings):
+                    result = await self.infer(connection.client, entry, plan)
+                    self._variants.served(entry, plan)
+                    return result
+            return await infer(call)
+
+        return infer_joined
 
     async def infer(self, client: ClientId, entry: ServedModel, plan: InferencePlan) -> Inferred:
         """The result of a request that `joinable` says may be run with others; raises what went wrong."""

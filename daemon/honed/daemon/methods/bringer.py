@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from honed.daemon import installed
-from honed.daemon.apps.names import own_name
+from honed.daemon.apps.names import is_own, own_name
 from honed.daemon.apps.quota import AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.blocking import cleared_in_thread
 from honed.daemon.changes.build import RECEIVED, Notify
@@ -23,6 +23,7 @@ from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.loadchecks import check_files
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.engines import unfinished
 from honed.daemon.store.interface import OpenTensor
@@ -37,7 +38,7 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.params import BringOptions, BringParams
-from honed.protocol.results import InferredTensor, ModelBrought
+from honed.protocol.results import Inferred, InferredTensor, ModelBrought
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
@@ -107,6 +108,17 @@ class Bringer:
             if not bring.waiting and not bring.work.done():
                 bring.work.cancel()
                 await asyncio.wait([bring.work])
+
+    def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+        """Note of a user's own model when it is used."""
+        if not is_own(entry.name):
+            return None
+
+        async def infer_own(call: InferCall) -> Inferred:
+            self.used(call.entry.name)
+            return await infer(call)
+
+        return infer_own
 
     def used(self, name: str) -> None:
         """A user's own model was asked for."""

@@ -1,49 +1,52 @@
-"""ModelInfer from request to answer: sequences, batches, variants, and what is counted of it."""
+"""ModelInfer from request to answer: through the features that its model uses, and to a worker."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from honed.daemon.apps.names import is_own
-from honed.daemon.changes.sizekeeper import SizeKeeper
-from honed.daemon.changes.variantkeeper import VariantKeeper
-from honed.daemon.core.model import ServedModel, kind_of
+from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
 from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving import inference
+from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
-from honed.daemon.serving.sequences import SequenceKey
-from honed.daemon.serving.sequencing import Sequencer, key_of
 from honed.daemon.settings.limits import Limits
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
-from honed.daemon.worker.regions import RegionLookup
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
 from honed.protocol.results import Inferred
 
-from .batcher import Batcher, joinable
-from .bringer import Bringer
+
+@dataclass(frozen=True, slots=True)
+class _Wrapped:
+    """What answers requests for a version of a model, as long as its manifest and compiled form are these."""
+
+    entry: ServedModel
+    manifest: Manifest
+    compiled: Compiled | None
+    infer: Infer
 
 
 @dataclass(kw_only=True)
-class Inferring:
-    """Answers inferences, until the service is `stopping`."""
+class InferencePipeline:
+    """Answers inferences, until the service is `stopping`. `features` are those from the outside in."""
 
     limits: Limits
     registry: Registry
     pool: Pool
-    bringer: Bringer
-    sequencer: Sequencer
-    batcher: Batcher
-    variants: VariantKeeper
-    sizes: SizeKeeper
     leasing: Leasing
     ledger: Ledger
+    features: Sequence[Feature] = ()
     stopping: bool = False
+    _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model
 
     def check_running(self) -> None:
         """Raise Unavailable while the service stops."""
@@ -51,90 +54,67 @@ class Inferring:
             raise service_stops()
 
     async def infer(self, connection: Connection, params: InferParams) -> Inferred:
-        """The result of ModelInfer; raises what went wrong."""
-        regions, user = connection.regions, connection.peer.uid
-        if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
-            self.bringer.used(params.model_name)
+        """The result of ModelInfer; raises what went wrong.
+
+        Where the model was replaced while the request waited, it is checked anew for the one that took its
+        place.
+        """
+        begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
             check_version(params.model_version)
-            key = key_of(user, params)
-            if key is None:
-                entry = self.registry.model(params.model_name)
-                return await self._answered(connection, entry, params, regions, alone=False)
-            async with self.sequencer.turn(key, params) as timed:
-                self.check_running()
-                return await self._in_sequence(connection, key, timed)
+            entry = self.registry.model(params.model_name)
+            call = InferCall(connection=connection, entry=entry, params=params)
+            while True:
+                try:
+                    return await self._infer_of(entry)(call)
+                except Replaced:
+                    entry = self.registry.model(entry.name)
+                    deadline = begun + inference.timeout_us(params.parameters) / 1e6
+                    call = replace(call, entry=entry, deadline=deadline)
 
-    async def _in_sequence(self, connection: Connection, key: SequenceKey, params: InferParams) -> Inferred:
-        entry = self.registry.model(params.model_name)
-        ends = params.parameters is not None and params.parameters.sequence_end
-        if ends and not params.inputs:
-            self.sequencer.end(key, entry)
-            return inference.nothing(params, kind_of(entry.engine))
-        compiled, given = self.registry.interfaces(entry)
-        interface = compiled or given
-        assert interface is not None
-        woven = self.sequencer.woven(key, entry, interface, params)
-        regions = connection.regions
-        try:
-            return self.sequencer.taken(woven, await self._answered(connection, entry, woven.params, regions))
-        except BaseException:
-            self.sequencer.failed(woven)
-            raise
+    def _infer_of(self, entry: ServedModel) -> Infer:
+        """What answers requests for a model, wrapped by the features that it uses."""
+        known = self._wrapped.get(entry.name)
+        if (
+            known is not None
+            and known.entry is entry
+            and known.manifest is entry.manifest
+            and known.compiled is entry.compiled
+        ):
+            return known.infer
+        infer: Infer = self._run
+        for feature in reversed(self.features):
+            infer = feature.wrap(entry, infer) or infer
+        self._wrapped = {
+            name: each for name, each in self._wrapped.items() if self.registry.serves(each.entry)
+        }
+        self._wrapped[entry.name] = _Wrapped(entry, entry.manifest, entry.compiled, infer)
+        return infer
 
-    async def _answered(
-        self,
-        connection: Connection,
-        entry: ServedModel,
-        params: InferParams,
-        regions: RegionLookup,
-        *,
-        alone: bool = True,
-    ) -> Inferred:
-        """Unless it is to run `alone`, it may be run as one with others of the model.
-
-        Where its model was replaced while it waited, it is checked anew for the one that took its place; but
-        for one in a sequence, whose state is of the model before.
-        """
-        deadline = time.monotonic() + inference.timeout_us(params.parameters) / 1e6
-        while True:
-            try:
-                return await self._answered_by(connection, entry, params, regions, deadline, alone=alone)
-            except Replaced:
-                if alone:
-                    raise
-                entry = self.registry.model(entry.name)
-
-    async def _answered_by(
-        self,
-        connection: Connection,
-        entry: ServedModel,
-        params: InferParams,
-        regions: RegionLookup,
-        deadline: float,
-        *,
-        alone: bool,
-    ) -> Inferred:
-        runner = self.variants.runner(entry, params)
-        compiled, given = self.registry.interfaces(runner)
-        with self.leasing.serving(entry.name, connection.peer.pid):
-            plan = inference.check(
-                params,
-                compiled,
-                given,
-                regions,
-                max_bytes=self.limits.max_answer_bytes,
-                keep=self.ledger.settings.keep_inputs,
-            )
-            plan = replace(plan, timeout=deadline - time.monotonic())
-            if not alone and joinable(plan, entry.manifest.settings):
-                result = await self.batcher.infer(connection.client, entry, plan)
-                self.variants.served(entry, plan)
-                return result
+    async def _run(self, call: InferCall) -> Inferred:
+        self.check_running()  # it may have waited in a sequence
+        connection, runner = call.connection, call.runner or call.entry
+        with self.leasing.serving(call.entry.name, connection.peer.pid):
+            plan = self.plan(call, runner)
             result, met = await self.pool.asking.infer(connection.client, runner, plan)
-        self.variants.served(entry, plan)
-        self.sizes.met(runner, met)
+        for answered in call.answered:
+            answered(runner, plan, met)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
         return result
+
+    def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
+        """The request, checked for what is to run it; raises InvalidArgument, NotFound, or Unavailable."""
+        compiled, given = self.registry.interfaces(runner)
+        plan = inference.check(
+            call.params,
+            compiled,
+            given,
+            call.connection.regions,
+            max_bytes=self.limits.max_answer_bytes,
+            keep=self.ledger.settings.keep_inputs,
+        )
+        if call.deadline is None:
+            return plan
+        return replace(plan, timeout=call.deadline - time.monotonic())

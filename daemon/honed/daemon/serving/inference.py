@@ -148,6 +148,7 @@ def check(
     runs that; one of them at least is there. AnswerTooLarge where the answer would hold more than
     `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
+    _check_stateless(params)
     only_open = compiled is None or (given is not None and not _fits(params, compiled))
     interface = given if only_open else compiled
     assert interface is not None
@@ -176,6 +177,25 @@ def check(
         max_bytes=max_bytes,
         open=only_open,
     )
+
+
+def no_state(model: str) -> InvalidArgument:
+    """Of a request in a sequence for a model that keeps no state."""
+    return InvalidArgument(
+        f"model {model!r} has no outputs that are known to be its state; add it again with "
+        "--state OUT=IN, or carry the state in the app"
+    )
+
+
+def _check_stateless(params: InferParams) -> None:
+    """A model with state takes these options off."""
+    options = params.parameters
+    if options is None:
+        return
+    if options.sequence_id not in (None, 0, ""):
+        raise no_state(params.model_name)
+    if options.sequence_start or options.sequence_end:
+        raise InvalidArgument("sequence_start and sequence_end need a sequence_id; give one")
 
 
 def timeout_us(options: InferOptions | None) -> int:

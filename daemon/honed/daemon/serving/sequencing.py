@@ -13,15 +13,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from honed.daemon.core.model import ServedModel
+from honed.daemon.core.model import ServedModel, kind_of
+from honed.daemon.core.queue import Replaced
+from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.store.interface import Interface, OpenTensor
-from honed.protocol.errors import DeadlineExceeded, InvalidArgument
+from honed.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
 from . import statepairs
-from .inference import nbytes, timeout_us
+from .inference import nbytes, no_state, nothing, timeout_us
 from .sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 from .statepairs import StatePair
 
@@ -59,13 +62,49 @@ class WovenRequest:
 
 
 class Sequencer:
-    """The sequences of a service, and whose turn it is."""
+    """The sequences of a service, and whose turn it is: the feature of models that have state."""
 
-    def __init__(self, settings: SequenceSettings) -> None:
+    def __init__(self, settings: SequenceSettings, registry: Registry) -> None:
+        self._registry = registry
         self.sequences = Sequences(settings)
         self._turns: dict[SequenceKey, asyncio.Lock] = {}
         self._waiting: dict[SequenceKey, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+        """Keep the state of a model that has some."""
+        if not state_of(entry):
+            return None
+
+        async def infer_in_sequence(call: InferCall) -> Inferred:
+            key = key_of(call.connection.peer.uid, call.params)
+            if key is None:
+                return await infer(call)
+            async with self.turn(key, call.params) as params:
+                # The model may have been replaced meanwhile.
+                now = self._registry.model(call.params.model_name)
+                turn = dataclasses.replace(call, entry=now, params=params, alone=True)
+                try:
+                    return await self._run(key, turn, infer)
+                except Replaced as error:  # its state is of the model before
+                    raise Unavailable(str(error)) from None
+
+        return infer_in_sequence
+
+    async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Inferred:
+        entry, options = call.entry, call.params.parameters
+        if options is not None and options.sequence_end and not call.params.inputs:
+            self.end(key, entry)
+            return nothing(call.params, kind_of(entry.engine))
+        compiled, given = self._registry.interfaces(entry)
+        interface = compiled or given
+        assert interface is not None
+        woven = self.woven(key, entry, interface, call.params)
+        try:
+            return self.taken(woven, await infer(dataclasses.replace(call, params=woven.params)))
+        except BaseException:
+            self.failed(woven)
+            raise
 
     def change(self, settings: SequenceSettings) -> None:
         """Other bounds, from now on."""
@@ -122,10 +161,7 @@ class Sequencer:
         if first:
             pairs = state_of(entry)
             if not pairs:
-                raise InvalidArgument(
-                    f"model {entry.name!r} has no outputs that are known to be its state; add it again with "
-                    "--state OUT=IN, or carry the state in the app"
-                )
+                raise no_state(entry.name)
             sequence = self.sequences.begin(key, source, pairs, now)
         else:
             sequence = self.sequences.resume(key, source, now)
@@ -216,11 +252,15 @@ def _weave(
         inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
         contents.append(tensor.data)
     asked, outputs = _outputs(sequence, interface, params)
+    plain = dataclasses.replace(
+        params.parameters or InferOptions(), sequence_id=None, sequence_start=None, sequence_end=None
+    )
     return WovenRequest(
         sequence=sequence,
         # In front: what the client gives wrongly is then told as always.
         params=dataclasses.replace(
             params,
+            parameters=plain,
             inputs=(*inputs, *params.inputs),
             outputs=outputs,
             raw_input_contents=(*contents, *(params.raw_input_contents or ())),
