@@ -1,4 +1,4 @@
-"""Files that keep what the service knows: whole, safe from a full disk, set aside where they cannot be read."""
+"""Files that keep what the service knows: whole, safe from a full disk, set aside where unreadable."""
 
 from __future__ import annotations
 
