@@ -13,6 +13,7 @@ from honed.protocol.service import ServicePlaces
 from honed.runtime.version import HONED_VERSION
 
 from .apps.sharesfile import SharesFile
+from .background import Background
 from .blocking import in_thread
 from .changes.enginepins import EnginePins
 from .changes.jobs import Jobs
@@ -131,7 +132,7 @@ class ServiceParts:
     remover: Remover
     bringer: Bringer
     variants: VariantKeeper
-    sizes: SizeKeeper
+    background: Background
     tuner: TunerChild
     watch: KernelWatch
 
@@ -146,8 +147,7 @@ class ServiceParts:
             base.leasing.run(),
             self.watch.run(),
             self.tuner.run(),
-            self.variants.run(),
-            self.sizes.run(),
+            self.background.run(),
             self.bringer.run(),
         )
 
@@ -166,7 +166,7 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
         remover=remover,
         bringer=bringer,
         variants=variants,
-        sizes=sizes,
+        background=Background(leasing=base.leasing, jobs=base.jobs.active, sources=(variants, sizes)),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )

@@ -163,6 +163,7 @@ def _begin(
         running.push_async_callback(_end, task)
     running.push_async_callback(parts.base.jobs.close)
     running.push_async_callback(parts.bringer.close)
+    running.push_async_callback(parts.variants.close)
 
 
 async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Systemd) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.background import Background
 from honed.daemon.changes import sizekeeper as module
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.core.model import State
@@ -54,6 +55,9 @@ class Place:
         registry = SimpleNamespace(
             models=lambda: [self.entry], variants=list, rests=lambda _: False, serves=lambda _: True
         )
+        leasing: Any = SimpleNamespace(
+            idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
+        )
         self.keeper = SizeKeeper(
             store=cast(
                 Any, SimpleNamespace(staging=lambda: folder / "staging", object=lambda file: file.sha256)
@@ -63,16 +67,11 @@ class Place:
             jobs=cast(Any, self.jobs),
             publisher=cast(Any, SimpleNamespace(resized=self.resized)),
             ledger=self.ledger,
-            leasing=cast(
-                Any,
-                SimpleNamespace(
-                    idle=lambda: SimpleNamespace(idle=self.idle),
-                    adding=lambda _peer, _why: contextlib.nullcontext(),
-                ),
-            ),
+            leasing=leasing,
             policy="fastest",
             settings=lambda: VariantSettings(requests=4, sizes=2),
         )
+        self.background = Background(leasing=leasing, jobs=self.jobs.active, sources=(self.keeper,))
 
     def read(self) -> Ledger:
         """What a service that starts knows of requests."""
@@ -97,7 +96,7 @@ class Place:
             self.keeper.met(cast(Any, self.entry), [MetSizes(part=1, sizes=(rows,))])
 
     def look(self) -> None:
-        asyncio.run(self.keeper.look())
+        asyncio.run(self.background.look())
 
     def serve(self, *forms: ShownForm) -> None:
         """Another file of the model, with these forms."""
@@ -182,7 +181,7 @@ def test_a_failure_that_says_nothing_of_the_model_is_tried_again_later(tmp_path:
     place.look()
     place.look()
     assert len(place.made) == 1
-    place.keeper._not_before = 0.0
+    place.background.not_before.clear()
     place.look()
     assert len(place.made) == 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from honed.daemon.background import Background
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
@@ -44,13 +45,15 @@ class Place:
         leasing = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
-        self.keeper = VariantKeeper(
+        keeper = self.keeper = VariantKeeper(
             maker=cast(Any, maker),
             registry=self.registry,
             ledger=self.ledger,
             leasing=cast(Any, leasing),
             settings=lambda: VariantSettings(requests=2),
         )
+        jobs = maker.jobs.active
+        self.background = Background(leasing=cast(Any, leasing), jobs=jobs, sources=(keeper,))
         manifest = given_as(wanted, why)
         self.handle(messages.Added(manifest=manifest, compiled=None, home="gpu", proof=None, cpu=True))
 
@@ -72,7 +75,7 @@ class Place:
             self.keeper.served(self.registry.get("m"), cast(Any, plan))
 
     def look(self) -> None:
-        asyncio.run(self.keeper._look())
+        asyncio.run(self.background.look())
 
 
 def given_as(wanted: str, why: str) -> Manifest:
@@ -100,7 +103,7 @@ def test_a_failure_that_says_nothing_of_the_model_is_tried_again_later(tmp_path:
     place.look()
     assert len(place.tried) == 1
     assert not place.keeper.shown("m")
-    place.keeper._not_before = 0.0
+    place.background.not_before.clear()
     place.look()
     assert len(place.tried) == 2
 

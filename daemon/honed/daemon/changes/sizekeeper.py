@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from honed.daemon import installed
+from honed.daemon.background import Work
 from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.changes.jobs import Jobs, failure
 from honed.daemon.changes.publishing import Publisher
@@ -23,12 +23,11 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.sizes.choice import SizedPart, next_sizes
 from honed.daemon.store.store import Store
 from honed.daemon.variants.settings import VariantSettings
-from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
+from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import Inferred, MetSizes, ShownPart
 
 from .variantkeeper import may_have_variants
 
-_RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +44,6 @@ class SizeKeeper:
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]
-    _not_before: float = field(init=False, default=0.0)  # the next is compiled
     _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -67,19 +65,16 @@ class SizeKeeper:
         if sizes and self.registry.serves(model):
             self.ledger.met(model.name, sizes)
 
-    async def run(self) -> None:
-        """Look until cancelled."""
-        while True:
-            await asyncio.sleep(self.leasing.look_seconds())
-            await self.look()
+    async def tidy(self) -> None:
+        """Nothing: compiled sizes go with their models."""
 
-    async def look(self) -> None:
-        """Compile a model for other sizes, where the machine is idle and one is worth it."""
-        if time.monotonic() < self._not_before or self.jobs.active or not self.leasing.idle().idle:
-            return
+    def background(self) -> Work | None:
+        """Compile a model for sizes that its parts often meet."""
         wanted = self._next()
-        if wanted is not None:
-            await self._make(*wanted)
+        if wanted is None:
+            return None
+        entry, sizes = wanted
+        return Work(f"compiling {entry.name} for {text(sizes)}", partial(self._make, entry, sizes))
 
     def _next(self) -> tuple[ServedModel, tuple[MetSizes, ...]] | None:
         settings = self.settings()
@@ -112,9 +107,6 @@ class SizeKeeper:
         except (ModelRefused, InvalidArgument) as error:
             self._failed[entry.name] = entry.key
             _log.warning("%s is not compiled for %s: %s", entry.name, told, failure(error))
-        except HonedError as error:
-            _log.warning("%s is not compiled for %s, tried again later: %s", entry.name, told, error)
-            self._not_before = time.monotonic() + _RETRY_SECONDS
         else:
             _log.info("%s: %s", entry.name, sentence)
 

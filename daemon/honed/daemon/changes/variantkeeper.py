@@ -7,8 +7,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from honed.daemon import installed
+from honed.daemon.background import Work
 from honed.daemon.changes.build import Notify
 from honed.daemon.changes.jobs import failure
 from honed.daemon.changes.manifests import same_source
@@ -29,7 +31,6 @@ from honed.runtime.version import HONED_VERSION
 
 from .variantmaking import VariantMaker
 
-_RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,6 @@ class VariantKeeper:
     leasing: Leasing
     settings: Callable[[], VariantSettings]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
-    _not_before: float = field(init=False, default=0.0)  # the next one is made
     _begun: bool = field(init=False, default=False)
     _by_hand: set[asyncio.Task[list[str]]] = field(init=False, default_factory=set)
 
@@ -124,33 +124,33 @@ class VariantKeeper:
 
     # In idle time
 
-    async def run(self) -> None:
-        """Keep the bounds, and make what is asked for often while the machine is idle, until cancelled."""
-        try:
-            while True:
-                await asyncio.sleep(self.leasing.look_seconds())
-                await self._look()
-        finally:
-            for work in list(self._by_hand):
-                work.cancel()
-            if self._by_hand:
-                await asyncio.wait(self._by_hand)
+    async def close(self) -> None:
+        """End what is compiled by hand."""
+        for work in list(self._by_hand):
+            work.cancel()
+        if self._by_hand:
+            await asyncio.wait(self._by_hand)
 
-    async def _look(self) -> None:
-        await self._tidy()
+    def background(self) -> Work | None:
+        """Compile a model for the shapes that it is most often asked for."""
+        wish = self._next()
+        if wish is None:
+            return None
+        return Work(f"compiling {wish.model} as {wish.name}", partial(self._make, wish))
+
+    async def tidy(self) -> None:
+        """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much.
+
+        Those that were asked for before the service started are loaded once there is a device.
+        """
+        await self._bound()
         if not self._begun and self.maker.pool.ready:
             self._begun = True
             for one in sorted(self._kept(), key=lambda each: -each.requests):
                 if (variant := self.registry.variant(one.name)) and variant.manifest.chosen != "cpu":
                     self._wake(variant)
-        if time.monotonic() < self._not_before or self.maker.jobs.active or not self.leasing.idle().idle:
-            return
-        wish = self._next()
-        if wish is not None:
-            await self._make(wish)
 
-    async def _tidy(self) -> None:
-        """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much."""
+    async def _bound(self) -> None:
         for variant in self.registry.variants():
             if not self.registry.rests(variant) and variant.on_cpu and variant.at_home:
                 self._rest(variant.name)
@@ -207,9 +207,6 @@ class VariantKeeper:
             told = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, told)
             self.ledger.failed(wish.model, wish.name, wish.shapes, told, self._under(entry))
-        except HonedError as error:
-            _log.warning("%s is not compiled as %s, tried again later: %s", wish.model, wish.name, error)
-            self._not_before = time.monotonic() + _RETRY_SECONDS
 
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         told: list[str] = []
