@@ -7,7 +7,7 @@ import re
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
@@ -138,6 +138,7 @@ def _convolutions(images: int) -> onnx.ModelProto:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=3, max_size=12), st.integers(2, 3))
+@example(["dense", "attend", "attend", "attend", "mean", "pad", "attend"], 3)
 def test_made_up_twins_answer_as_before(steps: list[str], count: int) -> None:
     model = _made_up(steps, count)
     after(model, TWINS)
