@@ -16,7 +16,7 @@ from tvm import s_tir, te, tirx
 from honed.machine.devices import Device
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms, types
-from honed.tuner.lower.printer.names import Names
+from honed.tuner.lower.printer.blocks import Names
 from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for

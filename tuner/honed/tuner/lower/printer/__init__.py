@@ -5,9 +5,9 @@ keeps accumulators in arrays. A compiler that does not clean up behind it, as th
 code of it that is bound by the arithmetic of addresses. Here:
 
 - an index is a sum; its terms are added to a pointer in the order in which they become known, so that what a
-  loop does not change is outside of it, and pointers move with the loop (`addresses`);
+  loop does not change is outside of it, and pointers move with the loop (`memory`);
 - a vector is read as one where the alignment is proven (`memory`);
-- private arrays become variables, once short loops over them are written out (`prepare`, `buffers`);
+- private arrays become variables, once short loops over them are written out (`prepare`, `memory`);
 - products and sums are `mad`, or left to be fused, predicates and constants are folded (`expressions`).
 """
 

@@ -22,8 +22,7 @@ from tvm import ir, sym, tirx
 from tvm_ffi import WalkResult, structural_hash, structural_map, structural_walk
 
 from . import types
-from .lanes import lane
-from .types import Unprintable
+from .types import Unprintable, lane
 
 _MOST_BOXES = 1 << 13  # that one access is cut into
 _INVERSE = {

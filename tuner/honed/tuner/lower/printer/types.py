@@ -1,14 +1,17 @@
-"""OpenCL C's types for TVM's element types.
-
-A vector of bools is a mask: a vector of signed integers, each 0 or -1, as comparisons of vectors give it
-(OpenCL C 3.0, 6.4.5). How wide its elements are follows from what was compared. In memory a bool is a byte.
-"""
+"""OpenCL C's types for TVM's element types, and single lanes of vector expressions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
+
+from tvm import ir, tirx
+
+# ---- OpenCL C's types for TVM's element types ----
+#
+# A vector of bools is a mask: a vector of signed integers, each 0 or -1, as comparisons of vectors give it
+# (OpenCL C 3.0, 6.4.5). How wide its elements are follows from what was compared. In memory a bool is a byte.
 
 Kind = Literal["int", "uint", "float", "bool", "mask"]
 LANES = (1, 2, 3, 4, 8, 16)
@@ -92,3 +95,35 @@ def limits(of: Type) -> tuple[int, int]:
     if of.kind == "int":
         return -(1 << (of.bits - 1)), (1 << (of.bits - 1)) - 1
     return (0, (1 << of.bits) - 1) if of.kind == "uint" else (0, 1)
+
+
+# ---- One lane of a vector expression, as an expression of scalars ----
+
+_BINARY = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE,
+    tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift,
+    tirx.RShift,
+)  # fmt: skip
+
+
+def lane(expr: Any, n: int) -> Any:
+    """Lane `n` of an index; raises Unprintable where the vector is no sum, product or load of others."""
+    if parsed(str(expr.ty.dtype)).lanes == 1:
+        return expr
+    if isinstance(expr, tirx.Ramp):
+        return expr.base + expr.stride * n
+    if isinstance(expr, tirx.Broadcast):
+        return expr.value
+    if isinstance(expr, _BINARY):
+        return type(expr)(lane(expr.a, n), lane(expr.b, n))
+    if isinstance(expr, tirx.Cast):
+        return tirx.Cast(str(expr.ty.dtype).partition("x")[0], lane(expr.value, n))
+    if isinstance(expr, tirx.Select):
+        return tirx.Select(lane(expr.condition, n), lane(expr.true_value, n), lane(expr.false_value, n))
+    if isinstance(expr, tirx.Not):
+        return tirx.Not(lane(expr.a, n))
+    if isinstance(expr, ir.TensorLoad) and len(expr.indices) == 1:
+        return tirx.BufferLoad(expr.source, [lane(expr.indices[0], n)])
+    if isinstance(expr, ir.Call) and str(expr.op.name) == "prim.if_then_else":
+        return tirx.if_then_else(*(lane(a, n) for a in expr.args))
+    return tirx.Shuffle([expr], [n])
