@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from honed.machine.surveying import survey
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.tune.extract import extract, workload
 from honed.tuner.verdict import Outcome, Verdict

@@ -50,7 +50,7 @@ spawn = true
 PHASE_SECONDS = 120.0
 BURST, WITHIN_SECONDS = 8, 0.4  # requests of a burst, and seconds between two
 REST_SECONDS = (8.0, 20.0)  # between bursts
-CANDIDATE_SECONDS = 10.0  # what the tuner promises (honed.tuner.measure.limits)
+CANDIDATE_SECONDS = 10.0  # what the tuner promises (honed.tuner.measure.candidate)
 TOLERANCE = 1e-3  # of the range of the output
 
 

@@ -146,7 +146,7 @@ def test_tasks_max_is_above_the_threads_of_all_models() -> None:
 
 def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
     from honed.daemon.settings import limits
-    from honed.tuner.measure.limits import MeasureLimits as Measuring
+    from honed.tuner.measure.candidate import MeasureLimits as Measuring
     from honed.tuner.tune.opening import MOST_BUILDERS, sharing
 
     assert limits.BUILDERS == MOST_BUILDERS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from honed.machine import bounds
 from honed.machine.surveying import survey
-from honed.tuner.measure.checks.ceiling import INTEGER_GAIN
+from honed.tuner.measure.checks import INTEGER_GAIN
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.verdict import Stored

@@ -21,7 +21,7 @@ from typing import Any
 from honed.machine import devices, peaks
 from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH

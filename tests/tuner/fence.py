@@ -136,7 +136,7 @@ def _serve(channel: Connection, device: str) -> None:
     import pyopencl as cl
 
     from honed.machine.opencl import context
-    from honed.tuner.measure.guarded import Fenced
+    from honed.tuner.measure.session import Fenced
 
     chosen = devices.select(device).cl
     made = context(chosen)

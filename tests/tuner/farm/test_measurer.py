@@ -14,8 +14,7 @@ from honed.runtime.origin import Way
 from honed.tuner.farm import rows
 from honed.tuner.farm.joining import FarmChoice, chosen
 from honed.tuner.farm.measurer import FarmMeasurer
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.protocol import Begin
+from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials

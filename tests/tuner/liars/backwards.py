@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from honed.tuner.measure import child, probes
-from honed.tuner.measure.checks.clocks import Launched
+from honed.tuner.measure import child, timing
+from honed.tuner.measure.checks import Launched
 
 
 def backwards(event: Any) -> Launched:
     """The driver's reading with the ends exchanged."""
-    launched = probes.reading(event)
+    launched = timing.reading(event)
     return Launched(launched.status, launched.end, launched.start)
 
 

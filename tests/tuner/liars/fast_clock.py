@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from honed.tuner.measure import child, probes
-from honed.tuner.measure.checks.clocks import Launched
+from honed.tuner.measure import child, timing
+from honed.tuner.measure.checks import Launched
 
 
 def halved(event: Any) -> Launched:
     """The driver's reading, ending half-way."""
-    launched = probes.reading(event)
+    launched = timing.reading(event)
     return Launched(launched.status, launched.start, (launched.start + launched.end + 1) // 2)
 
 

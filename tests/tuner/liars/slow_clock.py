@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from honed.tuner.measure import child, probes
-from honed.tuner.measure.checks.clocks import Launched
+from honed.tuner.measure import child, timing
+from honed.tuner.measure.checks import Launched
 
 
 def ticks(event: Any) -> Launched:
     """The driver's reading in steps of 41.7 ns."""
-    launched = probes.reading(event)
+    launched = timing.reading(event)
     return Launched(launched.status, launched.start * 24 // 1000, launched.end * 24 // 1000)
 
 

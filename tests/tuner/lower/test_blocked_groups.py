@@ -15,8 +15,7 @@ from honed.tuner.lower.functions.blocked import BlockedConvolution, blocks_of
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import Candidate, MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of

@@ -10,10 +10,9 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.measure.building import Builders
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.measure.process import Builders
 from honed.tuner.verdict import Outcome
 from tests.tuner.liars import honest
 

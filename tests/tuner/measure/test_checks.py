@@ -15,21 +15,19 @@ from honed.machine.mali import model_of
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.runtime.execution import proof
 from honed.tuner.lower.program import MemoryValue
-from honed.tuner.measure import codec, timed
+from honed.tuner.measure import checks, codec, timing
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
     LEFT,
     NAMES,
     WAITED,
+    ExpectedOutput,
+    Finished,
+    Launched,
     Refusal,
-    answers,
-    ceiling,
-    clocks,
+    Waited,
     first_refusal,
-    submitted,
 )
-from honed.tuner.measure.checks.answers import ExpectedOutput
-from honed.tuner.measure.checks.clocks import Finished, Launched, Waited
 from honed.tuner.verdict import Outcome
 from tests.tuner.liars import honest
 
@@ -71,31 +69,31 @@ def outcome(refusal: Refusal | None) -> Outcome | None:
 
 
 def test_completed_needs_the_status_and_start_before_end() -> None:
-    assert clocks.completed(run(1e-3, 2e-3, wall=1)) is None
-    assert outcome(clocks.completed(run(1e-3, wall=1, status=-5))) is Outcome.RUN
-    assert outcome(clocks.completed(run(1e-3, wall=1, status=1))) is Outcome.RUN
-    assert outcome(clocks.completed(run(1e-3, 0.0, wall=1))) is Outcome.RUN
-    assert outcome(clocks.completed(Finished((Launched(0, 10, 9),), 1.0))) is Outcome.RUN
+    assert checks.completed(run(1e-3, 2e-3, wall=1)) is None
+    assert outcome(checks.completed(run(1e-3, wall=1, status=-5))) is Outcome.RUN
+    assert outcome(checks.completed(run(1e-3, wall=1, status=1))) is Outcome.RUN
+    assert outcome(checks.completed(run(1e-3, 0.0, wall=1))) is Outcome.RUN
+    assert outcome(checks.completed(Finished((Launched(0, 10, 9),), 1.0))) is Outcome.RUN
 
 
 def test_in_time_is_by_run() -> None:
-    assert clocks.in_time(run(0.5, 0.5, wall=1), 1.0) is None
-    assert outcome(clocks.in_time(run(0.5, 0.51, wall=1), 1.0)) is Outcome.DEADLINE
+    assert checks.in_time(run(0.5, 0.5, wall=1), 1.0) is None
+    assert outcome(checks.in_time(run(0.5, 0.51, wall=1), 1.0)) is Outcome.DEADLINE
 
 
 def test_the_device_cannot_take_longer_than_the_host_waited() -> None:
-    assert clocks.wall_above(run(1.0, wall=0.99)) is None
-    assert outcome(clocks.wall_above(run(1.0, wall=0.9))) is Outcome.RUN
-    assert clocks.wall_above(run(50e-6, wall=0.0)) is None
+    assert checks.wall_above(run(1.0, wall=0.99)) is None
+    assert outcome(checks.wall_above(run(1.0, wall=0.9))) is Outcome.RUN
+    assert checks.wall_above(run(50e-6, wall=0.0)) is None
 
 
 def test_the_host_cannot_wait_far_longer_than_the_device_took_every_time() -> None:
     slow, fine = run(1e-3, wall=0.1), run(1e-3, wall=2e-3)
-    assert outcome(clocks.wall_below([slow, slow])) is Outcome.RUN
-    assert clocks.wall_below([slow, fine]) is None, "once the host may have been busy"
-    assert clocks.wall_below([run(0.1, wall=0.4)]) is None
+    assert outcome(checks.wall_below([slow, slow])) is Outcome.RUN
+    assert checks.wall_below([slow, fine]) is None, "once the host may have been busy"
+    assert checks.wall_below([run(0.1, wall=0.4)]) is None
     # A clock in units of 24 MHz that says nanoseconds.
-    assert outcome(clocks.wall_below([run(0.1 / 41.67, wall=0.1)])) is Outcome.RUN
+    assert outcome(checks.wall_below([run(0.1 / 41.67, wall=0.1)])) is Outcome.RUN
 
 
 @pytest.mark.parametrize(
@@ -103,25 +101,25 @@ def test_the_host_cannot_wait_far_longer_than_the_device_took_every_time() -> No
 )
 def test_beyond_the_peak_and_beyond_belief_by_arithmetic(dtype: str, gflops: float) -> None:
     task = workload(dtype, flops=10**9)
-    most = ceiling.ceiling(task, PEAKS)
-    limit = ceiling.physical(task, most, None, 4)
+    most = checks.ceiling(task, PEAKS)
+    limit = checks.physical(task, most, None, 4)
     least = 1.0 / gflops
-    assert not ceiling.beyond(task, most, least * 1.001)
-    assert f"peak allows {gflops:.4g}" in ceiling.beyond(task, most, least / 1.001)
-    assert clocks.possible(task, limit, least / 2.99) is None
-    assert outcome(clocks.possible(task, limit, least / 3.01)) is Outcome.IMPOSSIBLE
+    assert not checks.beyond(task, most, least * 1.001)
+    assert f"peak allows {gflops:.4g}" in checks.beyond(task, most, least / 1.001)
+    assert checks.possible(task, limit, least / 2.99) is None
+    assert outcome(checks.possible(task, limit, least / 3.01)) is Outcome.IMPOSSIBLE
 
 
 def test_possible_by_traffic_goes_by_the_rate_seen_at_that_size() -> None:
     task = workload(moved=10**9)
-    assert "allows 10 GB/s" in ceiling.beyond(task, ceiling.ceiling(task, PEAKS), 0.09)
-    assert not ceiling.beyond(task, ceiling.ceiling(task, replace(PEAKS, bandwidth_gbs=20.0)), 0.09)
+    assert "allows 10 GB/s" in checks.beyond(task, checks.ceiling(task, PEAKS), 0.09)
+    assert not checks.beyond(task, checks.ceiling(task, replace(PEAKS, bandwidth_gbs=20.0)), 0.09)
     small, peaks = workload(moved=1 << 20), replace(PEAKS, caches_gbs=((1 << 18, 50.0),))
-    assert not ceiling.beyond(small, ceiling.ceiling(small, peaks), (1 << 20) / 49e9)
-    assert ceiling.beyond(small, ceiling.ceiling(small, peaks), (1 << 20) / 51e9)
-    limit = ceiling.physical(task, ceiling.ceiling(task, PEAKS), None, 4)
-    assert clocks.possible(task, limit, 0.034) is None
-    assert outcome(clocks.possible(task, limit, 0.033)) is Outcome.IMPOSSIBLE
+    assert not checks.beyond(small, checks.ceiling(small, peaks), (1 << 20) / 49e9)
+    assert checks.beyond(small, checks.ceiling(small, peaks), (1 << 20) / 51e9)
+    limit = checks.physical(task, checks.ceiling(task, PEAKS), None, 4)
+    assert checks.possible(task, limit, 0.034) is None
+    assert outcome(checks.possible(task, limit, 0.033)) is Outcome.IMPOSSIBLE
 
 
 def test_a_known_chip_bounds_what_is_believable() -> None:
@@ -130,13 +128,11 @@ def test_a_known_chip_bounds_what_is_believable() -> None:
     chip = model_of("Mali-LODX r0p0")
     for dtype, gflops in (("float32", 768.0), ("float16", 1536.0), ("int32", 3 * 4 * 470.0)):
         task = workload(dtype, flops=10**9)
-        limit = ceiling.physical(task, ceiling.ceiling(task, peaks), chip, 4)
+        limit = checks.physical(task, checks.ceiling(task, peaks), chip, 4)
         assert limit.operations == pytest.approx(gflops * 1e9)
     task = workload(flops=10**9)
-    high = ceiling.ceiling(task, replace(PEAKS, fp32_gflops=900.0))
-    assert ceiling.physical(task, high, chip, 4).operations == high.operations, (
-        "never below what was measured"
-    )
+    high = checks.ceiling(task, replace(PEAKS, fp32_gflops=900.0))
+    assert checks.physical(task, high, chip, 4).operations == high.operations, "never below what was measured"
 
 
 def test_case_2_is_impossible() -> None:
@@ -144,8 +140,8 @@ def test_case_2_is_impossible() -> None:
     flops = 2 * 348 * 2084 * 12 * 12
     task = workload(flops=flops)
     peaks = DevicePeaks(fp32_gflops=700.0, fp16_gflops=None, bandwidth_gbs=30.0, launch_us=5.0)
-    limit = ceiling.physical(task, ceiling.ceiling(task, peaks), None, 4)
-    assert outcome(clocks.possible(task, limit, 29e-6)) is Outcome.IMPOSSIBLE
+    limit = checks.physical(task, checks.ceiling(task, peaks), None, 4)
+    assert outcome(checks.possible(task, limit, 29e-6)) is Outcome.IMPOSSIBLE
 
 
 ALONE = [run(1.9e-3, wall=1.0), run(4e-3, wall=1.0)]  # runs proven right one by one, as cold as may be
@@ -157,16 +153,16 @@ def series(device: float, wall: float) -> Finished:
 
 
 def test_two_clocks_that_agree_are_evidence() -> None:
-    assert clocks.evident("it", 1e-3, ALONE, [series(0.02, 0.0249)], 20, 0.0) is None
+    assert checks.evident("it", 1e-3, ALONE, [series(0.02, 0.0249)], 20, 0.0) is None
     busy = series(0.02, 0.1)
-    assert clocks.evident("it", 1e-3, ALONE, [busy, series(0.02, 0.021), busy], 20, 0.0) is None
-    assert clocks.evident("it", 1e-3, ALONE, [series(0.02, 0.0289)], 20, 200e-6) is None, "it is the launches"
+    assert checks.evident("it", 1e-3, ALONE, [busy, series(0.02, 0.021), busy], 20, 0.0) is None
+    assert checks.evident("it", 1e-3, ALONE, [series(0.02, 0.0289)], 20, 200e-6) is None, "it is the launches"
 
 
 @pytest.mark.parametrize("counted", [0.02, 0.04])
 def test_a_time_that_only_the_device_counts_is_no_evidence(counted: float) -> None:
     """Whether its clock is wrong always, or was once."""
-    refused = clocks.evident("it is 2 GFLOP/s", 1e-3, ALONE, [series(counted, 0.04)] * 5, 20, 0.0)
+    refused = checks.evident("it is 2 GFLOP/s", 1e-3, ALONE, [series(counted, 0.04)] * 5, 20, 0.0)
     assert outcome(refused) is Outcome.IMPOSSIBLE
     assert refused is not None
     assert refused.reason == "it is 2 GFLOP/s, and the host counts 40 ms for 20 runs, which would be 20 ms"
@@ -174,7 +170,7 @@ def test_a_time_that_only_the_device_counts_is_no_evidence(counted: float) -> No
 
 def test_runs_that_were_left_out_are_no_evidence() -> None:
     """Both clocks see how fast nothing is done; a run that was looked at took its time."""
-    refused = clocks.evident("it", 1e-3, [run(2.1e-3, wall=1.0)] * 3, [series(0.02, 0.02)], 20, 0.0)
+    refused = checks.evident("it", 1e-3, [run(2.1e-3, wall=1.0)] * 3, [series(0.02, 0.02)], 20, 0.0)
     assert outcome(refused) is Outcome.IMPOSSIBLE
     assert refused is not None
     assert "no run that was proven right took less than 2100 us" in refused.reason
@@ -182,12 +178,12 @@ def test_runs_that_were_left_out_are_no_evidence() -> None:
 
 def test_guard_bands() -> None:
     band = np.full(64, 0xA5, np.uint8)
-    assert answers.guard_intact(band, band, 0xA5, "x") is None
+    assert checks.guard_intact(band, band, 0xA5, "x") is None
     for place in (0, 63):
         damaged = band.copy()
         damaged[place] = 0
-        before = answers.guard_intact(damaged, band, 0xA5, "x")
-        after = answers.guard_intact(band, damaged, 0xA5, "x")
+        before = checks.guard_intact(damaged, band, 0xA5, "x")
+        after = checks.guard_intact(band, damaged, 0xA5, "x")
         assert before is not None
         assert after is not None
         assert f"{64 - place} bytes before its start" in before.reason
@@ -205,7 +201,7 @@ def test_written_finds_just_what_was_left(dtype: str, data: st.DataObject) -> No
     for poison in (0xFF, 0xA5):
         poisoned = np.full(count * size, poison, np.uint8).view(f"u{size}")
         runs.append(np.where(left, poisoned, values).view(dtype))
-    refusal = answers.written(runs[0], 0xFF, runs[1], 0xA5, "x")
+    refusal = checks.written(runs[0], 0xFF, runs[1], 0xA5, "x")
     assert (refusal is not None) == left.any()
     if refusal is not None:
         assert refusal.outcome is Outcome.UNWRITTEN
@@ -214,16 +210,16 @@ def test_written_finds_just_what_was_left(dtype: str, data: st.DataObject) -> No
 
 def test_unchanged_is_bit_for_bit() -> None:
     zeros = np.array([0.0, np.nan], np.float32)
-    assert answers.unchanged(zeros, zeros.copy(), "x") is None
+    assert checks.unchanged(zeros, zeros.copy(), "x") is None
     assert (
-        outcome(answers.unchanged(zeros, np.array([-0.0, np.nan], np.float32), "x")) is Outcome.OUT_OF_BOUNDS
+        outcome(checks.unchanged(zeros, np.array([-0.0, np.nan], np.float32), "x")) is Outcome.OUT_OF_BOUNDS
     )
 
 
 def test_repeated_is_bit_for_bit() -> None:
     given = np.array([0.0, np.nan, 1.0], np.float32)
-    assert answers.repeated(given, given.copy(), "x") is None
-    found = answers.repeated(given, np.array([-0.0, np.nan, 1 + 2.0**-23], np.float32), "x")
+    assert checks.repeated(given, given.copy(), "x") is None
+    found = checks.repeated(given, np.array([-0.0, np.nan, 1 + 2.0**-23], np.float32), "x")
     assert outcome(found) is Outcome.WRONG
     assert found is not None
     assert "2 of 3 elements of x" in found.reason
@@ -231,15 +227,15 @@ def test_repeated_is_bit_for_bit() -> None:
 
 def test_a_time_that_one_run_on_new_inputs_comes_near_is_believed() -> None:
     slow, near = run(0.1, wall=1), run(0.0081, wall=1)
-    assert clocks.computed_anew([slow, near], 1e-3) is None
-    assert outcome(clocks.computed_anew([slow, slow], 1e-3)) is Outcome.IMPOSSIBLE
-    assert clocks.computed_anew([run(200e-6, wall=1)], 1e-6) is None, "clocks and caches may be cold"
-    assert clocks.computed_anew([], 1e-6) is None
+    assert checks.computed_anew([slow, near], 1e-3) is None
+    assert outcome(checks.computed_anew([slow, slow], 1e-3)) is Outcome.IMPOSSIBLE
+    assert checks.computed_anew([run(200e-6, wall=1)], 1e-6) is None, "clocks and caches may be cold"
+    assert checks.computed_anew([], 1e-6) is None
 
 
 def test_private_memory_is_counted_for_the_whole_device() -> None:
-    assert submitted.private_memory("k", 1024, 256, 4, 1 << 20) is None
-    found = submitted.private_memory("k", 1025, 256, 4, 1 << 20)
+    assert checks.private_memory("k", 1024, 256, 4, 1 << 20) is None
+    found = checks.private_memory("k", 1025, 256, 4, 1 << 20)
     assert outcome(found) is Outcome.MEMORY
 
 
@@ -257,14 +253,14 @@ def test_right_agrees_with_the_exact_comparison(
     if near:
         with np.errstate(all="ignore"):
             found = (expected * np.float32(1 + tolerance)).astype(np.float32)
-    refusal = answers.right(ExpectedOutput.of(expected, tolerance), found, "x")
+    refusal = checks.right(ExpectedOutput.of(expected, tolerance), found, "x")
     assert (refusal is None) == proof.compare(expected, found, tolerance).right
 
 
 def test_integers_must_be_equal() -> None:
     expected = ExpectedOutput.of(np.array([2**40, 7]), 0.0)
-    assert answers.right(expected, np.array([2**40, 7]), "x") is None
-    assert outcome(answers.right(expected, np.array([2**40 + 1, 7]), "x")) is Outcome.WRONG
+    assert checks.right(expected, np.array([2**40, 7]), "x") is None
+    assert outcome(checks.right(expected, np.array([2**40 + 1, 7]), "x")) is Outcome.WRONG
 
 
 def test_sound_refuses_launches_that_cannot_be() -> None:
@@ -276,7 +272,7 @@ def test_sound_refuses_launches_that_cannot_be() -> None:
 
         return Candidate(id="c", source="", inner=(), launches=(replace(whole, **changes),))  # type: ignore[arg-type]
 
-    assert submitted.sound(task, with_launch(), LIMITS) is None
+    assert checks.sound(task, with_launch(), LIMITS) is None
     larger = tuple(honest.launch([MemoryValue(dtype="float32", shape=(9,))], [], groups=1).arg_types) * 2
     for wrong in (
         {"args": (0, 2)},
@@ -287,7 +283,7 @@ def test_sound_refuses_launches_that_cannot_be() -> None:
         {"block": (32, 16, 1)},
         {"grid": (0, 1, 1)},
     ):
-        assert outcome(submitted.sound(task, with_launch(**wrong), LIMITS)) is Outcome.BUILD, wrong
+        assert outcome(checks.sound(task, with_launch(**wrong), LIMITS)) is Outcome.BUILD, wrong
 
 
 def test_the_first_row_that_refuses_decides_unless_it_is_left_out() -> None:
@@ -307,8 +303,8 @@ def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
     expected = ExpectedOutput.of(reference, 1e-3)
 
     def left(found: np.ndarray, earlier: np.ndarray | None, unjudged: int | None = None) -> Outcome | None:
-        output = answers.RunOutput("output 1", expected, found, earlier)
-        seen = answers.MemoryLeft(0xA5, [], outputs=[output], unjudged=unjudged)
+        output = checks.RunOutput("output 1", expected, found, earlier)
+        seen = checks.MemoryLeft(0xA5, [], outputs=[output], unjudged=unjudged)
         return outcome(first_refusal(LEFT, seen, {"repeated"}))
 
     assert left(reference, None) is None
@@ -328,18 +324,18 @@ def test_the_document_tells_of_all_checks_in_their_order() -> None:
 
 
 def test_the_interval_of_the_median() -> None:
-    assert timed.interval([3.0, 1.0, 2.0]) == timed.Interval(2.0, 1.0, 3.0)
-    assert timed.interval(range(1, 7)) == timed.Interval(3.5, 1, 6)
+    assert timing.interval([3.0, 1.0, 2.0]) == timing.Interval(2.0, 1.0, 3.0)
+    assert timing.interval(range(1, 7)) == timing.Interval(3.5, 1, 6)
     # Ranks 2 and 8 of 9, 10 and 21 of 30: textbook values for 95 %.
-    assert timed.interval(range(1, 10)) == timed.Interval(5, 2, 8)
-    assert timed.interval(range(1, 31)) == timed.Interval(15.5, 10, 21)
+    assert timing.interval(range(1, 10)) == timing.Interval(5, 2, 8)
+    assert timing.interval(range(1, 31)) == timing.Interval(15.5, 10, 21)
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     for n in (6, 9, 20, 40):
         draws = rng.lognormal(size=(4000, n))
-        held = sum(found.low <= 1.0 <= found.high for found in map(timed.interval, draws))
+        held = sum(found.low <= 1.0 <= found.high for found in map(timing.interval, draws))
         assert held / 4000 >= 0.94, n
 
 

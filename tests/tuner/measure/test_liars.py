@@ -19,9 +19,8 @@ from honed.machine.kernellog import Record
 from honed.machine.kernellog.kmsg import KmsgReader
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.program import MemoryValue
-from honed.tuner.measure.candidate import Workload
+from honed.tuner.measure.candidate import MeasureLimits, Workload
 from honed.tuner.measure.checks import NAMES
-from honed.tuner.measure.limits import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.verdict import Outcome, Verdict

@@ -20,8 +20,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.tuner.lower.program import MemoryValue
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.verdict import Outcome
 from tests.tuner.liars import compiler_abort, honest, kinds, leaky
@@ -211,7 +210,7 @@ def test_the_child_dies_with_its_parent(
     script.write_text(
         "import pathlib, sys\n"
         "from honed.machine import devices, peaks\n"
-        "from honed.tuner.measure.limits import MeasureLimits\n"
+        "from honed.tuner.measure.candidate import MeasureLimits\n"
         "from honed.tuner.measure.measurer import Measurer\n"
         "from tests.tuner.liars import honest, kinds\n"
         "task = honest.scale(pathlib.Path(sys.argv[1]))\n"

@@ -15,7 +15,7 @@ from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches, prepared_launches
-from honed.tuner.measure.checks.clocks import Launched
+from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.verdict import Outcome
 from tests.tuner.liars import honest

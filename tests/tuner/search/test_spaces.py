@@ -23,8 +23,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import MeasureLimits
+from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of

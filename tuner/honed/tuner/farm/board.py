@@ -23,8 +23,7 @@ from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import HONED_VERSION
 from honed.tuner.gate import Gate, LeaseGate
-from honed.tuner.measure.candidate import Workload
-from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED, MeasureLimits
+from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import OfflineCompiler

@@ -13,8 +13,7 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure import codec
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.protocol import Begin
+from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
 from honed.tuner.verdict import Outcome, Verdict
 

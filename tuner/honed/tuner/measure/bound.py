@@ -12,9 +12,7 @@ from honed.runtime.execution import programs
 from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate
-from .checks import Refusal
-from .checks.clocks import Finished, Launched
-from .checks.submitted import private_memory
+from .checks import Finished, Launched, Refusal, private_memory
 
 Reader = Callable[[Any], Launched]
 

@@ -1,4 +1,4 @@
-"""The building child: `python -m honed.tuner.measure.builder --channel FD`, one of the pool of `building`.
+"""The building child: `python -m honed.tuner.measure.builder --channel FD`, one of the pool of `process`.
 
 It fills the driver's cache of compiled programs, which the measuring child then finds. Where the device is
 the processor, it launches a single work-group of each kernel, too: PoCL compiles most at the first launch,

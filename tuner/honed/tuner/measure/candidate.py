@@ -1,21 +1,27 @@
-"""What is measured: the values that travel from the tuner to its measuring child.
-
-Launches of a candidate that a model prepares are no part of its time.
-"""
+"""What is measured, within which limits, and what a session needs of what measures it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from honed.machine.kernellog import FaultStory
+from honed.machine.profile import DevicePeaks
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
 from honed.tuner.lower.preparation import PreparedRoom, prepared_steps
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
+from honed.tuner.verdict import Verdict
 
 if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
+
+
+# ---- What is measured: the values that travel from the tuner to its measuring child ----
+#
+# Launches of a candidate that a model prepares are no part of its time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +97,93 @@ def _place(workload: Workload, index: int) -> Place:
 
 def _buffer(value: MemoryValue, place: Place) -> Buffer:
     return Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=0, nbytes=value.nbytes)
+
+
+# ---- What one measurement may use ----
+
+# Cores from which on what runs on one of them disturbs a device that is the processor little.
+SPARE_CORES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureLimits:
+    """Bounds of one measurement; seconds are wall time."""
+
+    start_seconds: float = 60.0  # to open the device, build the yardstick and load a workload
+    build_seconds: float = 20.0  # of the driver's compiler, for one candidate
+    # One run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a job,
+    # kbase and panthor 2.6 s without progress); a candidate this slow is of no use anyway.
+    run_seconds: float = 2.0
+    host_seconds: float = 30.0  # to move and compare the tensors of one run
+    memory_bytes: int = 2 << 30  # all buffers of a candidate; also what the child may take beyond its start
+    builder_bytes: int = 512 << 20  # what a building child may take beyond its start
+    timing_seconds: float = 0.12  # after which no more repeats are begun
+    warm_seconds: float = 0.1  # at most, until the device's clock is up
+    precision: float = 0.03  # half the width of the confidence interval, of the median
+    max_repeats: int = 40
+    give_up_beyond: float = 2.5  # times the best known time: slower than that is timed few times only
+    few_repeats: int = 2  # for a candidate that is clearly slow
+    max_queued: int = 256  # launches per finish, where the device's profile has no cap
+
+
+# Under a lease a request may be waiting: a candidate is bounded more tightly than one of `hone tune`, so that
+# the device is left within CANDIDATE_SECONDS (building, running on three inputs, timing) when it is revoked.
+LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
+CANDIDATE_SECONDS = 10.0
+
+
+# ---- What a tuning session needs of what judges its candidates: a device that runs
+# them, or a model of one ----
+
+# Called before a candidate is judged: notes it in the records, or raises where it must not be tried.
+Begin = Callable[[Candidate], None]
+
+
+class Measures(Protocol):
+    """Judges the candidates of one workload after the other; not for several threads.
+
+    Calls may raise DeviceError where the judging itself broke; they may be made again then.
+    """
+
+    @property
+    def ahead(self) -> int:
+        """How many candidates `prepare` may have built beside the one being judged; 0: it does nothing."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
+
+    @property
+    def peaks(self) -> DevicePeaks:
+        """The device's peaks as they are known now."""
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Wall seconds of the candidate judged last, by phase."""
+
+    def load(self, workload: Workload) -> None:
+        """Judge candidates of `workload` from now on."""
+
+    def prepare(self, candidate: Candidate) -> None:
+        """Have a candidate built that is soon judged."""
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Have candidates built that are judged soon, the first of them next, where a pool does that."""
+
+    def forget(self) -> dict[str, Verdict]:
+        """What `build` and `prepare` were told is not judged any more.
+
+        Gives verdicts by id on candidates that were prepared, and judged before they were asked for.
+        """
+
+    def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
+        """The verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""
+
+    def settle(self) -> None:
+        """Wait until faults of what was judged last must be known; `take_faults` has them then."""
+
+    def take_faults(self) -> list[tuple[str, FaultStory]]:
+        """Faults found since the last call, with the ids of the candidates they belong to."""
+
+    def close(self) -> None:
+        """End its processes."""

@@ -19,10 +19,10 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 from honed.protocol.strict import from_plain, to_plain
 
-from . import codec, probes
+from . import codec, timing
 from .bound import Reader
+from .candidate import MeasureLimits
 from .examine import Examination
-from .limits import MeasureLimits
 from .session import DeviceSession
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
@@ -30,7 +30,7 @@ from .session import DeviceSession
 _WORN = 0.25
 
 
-def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
+def main(argv: list[str] | None = None, read: Reader = timing.reading) -> int:
     """Serve the channel until it closes. `read` is how events are read, another one in tests only."""
     channel = codec.channel(argv, "honed.tuner.measure.child")
     with suppress(codec.ChannelClosed):

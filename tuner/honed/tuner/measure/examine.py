@@ -19,14 +19,23 @@ from honed.tuner.verdict import Outcome, Verdict
 from . import bound, checks
 from .bound import BoundCandidate
 from .candidate import Candidate, prepared_launches
-from .checks import Refusal, VerdictCheck
-from .checks.answers import Array, MemoryLeft, RunOutput
-from .checks.ceiling import beyond
-from .checks.clocks import Claimed, Finished, TimedRuns, Waited, evident, possible
-from .guarded import Fenced, Guarded
+from .checks import (
+    Array,
+    Claimed,
+    Finished,
+    MemoryLeft,
+    Refusal,
+    RunOutput,
+    TimedRuns,
+    VerdictCheck,
+    Waited,
+    beyond,
+    evident,
+    possible,
+)
 from .process import FENCE
-from .session import DeviceSession, LoadedWorkload
-from .timed import Schedule, Turns, time_candidate, warm_up
+from .session import DeviceSession, Fenced, Guarded, LoadedWorkload
+from .timing import Schedule, Turns, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)

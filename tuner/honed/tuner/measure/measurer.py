@@ -17,13 +17,10 @@ from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import checks, codec
-from .building import Builders, cached_in
-from .candidate import Candidate, Workload
-from .checks.submitted import Submitted
+from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
+from .checks import Submitted
 from .faultwatch import FaultWatch
-from .limits import SPARE_CORES, MeasureLimits
-from .process import COMMAND, FENCE, NO_CACHES, DriverChild, Ended
-from .protocol import Begin
+from .process import COMMAND, FENCE, NO_CACHES, Builders, DriverChild, Ended, cached_in
 
 _TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # what ends a process that leaves the memory that is mapped
 

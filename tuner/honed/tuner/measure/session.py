@@ -1,13 +1,18 @@
-"""The device as the measuring child holds it: context, queue, yardstick, and the loaded workload's memory."""
+"""The device as the measuring child holds it: context, queue, yardstick, and memory between guard bands."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from honed.machine import bounds, peaks
 from honed.machine.devices import Device
@@ -15,15 +20,132 @@ from honed.machine.mali import model_of
 from honed.machine.opencl import cl, context
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
+from honed.tuner.lower.program import MemoryValue
 
-from . import bound, probes
+from . import bound, timing
 from .bound import Reader
-from .candidate import Candidate, Workload
-from .checks.answers import Array, ExpectedOutput
-from .checks.ceiling import Ceiling, ceiling, physical
-from .guarded import Guarded
-from .limits import MeasureLimits
-from .timed import Warmth
+from .candidate import Candidate, MeasureLimits, Workload
+from .checks import Array, Ceiling, ExpectedOutput, ceiling, physical
+from .timing import Warmth
+
+# ---- Device buffers between guard bands, and host memory between pages that may not be touched ----
+
+GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
+FENCE_ALIGNED = 128  # as the largest vector is
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
+
+Bytes = NDArray[np.uint8]
+
+
+class Guarded:
+    """One tensor's memory: a sub-buffer of an allocation that holds a guard band on either side.
+
+    `buffer` is what kernels are given. The first byte beyond the tensor belongs to the band behind it,
+    padding included.
+    """
+
+    def __init__(self, context: Any, value: MemoryValue) -> None:
+        """Allocate; raises pyopencl's errors."""
+        self.value = value
+        self.nbytes = value.nbytes
+        self._whole = GUARD_BYTES + _padded(self.nbytes) + GUARD_BYTES
+        self._allocation = cl.Buffer(context, cl.mem_flags.READ_WRITE, self._whole)
+        self.buffer: Any = self._allocation.get_sub_region(GUARD_BYTES, max(self.nbytes, _LEAST_BYTES))
+        self._host: Bytes = np.empty(self._whole, np.uint8)
+
+    @staticmethod
+    def allocated(value: MemoryValue) -> int:
+        """Bytes of device memory a tensor takes with its bands."""
+        return 2 * GUARD_BYTES + _padded(value.nbytes)
+
+    def poison(self, queue: Any, byte: int) -> None:
+        """Fill the tensor and its bands, without waiting."""
+        cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), 0, self._whole)
+
+    def poison_inside(self, queue: Any, byte: int) -> None:
+        """Fill the tensor (and what pads it), without waiting."""
+        size = _padded(self.nbytes)
+        cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), GUARD_BYTES, size)
+
+    def write(self, queue: Any, array: NDArray[Any]) -> None:
+        """Copy the tensor in, and wait."""
+        if self.nbytes:
+            cl.enqueue_copy(queue, self.buffer, array, is_blocking=True)
+
+    def fetch(self, queue: Any, *, inside: bool) -> None:
+        """Copy the bands to the host, with `inside` the tensor too, and wait."""
+        end = GUARD_BYTES + self.nbytes
+        if inside:
+            cl.enqueue_copy(queue, self._host, self._allocation, is_blocking=True)
+            return
+        cl.enqueue_copy(queue, self._host[:GUARD_BYTES], self._allocation, is_blocking=True)
+        cl.enqueue_copy(queue, self._host[end:], self._allocation, src_offset=end, is_blocking=True)
+
+    @property
+    def bands(self) -> tuple[Bytes, Bytes]:
+        """The bands before and behind the tensor, as last fetched."""
+        return self._host[:GUARD_BYTES], self._host[GUARD_BYTES + self.nbytes :]
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The tensor as last fetched: a view that the next fetch overwrites."""
+        inside = self._host[GUARD_BYTES : GUARD_BYTES + self.nbytes]
+        return inside.view(np.dtype(self.value.dtype)).reshape(self.value.shape)
+
+    def release(self) -> None:
+        """Give the memory back; only on a context that did not fail."""
+        self.buffer.release()
+        self._allocation.release()
+
+
+class Fenced:
+    """One tensor's memory on a device that shares the host's, beside a page that may not be touched.
+
+    A kernel that reads or writes past its end, with `before` before its start, ends this process, whatever
+    becomes of the value. Ends are told to `FENCE_ALIGNED` bytes, by which tensors must be aligned.
+    """
+
+    def __init__(self, context: Any, value: MemoryValue, *, before: bool = False) -> None:
+        """Map it; raises MemoryError, and pyopencl's errors."""
+        libc, page = _libc(), mmap.PAGESIZE
+        self.nbytes = max(value.nbytes, 1)
+        room = -(-(self.nbytes + FENCE_ALIGNED) // page) * page
+        self._length = room + 2 * page
+        self._base = libc.mmap(None, self._length, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE, -1, 0)
+        if self._base == ctypes.c_void_p(-1).value:
+            raise MemoryError
+        for place in (self._base, self._base + page + room):
+            if libc.mprotect(place, page, 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        end = self._base + page + room
+        start = self._base + page if before else (end - self.nbytes) // FENCE_ALIGNED * FENCE_ALIGNED
+        self.host: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(start))
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+        self.buffer: Any = cl.Buffer(context, flags, hostbuf=self.host)
+
+    def release(self) -> None:
+        """Give the memory back, which nothing may use any more."""
+        self.buffer.release()
+        _libc().munmap(self._base, self._length)
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def _padded(nbytes: int) -> int:
+    return max(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, _LEAST_BYTES)
+
+
+# ---- The device as the measuring child holds it: context, queue, yardstick, and the
+# loaded workload's memory ----
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
@@ -62,7 +184,7 @@ class DeviceSession:
         limits: MeasureLimits,
         without: frozenset[str],
         announce: Announce,
-        read: Reader = probes.reading,
+        read: Reader = timing.reading,
     ) -> None:
         """Open the device and warm it up; raises pyopencl's errors, and InvalidArgument without peaks."""
         if profile.peaks is None:
@@ -81,7 +203,7 @@ class DeviceSession:
         self.queue = cl.CommandQueue(self.context, properties=properties)
         self.resolution = float(device.cl.profiling_timer_resolution) * 1e-9
         self._peaks_at = float("-inf")
-        self.yardstick = probes.Yardstick(self.context, self.queue, profile.limits.compute_units)
+        self.yardstick = timing.Yardstick(self.context, self.queue, profile.limits.compute_units)
         self.warmth = Warmth()
         self.warmth.note(_settled(self.yardstick))
         self.loaded: LoadedWorkload | None = None
@@ -149,7 +271,7 @@ class DeviceSession:
     def _probed(self, nbytes: int) -> float:
         """The rate, bytes per second, of probes that move just `nbytes`; 0 for more than caches hold."""
         units = self.profile.limits.compute_units
-        return probes.traffic(self.context, self.queue, units, nbytes) or 0.0
+        return timing.traffic(self.context, self.queue, units, nbytes) or 0.0
 
     def _move(self, nbytes: int, traffic: float) -> None:
         """Raise what is known of the memory to what probes saw, bytes per second."""
@@ -177,7 +299,7 @@ class DeviceSession:
         return prepared.result() if prepared else bound.build(self.context, candidate.source)
 
 
-def _settled(yardstick: probes.Yardstick) -> float:
+def _settled(yardstick: timing.Yardstick) -> float:
     """The yardstick's time once it is no longer getting faster, in seconds."""
     until = time.perf_counter() + _SETTLE_SECONDS
     best, stale = yardstick.seconds(), 0

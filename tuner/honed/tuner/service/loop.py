@@ -25,7 +25,7 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin
 from honed.tuner.gate import LeaseGate
-from honed.tuner.measure.limits import CANDIDATE_SECONDS, LEASED
+from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED
 from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import OpenedSession
 from honed.tuner.tune.rivals import lost_by_forms

@@ -14,8 +14,7 @@ from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.protocol import Begin, Measures
+from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256
 from honed.tuner.verdict import Outcome, Timing, Verdict
 

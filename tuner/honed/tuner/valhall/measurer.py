@@ -10,10 +10,8 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
-from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
-from honed.tuner.measure.checks.submitted import Submitted
-from honed.tuner.measure.limits import MeasureLimits
-from honed.tuner.measure.protocol import Begin
+from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workload, inference_launches
+from honed.tuner.measure.checks import Submitted
 from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .compiler import Dump, NotBuilt, OfflineCompiler
