@@ -170,7 +170,7 @@ def test_the_package_has_the_version_of_the_program() -> None:
 
 
 def test_the_groups_are_those_the_service_knows() -> None:
-    from honed.daemon.transport.peers import CHANGE_GROUP, HINTS_GROUP, INFER_GROUP
+    from honed.daemon.transport.access import CHANGE_GROUP, HINTS_GROUP, INFER_GROUP
 
     made = re.findall(r"^[ug] (\S+)", (ROOT / "debian/honed.sysusers").read_text(), re.MULTILINE)
     assert made == [INFER_GROUP, CHANGE_GROUP, HINTS_GROUP]
@@ -178,7 +178,7 @@ def test_the_groups_are_those_the_service_knows() -> None:
 
 @pytest.mark.parametrize("user", ["honed-frigate", "honed-http", "honed-hub"])
 def test_users_with_a_network_change_no_models(user: str) -> None:
-    from honed.daemon.transport.peers import HINTS_GROUP, INFER_GROUP
+    from honed.daemon.transport.access import HINTS_GROUP, INFER_GROUP
 
     groups = re.findall(rf"^m {user} (\S+)", (ROOT / f"debian/{user}.sysusers").read_text(), re.MULTILINE)
     assert groups == [INFER_GROUP, *([HINTS_GROUP] if user == "honed-hub" else [])]

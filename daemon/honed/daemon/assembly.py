@@ -43,7 +43,7 @@ from .serving.sequencing import Sequencer
 from .settings.places import records_in
 from .store.inspection import Inspector
 from .store.store import Store
-from .transport.peers import current_policy
+from .transport.access import current_policy
 from .tuning.child import TunerChild
 from .tuning.runs import TunerRuns
 

@@ -22,9 +22,9 @@ from .core.queue import service_stops
 from .methods.api import Api, ApiCall
 from .serving.pool import Pool
 from .settings.limits import Limits
+from .transport.access import Credentials, identify
 from .transport.connection import Connection
 from .transport.fairness import RoundRobin, Usage
-from .transport.peers import Credentials, identify
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors

@@ -14,9 +14,9 @@ import pytest
 
 from honed.daemon.core.queue import service_stops
 from honed.daemon.settings.limits import Limits
+from honed.daemon.transport.access import Credentials
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage
-from honed.daemon.transport.peers import Credentials
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.peer import RequestReceived
 from tests.daemon.raw import packed

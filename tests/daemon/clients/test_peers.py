@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.transport.peers import Credentials, Policy, current_policy, identify
+from honed.daemon.transport.access import Credentials, Policy, current_policy, identify
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.methods import METHODS, Right
 from tests.daemon.running import Service

@@ -16,9 +16,9 @@ from honed.daemon.idle.decision import IdleSettings
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.idle.signals import Signals
 from honed.daemon.settings.limits import Limits
+from honed.daemon.transport.access import identify
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage
-from honed.daemon.transport.peers import identify
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.peer import RequestReceived

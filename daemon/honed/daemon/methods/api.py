@@ -24,9 +24,8 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import Sequencer
 from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.variantnames import model_of
-from honed.daemon.transport.connection import Connection
-from honed.daemon.transport.outcomes import WithDescriptors
-from honed.daemon.transport.peers import Policy
+from honed.daemon.transport.access import Policy
+from honed.daemon.transport.connection import Connection, WithDescriptors
 from honed.daemon.tuning.child import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict

@@ -10,7 +10,7 @@ from honed.daemon.serving.inference import describe
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import state_of
 from honed.daemon.store.interface import Interface
-from honed.daemon.transport.peers import user_name
+from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION

@@ -1,15 +1,14 @@
-"""One client's connection: bytes to messages and back, bounded in memory and time.
-
-Everything runs in the event loop's callbacks; what a request does is the `Handler`'s.
-"""
+"""A client on the socket: what it sends, its requests under way, and what is sent back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
@@ -19,6 +18,7 @@ from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     HonedError,
+    Internal,
     InvalidArgument,
     ResourceExhausted,
 )
@@ -27,16 +27,117 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault, close_all
 from honed.runtime.calling import transport
 
-from .clientsocket import ClientSocket, Timer
+from .access import Credentials
 from .fairness import RoundRobin, Usage
-from .outcomes import WithDescriptors, as_error
-from .peers import Credentials
+
+# ---- What the work for a request may give: a result, open descriptors with it, or an error ----
+
+R = TypeVar("R")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WithDescriptors(Generic[R]):
+    """A result that open descriptors go along with; the connection closes them when they are sent."""
+
+    result: R
+    descriptors: tuple[int, ...]
+
+
+def as_error(method: str, failure: BaseException) -> HonedError:
+    """What a client is told of a failure; a bug in one method must not end the service."""
+    if isinstance(failure, HonedError):
+        return failure
+    _log.error("%s failed", method[:80], exc_info=failure)
+    return Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")
+
+
+# ---- A client's socket in the event loop: when it is read and written, how its end
+# shows; and its timers ----
+
+
+class ClientSocket:
+    """A connected socket that does not block, and what is called when it can be read or written."""
+
+    def __init__(
+        self, connected: socket.socket, readable: Callable[[], None], writable: Callable[[], None]
+    ) -> None:
+        """Takes over the socket, in a running loop."""
+        connected.setblocking(False)
+        self.socket = connected
+        self.reading = False
+        self._writing = False
+        self._loop = asyncio.get_running_loop()
+        self._readable = readable
+        self._writable = writable
+
+    def read(self, wanted: bool) -> None:
+        """Whether what the client sends is wanted now."""
+        if wanted and not self.reading:
+            self._loop.add_reader(self.socket, self._readable)
+        elif not wanted and self.reading:
+            self._loop.remove_reader(self.socket)
+        self.reading = wanted
+
+    def write(self, wanted: bool) -> None:
+        """Whether there is something to write as soon as there is room."""
+        if wanted and not self._writing:
+            self._loop.add_writer(self.socket, self._writable)
+        elif not wanted and self._writing:
+            self._loop.remove_writer(self.socket)
+        self._writing = wanted
+
+    def gone(self) -> bool:
+        """Whether the client has closed its end for both directions, or does not exist any more."""
+        poll = select.poll()
+        poll.register(self.socket, 0)
+        return bool(poll.poll(0))
+
+    def shut_down(self) -> None:
+        """Show the client the end, and read on; raises OSError where it is gone."""
+        self.socket.shutdown(socket.SHUT_WR)
+        self.read(True)
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        self.read(False)
+        self.write(False)
+        self.socket.close()
+
+
+class Timer:
+    """One call at a time, always after the same `seconds`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self.seconds = seconds
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Call back after the seconds, unless it is running already."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self.seconds, self._fire)
+
+    def stop(self) -> None:
+        """Do not call back."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._callback()
+
+
+# ---- One client's connection: bytes to messages and back, bounded in memory and time ----
+#
+# Everything runs in the event loop's callbacks; what a request does is the `Handler`'s.
 
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
 _ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
 _LINGER_SECONDS = 2.0  # for a client to read why it is dropped
 _GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
-_log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):

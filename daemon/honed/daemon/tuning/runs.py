@@ -23,7 +23,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.limits import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
 from honed.daemon.store.received import receive
 from honed.daemon.store.store import Manifest, Store
-from honed.daemon.transport.outcomes import WithDescriptors
+from honed.daemon.transport.connection import WithDescriptors
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
 from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals, Tuned
