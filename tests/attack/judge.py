@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.runtime.errors import HonedError
 
 from .aside import Aside

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.config import TABLES, Config, load, settings, value
+from honed.daemon.config import TABLES, Config, lines_of, load, settings, value
 from honed.daemon.observe.ledger import UsageSettings
-from honed.daemon.settings.limits import Limits
-from honed.daemon.settings.tomllines import lines_of
+from honed.daemon.settings.schema import Limits
 from honed.runtime.errors import InvalidArgument
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"

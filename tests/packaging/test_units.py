@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from honed.daemon.apps.quota import AppsSettings
-from honed.daemon.settings.limits import Limits
-from honed.daemon.settings.tables import CpuSettings
+from honed.daemon.settings.schema import CpuSettings, Limits
 from honed.daemon.tuning.child import TunerSettings
 from honed.frigate.settings import FrigateSettings
 from honed.http.settings import HttpSettings
@@ -145,23 +144,23 @@ def test_tasks_max_is_above_the_threads_of_all_models() -> None:
 
 
 def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
-    from honed.daemon.settings import limits
+    from honed.daemon.settings import schema
     from honed.tuner.measure.candidate import MeasureLimits as Measuring
     from honed.tuner.tune.opening import MOST_BUILDERS, sharing
 
-    assert limits.BUILDERS == MOST_BUILDERS
+    assert schema.BUILDERS == MOST_BUILDERS
     counts = [sharing(family, n).builders for family in FAMILIES.values() for n in range(1, 200)]
     assert max(counts) == MOST_BUILDERS
-    assert Measuring().builder_bytes >> 20 <= limits.BUILDER_MIB // 2, "the rest is a driver at its start"
+    assert Measuring().builder_bytes >> 20 <= schema.BUILDER_MIB // 2, "the rest is a driver at its start"
 
 
 def test_what_lowers_functions_is_in_the_sum() -> None:
-    from honed.daemon.settings import limits
+    from honed.daemon.settings import schema
     from honed.tuner.__main__ import MOST_PROCESSES as COMPILING
     from honed.tuner.forked import OWN_MIB
     from honed.tuner.tune.searcher import MOST_PROCESSES as TUNING
 
-    assert (limits.LOWERING, limits.LOWERING_MIB) == (COMPILING + TUNING, OWN_MIB)
+    assert (schema.LOWERING, schema.LOWERING_MIB) == (COMPILING + TUNING, OWN_MIB)
 
 
 def test_the_package_has_the_version_of_the_program() -> None:

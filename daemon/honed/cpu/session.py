@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from honed.daemon.serving import statepairs
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store import state_pairs
+from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
 from honed.onnxfile.reading import read, shown
@@ -185,12 +185,12 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
         raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
     interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
-    said = next((prop.value for prop in model.metadata_props if prop.key == statepairs.METADATA), "")
+    said = next((prop.value for prop in model.metadata_props if prop.key == state_pairs.METADATA), "")
     try:
-        named = statepairs.from_text(said)
-        statepairs.checked(interface, named)
+        named = state_pairs.from_text(said)
+        state_pairs.checked(interface, named)
     except InvalidArgument as error:
-        raise ModelRefused(f"the file's metadata {statepairs.METADATA} is wrong: {error}") from error
+        raise ModelRefused(f"the file's metadata {state_pairs.METADATA} is wrong: {error}") from error
     return dataclasses.replace(interface, state=tuple(named.items()))
 
 

@@ -21,7 +21,7 @@ from .changes.publishing import Publisher
 from .changes.sizekeeper import SizeKeeper
 from .changes.variantkeeper import VariantKeeper
 from .changes.variantmaking import VariantMaker
-from .config import Config
+from .config import Config, Reloader
 from .core.state import Registry
 from .idle.leasing import Leasing
 from .methods.api import Api
@@ -35,13 +35,12 @@ from .methods.removing import Remover
 from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.ledger import Ledger
-from .reload import Reloader
 from .server import Server
 from .serving.commits import Commits
 from .serving.pool import Pool
 from .serving.sequencing import Sequencer
 from .settings.places import records_in
-from .store.inspection import Inspector
+from .store.inspect import Inspector
 from .store.store import Store
 from .transport.access import current_policy
 from .tuning.child import TunerChild

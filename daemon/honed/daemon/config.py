@@ -1,41 +1,70 @@
-"""The service's settings: defaults, then TOML files, then the environment, then the command line.
-
-`honed.toml` has the tables in `Config`, whose fields are its settings: [service] says where things are and
-which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
-that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
-models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
-whether the service starts a tuner, [hub] what honed-hub shares. Files in `honed.toml.d/` beside it that
-end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
-setting keeps its origin.
-"""
+"""On which line of a TOML file a setting stands: `tomllib` does not tell."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import difflib
+import logging
 import math
+import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 
 from .apps.quota import AppsSettings
+from .blocking import in_thread
 from .idle.decision import IdleSettings
+from .notify import Systemd
 from .observe.ledger import UsageSettings
 from .serving.placement import Placement
 from .serving.sequences import SequenceSettings
-from .settings.limits import Limits
 from .settings.places import Places, drop_in_dir, places
-from .settings.sections import Setting, of_table
-from .settings.tables import CpuSettings, HubSettings, ServeSettings, Service
-from .settings.tomllines import lines_of
+from .settings.schema import CpuSettings, HubSettings, Limits, ServeSettings, Service, Setting, of_table
 from .tuning.child import TunerSettings
 from .variants.settings import VariantSettings
+
+_HEADER = re.compile(r"\s*\[\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
+_KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*)?=")
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """Line numbers, from 1, of the settings in a valid TOML document, by "table.key".
+
+    Settings in inline tables are left out, and all of them where the document has texts of several lines,
+    which could hold what only looks like a setting.
+    """
+    if '"""' in text or "'''" in text:
+        return {}
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header, key = _HEADER.fullmatch(line), _KEY.match(line)
+        if header:
+            table = header[1]
+        elif key:
+            dotted = f"{key[1]}.{key[2]}" if key[2] else f"{table}.{key[1]}"
+            found.setdefault(dotted, number)
+    return found
+
+
+# ---- The service's settings: defaults, then TOML files, then the environment, then the command line ----
+#
+# `honed.toml` has the tables in `Config`, whose fields are its settings: [service] says where things are and
+# which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
+# that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
+# models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
+# whether the service starts a tuner, [hub] what honed-hub shares. Files in `honed.toml.d/` beside it that
+# end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
+# setting keeps its origin.
 
 MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
@@ -295,3 +324,133 @@ def _nearest(given: str, known: typing.Iterable[str]) -> str:
 
 def _listed(names: typing.Iterable[str], form: str = "{}") -> str:
     return ", ".join(form.format(name) for name in names)
+
+
+# ---- Reads the configuration again while the service runs, and changes what can be changed ----
+
+_log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Holds the configuration in force.
+
+    `read` reads the files as at the start (it blocks, and raises InvalidArgument). `changed` is called with
+    the new configuration after the values in `config.limits` have changed in place.
+    """
+
+    def __init__(
+        self, config: Config, read: Callable[[], Config], systemd: Systemd, changed: Callable[[Config], None]
+    ) -> None:
+        self.config = config
+        self._read = read
+        self._systemd = systemd
+        self._changed = changed
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def show(self) -> ConfigShown:
+        """The result of ConfigShow: what is in force, and what the files say instead."""
+        pending: tuple[SettingChange, ...] = ()
+        problem = ""
+        try:
+            on_disk = await in_thread(self._read)
+        except HonedError as error:
+            problem = str(error)
+        else:
+            pending = tuple(_change(*each) for each in _differences(self.config, on_disk))
+        return shown(self.config, pending, problem)
+
+    async def reload(self) -> ConfigReloaded:
+        """The result of ConfigReload; a file that is wrong raises InvalidArgument and changes nothing."""
+        async with self._turn:
+            self._systemd.reloading()
+            try:
+                return self._apply(await in_thread(self._read))
+            except HonedError as error:
+                _log.error("the configuration stays as it was: %s", error)
+                raise
+            finally:
+                self._systemd.tell("READY=1")
+
+    def signalled(self) -> None:
+        """Reload, where nobody waits for the result: the log tells it."""
+        task = asyncio.ensure_future(self._reload_for_log())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reload_for_log(self) -> None:
+        with contextlib.suppress(HonedError):  # the log has it already
+            await self.reload()
+
+    def _apply(self, new: Config) -> ConfigReloaded:
+        found = _differences(self.config, new)
+        later = [each for each in found if each[0].effect == "restart"]
+        now = [each for each in found if each[0].effect != "restart"]
+        self.config = _mixed(self.config, new)
+        self._changed(self.config)
+        for setting, old, then in now:
+            _log.info("%s is %s now, was %s", setting.name, then, old)
+        for setting, old, then in later:
+            _log.warning("%s stays %s until a restart; then it is %s", setting.name, old, then)
+        _log.info("the configuration was read again: %d changes, %d for a restart", len(now), len(later))
+        return ConfigReloaded(
+            applied=tuple(_change(*each) for each in now),
+            restart=tuple(_change(*each) for each in later),
+            files=tuple(map(str, new.files)),
+        )
+
+
+def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str = "") -> ConfigShown:
+    """Every setting with value, unit, origin, and when a change counts; and the files that were read."""
+    return ConfigShown(
+        settings=tuple(
+            ShownSetting(
+                name=setting.name,
+                value=_plain(value(config, setting.name)),
+                unit=setting.unit,
+                origin=config.origins[setting.name],
+                effect=setting.effect,
+            )
+            for setting in settings().values()
+        ),
+        files=tuple(map(str, config.files)),
+        pending=pending,
+        problem=problem,
+    )
+
+
+def _differences(old: Config, new: Config) -> list[tuple[Setting, Any, Any]]:
+    """The settings whose values differ, with both."""
+    pairs = ((each, value(old, each.name), value(new, each.name)) for each in settings().values())
+    return [(setting, before, after) for setting, before, after in pairs if before != after]
+
+
+def _mixed(old: Config, new: Config) -> Config:
+    """`new` where a running service can follow it, else `old`; the limits are the object they were."""
+    kept = {each.name for each, *_ in _differences(old, new) if each.effect == "restart"}
+    kept_keys: dict[str, dict[str, Any]] = {}
+    for name in kept:
+        table, _, key = name.partition(".")
+        kept_keys.setdefault(table, {})[key] = value(old, name)
+    origins: Mapping[str, str] = {
+        name: old.origins[name] if name in kept else origin for name, origin in new.origins.items()
+    }
+    old.limits.become(new.limits)
+    tables = {
+        table: dataclasses.replace(getattr(new, table), **values) for table, values in kept_keys.items()
+    }
+    return dataclasses.replace(
+        new, **{**tables, "limits": old.limits, "origins": MappingProxyType(dict(origins))}
+    )
+
+
+def _change(setting: Setting, in_force: Any, configured: Any) -> SettingChange:
+    return SettingChange(
+        name=setting.name, value=_plain(in_force), configured=_plain(configured), effect=setting.effect
+    )
+
+
+def _plain(anything: Any) -> Any:
+    if isinstance(anything, tuple):
+        return list(anything)
+    return str(anything) if isinstance(anything, Path) else anything

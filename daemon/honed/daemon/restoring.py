@@ -17,9 +17,9 @@ from .notify import Systemd
 from .serving.engines import cpu_serves, unfinished
 from .serving.pool import Pool
 from .store.compiled import Compiled
-from .store.inspection import SECONDS, inspect_all
+from .store.inspect import SECONDS, inspect_all
+from .store.names import is_variant
 from .store.store import Manifest, Store
-from .store.variantnames import is_variant
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from honed.protocol.wire import Notification, encode
 from .core.queue import service_stops
 from .methods.api import Api, ApiCall
 from .serving.pool import Pool
-from .settings.limits import Limits
+from .settings.schema import Limits
 from .transport.access import Credentials, identify
 from .transport.connection import Connection
 from .transport.fairness import RoundRobin, Usage

@@ -21,9 +21,8 @@ from honed.protocol.errors import HonedError
 from honed.runtime.version import HONED_VERSION
 
 from . import assembly, lock, restoring, server
-from .config import Config, load
+from .config import Config, Reloader, load
 from .notify import Systemd
-from .reload import Reloader
 from .store.store import Manifest, Store
 
 _MAX_DESCRIPTORS = 65_536

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from honed.daemon import installed
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings import places
+from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R
 from honed.jobs.listening import Died, Listener
@@ -86,7 +86,7 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
 
     Raises NotFound without the compiler.
     """
-    if not installed.compiler():
+    if not places.compiler():
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     bounds = Bounds(memory_mib=limits.compile_memory_mib)
     with children.started(job.program(), bounds, seconds=seconds) as running:

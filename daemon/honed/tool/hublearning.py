@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.jobs import priorfile
 from honed.jobs.commands import Learn
 from honed.jobs.events import Learned

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon import installed
 from honed.daemon.apps.quota import AppsSettings, Shares
 from honed.daemon.methods import bringer as bringing
 from honed.daemon.methods import receiving
 from honed.daemon.methods.bringer import Bringer
 from honed.daemon.methods.receiving import Receiver
-from honed.daemon.store.received import StoredFile
+from honed.daemon.settings import places
+from honed.daemon.store.files import StoredFile
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
 from honed.protocol.params import BringParams
 
@@ -75,7 +75,7 @@ async def until(condition: Any) -> None:
 
 def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(installed, "compiler", lambda: True)
+    monkeypatch.setattr(places, "compiler", lambda: True)
 
     async def turns() -> None:
         jobs = Jobs(adding=1, leaving={"removed"})

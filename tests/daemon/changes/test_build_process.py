@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon.store import inspection
+from honed.daemon.store import inspect
 from honed.daemon.store.compiled import Compiled
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
@@ -179,7 +179,7 @@ def test_what_is_refused_does_not_wait_for_what_is_compiled(start_service: Start
 def test_a_reader_that_somebody_kills_is_not_the_files_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspection.python
+    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspect.python
     kills = 0
 
     def python(module: str, *paths: str) -> tuple[str, ...]:
@@ -187,12 +187,12 @@ def test_a_reader_that_somebody_kills_is_not_the_files_fault(
         kills -= 1
         return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module, *paths)
 
-    monkeypatch.setattr(inspection, "python", python)
+    monkeypatch.setattr(inspect, "python", python)
     kills = 2
-    assert asyncio.run(inspection.Inspector().inspect(path)).launches == 1
+    assert asyncio.run(inspect.Inspector().inspect(path)).launches == 1
     kills = 99
     with pytest.raises(Unavailable, match="SIGKILL"):
-        asyncio.run(inspection.Inspector().inspect(path))
+        asyncio.run(inspect.Inspector().inspect(path))
 
 
 def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
@@ -200,15 +200,15 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
 ) -> None:
     good, bad = chain(1, SIZE).write(tmp_path / "good.honed"), tmp_path / "bad.honed"
     bad.write_bytes(b"whatever")
-    real = inspection.python
+    real = inspect.python
 
     def python(module: str, *paths: str) -> tuple[str, ...]:
         return ("/bin/sh", "-c", "kill -BUS $$") if paths[0] == str(bad) else real(module, *paths)
 
     async def go() -> list[object]:
-        return [found async for _, found in inspection.inspect_all([good, bad, good])]
+        return [found async for _, found in inspect.inspect_all([good, bad, good])]
 
-    monkeypatch.setattr(inspection, "python", python)
+    monkeypatch.setattr(inspect, "python", python)
     first, second, third = asyncio.run(go())
     assert isinstance(first, Compiled)
     assert isinstance(second, ModelFileError)

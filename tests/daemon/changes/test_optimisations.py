@@ -23,9 +23,9 @@ from honed.daemon.core.messages import Added, Event, OptimisationChecked, Persis
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
-from honed.daemon.store.interface import Interface
-from honed.daemon.store.received import StoredFile
+from honed.daemon.settings.schema import Limits
+from honed.daemon.store.compiled import Interface
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest
 from honed.daemon.store.versions import NO_HISTORY
 from honed.protocol.results import OptimisationCheck

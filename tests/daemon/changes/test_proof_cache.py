@@ -14,9 +14,9 @@ from honed.daemon.core.messages import Added, Event, GiveUp, Load, Prove, Unload
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.loading import Loader
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.proofcache import ProofCache
-from honed.daemon.store.received import StoredFile
 from honed.daemon.store.store import Manifest, Store, begin
 from honed.daemon.worker.buildprocess import BuilderLost
 from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall

@@ -19,10 +19,10 @@ from honed.daemon.core.model import ServedModel, VersionTrial
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled, summarise
-from honed.daemon.store.inspection import Inspector
-from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.store.files import StoredFile, describe
+from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams

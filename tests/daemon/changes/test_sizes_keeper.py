@@ -125,7 +125,7 @@ def _staging(monkeypatch: pytest.MonkeyPatch) -> None:
         yield folder
 
     monkeypatch.setattr(module, "cleared_in_thread", cleared)
-    monkeypatch.setattr(module.installed, "compiler", lambda: True)
+    monkeypatch.setattr(module.places, "compiler", lambda: True)
 
 
 def test_it_compiles_for_what_was_met_once_it_was_met_often(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.daemon.store.interface import Interface, OpenTensor
-from honed.daemon.store.received import describe
+from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.files import describe
 from honed.daemon.store.store import Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
 from honed.runtime import Client

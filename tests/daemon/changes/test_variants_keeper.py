@@ -16,9 +16,9 @@ from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.ledger import Ledger, UsageSettings
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.names import Shapes
 from honed.daemon.store.store import Manifest
-from honed.daemon.store.variantnames import Shapes
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
 from tests.daemon.core.serving_world import given

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.core.queue import service_stops
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.transport.access import Credentials
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage

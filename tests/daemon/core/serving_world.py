@@ -14,10 +14,10 @@ from honed.daemon.core.model import CPU_ENGINE, ServedModel, State, cpu_engine, 
 from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.engines import cpu_serves
-from honed.daemon.store.interface import Interface
-from honed.daemon.store.received import StoredFile
+from honed.daemon.store.compiled import Interface
+from honed.daemon.store.files import StoredFile
+from honed.daemon.store.names import is_variant, model_of
 from honed.daemon.store.store import EngineTimes, Manifest, begin, new_version, version_file
-from honed.daemon.store.variantnames import is_variant, model_of
 from honed.daemon.store.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from honed.daemon.serving import statepairs
 from honed.daemon.serving.sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store import state_pairs
+from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 
 Shape = tuple[int, ...] | None
@@ -25,7 +25,7 @@ def interface(inputs: dict[str, Shape], outputs: dict[str, Shape], said: dict[st
     return Interface(inputs=tensors(inputs), outputs=tensors(outputs), opset=17, producer="", state=told)
 
 
-def named(found: tuple[statepairs.StatePair, ...]) -> dict[str, str]:
+def named(found: tuple[state_pairs.StatePair, ...]) -> dict[str, str]:
     return {pair.output.name: pair.input.name for pair in found}
 
 
@@ -61,24 +61,24 @@ FOUND: list[tuple[dict[str, Shape], dict[str, Shape], dict[str, str]]] = [
 def test_state_is_found_by_names_and_shapes(
     inputs: dict[str, Shape], outputs: dict[str, Shape], expected: dict[str, str]
 ) -> None:
-    assert named(statepairs.pairs(interface(inputs, outputs), {})) == expected
+    assert named(state_pairs.pairs(interface(inputs, outputs), {})) == expected
 
 
 def test_who_names_state_is_believed_if_it_can_be() -> None:
     model = interface({"a": CACHE, "b": CACHE}, {"x": CACHE, "y": (1,)}, {"x": "b"})
-    assert named(statepairs.pairs(model, {})) == {"x": "b"}
-    assert named(statepairs.pairs(model, {"x": "a"})) == {"x": "a"}
-    assert statepairs.from_text(" x = a,y=b ") == {"x": "a", "y": "b"}
+    assert named(state_pairs.pairs(model, {})) == {"x": "b"}
+    assert named(state_pairs.pairs(model, {"x": "a"})) == {"x": "a"}
+    assert state_pairs.from_text(" x = a,y=b ") == {"x": "a", "y": "b"}
     for wrong, told in (
         ({"z": "a"}, "no output 'z'"),
         ({"x": "z"}, "no input 'z'"),
         ({"y": "a"}, "not of the type and shape"),
     ):
         with pytest.raises(InvalidArgument, match=told):
-            statepairs.pairs(model, wrong)
+            state_pairs.pairs(model, wrong)
     for text in ("x", "x=", "x=a,x=b"):
         with pytest.raises(InvalidArgument, match="is not OUT=IN"):
-            statepairs.from_text(text)
+            state_pairs.from_text(text)
 
 
 IDLE, MOST, MIB = 10.0, 3, 1

@@ -15,7 +15,7 @@ import pytest
 from honed.daemon.idle.decision import IdleSettings
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.idle.signals import Signals
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.transport.access import identify
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage

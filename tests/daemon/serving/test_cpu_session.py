@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("onnxruntime")
 from honed.cpu.narrow import packed, unpacked
 from honed.cpu.session import Session
-from honed.daemon.store.interface import OpenTensor
+from honed.daemon.store.compiled import OpenTensor
 from honed.runtime.dtypes import NARROW, DType, dtype
 
 

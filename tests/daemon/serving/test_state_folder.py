@@ -202,7 +202,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry
     from honed.daemon.serving.commits import Commits
-    from honed.daemon.settings.limits import Limits
+    from honed.daemon.settings.schema import Limits
     from honed.runtime.errors import PermissionDenied
     from tests.daemon.changes.test_proof_cache import manifest
 
@@ -245,7 +245,7 @@ def test_a_manifest_that_cannot_be_read_now_keeps_what_it_stands_for(
     import errno
 
     from honed.daemon.store import store as module
-    from honed.daemon.store.received import describe
+    from honed.daemon.store.files import describe
     from honed.daemon.store.store import Manifest, begin
 
     store = Store(tmp_path / "state")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.store.received import StoredFile, describe, receive
+from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.store.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted

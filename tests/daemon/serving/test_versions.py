@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.store.received import StoredFile
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import begin, new_version
 from honed.daemon.store.versions import (
     KEPT,

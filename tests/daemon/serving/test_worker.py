@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
 from honed.daemon.worker.process import device_program
 from honed.daemon.worker.supervisor import Supervisor, WorkerDied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings.schema import setting
 from honed.protocol.errors import ResourceExhausted
 
 IN_USE_SECONDS = 60.0  # since the last request for a model, which is then not removed for another

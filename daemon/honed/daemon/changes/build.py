@@ -14,10 +14,10 @@ from honed.daemon.blocking import in_thread
 from honed.daemon.core.messages import LoadedProof
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import CHECKING_MIB, Limits
+from honed.daemon.settings.schema import CHECKING_MIB, Limits
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.inspection import Inspector
-from honed.daemon.store.received import StoredFile, describe
+from honed.daemon.store.files import StoredFile, describe
+from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest
 from honed.daemon.worker.buildprocess import Progress
 from honed.daemon.worker.supervisor import WorkerDied

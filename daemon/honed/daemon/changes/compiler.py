@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from honed.daemon import installed
+from honed.daemon.settings import places
 from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R, Stage
 from honed.jobs.listening import Died, Listener
@@ -61,7 +61,7 @@ async def do(
 
     Raises what it reports, Died, Unavailable without a compiler, and TimeoutError after `seconds`.
     """
-    if not installed.compiler():
+    if not places.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     listener = Listener(job)
     process = await spawn(job.program(), bounds, stdout=True)

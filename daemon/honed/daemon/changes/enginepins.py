@@ -12,7 +12,7 @@ from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.engines import choose
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import InvalidArgument, Unavailable
 

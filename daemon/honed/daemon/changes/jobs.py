@@ -10,20 +10,20 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.core.messages import Added, Explained, LoadedProof
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving import statepairs
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.engines import compare, cpu_serves, unfinished
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings import places
+from honed.daemon.settings.schema import Limits
+from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.inspection import Inspector
-from honed.daemon.store.received import StoredFile
+from honed.daemon.store.files import StoredFile
+from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import (
     AlreadyExists,
@@ -208,7 +208,7 @@ class Jobs:
         except HonedError as error:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
-            waits = not installed.compiler() or isinstance(error, Unavailable)
+            waits = not places.compiler() or isinstance(error, Unavailable)
             given = dataclasses.replace(given, why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
@@ -418,7 +418,7 @@ class Jobs:
         if interface is None and compiled is not None:
             interface = compiled.interface
         if interface is not None:
-            statepairs.checked(interface, manifest.state)
+            state_pairs.checked(interface, manifest.state)
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)

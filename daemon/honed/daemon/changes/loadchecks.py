@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from honed.daemon.apps.names import is_own
-from honed.daemon.settings.tables import ENGINES
+from honed.daemon.settings.schema import ENGINES
+from honed.daemon.store.names import is_own
 from honed.jobs.commands import PRECISIONS
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import check_name

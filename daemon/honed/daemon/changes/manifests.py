@@ -7,7 +7,7 @@ import time
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.received import StoredFile
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest, begin, new_version
 from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed
 from honed.protocol import strict

@@ -13,14 +13,14 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 
-from honed.daemon import installed
 from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import OPTIMISED_MIB, Limits
+from honed.daemon.settings import places
+from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.jobs.commands import CheckOptimisations
 from honed.jobs.listening import Died
@@ -107,7 +107,7 @@ class OptimisationChecks:
 
     def _outdated(self, known: OptimisationCheck, cpu: DeviceServer) -> bool:
         now = cpu.supervisor.fingerprint
-        return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and installed.compiler())
+        return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and places.compiler())
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         del self._under_way[key]
@@ -143,7 +143,7 @@ class OptimisationChecks:
         except Died as died:
             why = f"the process that checks it ended: {died}"
         except HonedError as error:
-            why = str(error) if installed.compiler() else NO_COMPILER
+            why = str(error) if places.compiler() else NO_COMPILER
         return OptimisationCheck(level=HIGHEST, checked=False, error=None, why=why, seconds=0.0)
 
     def _holders(self, key: str) -> Iterable[DeviceServer]:

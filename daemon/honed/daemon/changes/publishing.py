@@ -21,10 +21,10 @@ from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.loading import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.inspection import Inspector
-from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.files import StoredFile, receive
+from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store, new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon import installed
 from honed.daemon.background import Work
 from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.changes.jobs import Jobs, failure
@@ -20,6 +19,7 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
+from honed.daemon.settings import places
 from honed.daemon.sizes.choice import SizedPart, next_sizes
 from honed.daemon.store.store import Store
 from honed.daemon.variants.settings import VariantSettings
@@ -78,7 +78,7 @@ class SizeKeeper:
 
     def _next(self) -> tuple[ServedModel, tuple[MetSizes, ...]] | None:
         settings = self.settings()
-        if not settings.sizes or not installed.compiler():
+        if not settings.sizes or not places.compiler():
             return None
         for entry in (*self.registry.models(), *self.registry.variants()):
             if self._may_change(entry) and entry.compiled is not None:

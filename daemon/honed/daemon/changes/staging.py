@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ModelRefused, Unavailable

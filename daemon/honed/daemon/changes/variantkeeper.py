@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon import installed
 from honed.daemon.background import Work
 from honed.daemon.changes.build import Notify
 from honed.daemon.changes.jobs import failure
@@ -22,7 +21,8 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.engines import unfinished
 from honed.daemon.serving.inference import InferencePlan
-from honed.daemon.store.variantnames import Shapes, model_of, variant_name
+from honed.daemon.settings import places
+from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
@@ -174,7 +174,7 @@ class VariantKeeper:
         return [v.name for v, of in found if of is None or not same_source(v.manifest, of.manifest)]
 
     def _next(self) -> Wish | None:
-        if not self.settings().per_model or not installed.compiler():
+        if not self.settings().per_model or not places.compiler():
             return None
         wishes: list[Wish] = []
         sizes: dict[str, int] = {}

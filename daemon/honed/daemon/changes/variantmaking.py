@@ -17,9 +17,9 @@ from honed.daemon.core.state import Registry
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
+from honed.daemon.store.names import Shapes, variant_name
 from honed.daemon.store.store import Manifest, Store, begin
-from honed.daemon.store.variantnames import Shapes, variant_name
 from honed.protocol.errors import NotFound
 
 _log = logging.getLogger(__name__)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from honed.daemon.apps.names import EVERYTHING, Viewer
 from honed.daemon.core.queue import Queue, Replaced, Ticket
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.interface import Interface
+from honed.daemon.store.compiled import Compiled, Interface
+from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
 from honed.daemon.store.store import Manifest
-from honed.daemon.store.variantnames import is_variant, model_of
 from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings.schema import setting
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import SignalReading
 

@@ -9,21 +9,20 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from honed.daemon import installed
-from honed.daemon.apps.names import NOBODYS, Viewer, model_named, renamed
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.changes.variantkeeper import VariantKeeper
+from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
-from honed.daemon.reload import Reloader
 from honed.daemon.serving import inference
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import Sequencer
-from honed.daemon.settings.limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from honed.daemon.store.variantnames import model_of
+from honed.daemon.settings import places
+from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
+from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
 from honed.daemon.transport.access import Policy
 from honed.daemon.transport.connection import Connection, WithDescriptors
 from honed.daemon.tuning.child import TunerChild
@@ -213,7 +212,7 @@ class Api:
     @_answers(methods.TUNER_REPORT)
     async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
         self.tuner.report(call.connection, params)
-        if installed.compiler():
+        if places.compiler():
             self.jobs.compiler_came()
         return Empty()
 

@@ -19,8 +19,8 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
-from honed.daemon.store.interface import Interface
-from honed.daemon.store.variantnames import Shapes
+from honed.daemon.store.compiled import Interface
+from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import RunBatch
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
 from honed.protocol.results import Inferred, ModelSettings

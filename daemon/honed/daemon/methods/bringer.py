@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from honed.daemon import installed
-from honed.daemon.apps.names import is_own, own_name
 from honed.daemon.apps.quota import AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.blocking import cleared_in_thread
 from honed.daemon.changes.build import RECEIVED, Notify
@@ -26,7 +24,9 @@ from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.engines import unfinished
-from honed.daemon.store.interface import OpenTensor
+from honed.daemon.settings import places
+from honed.daemon.store.compiled import OpenTensor
+from honed.daemon.store.names import is_own, own_name
 from honed.daemon.store.store import Store
 from honed.protocol.errors import (
     Busy,
@@ -228,7 +228,7 @@ class Bringer:
             if not waiting:
                 self._brought.clear()
                 await self._brought.wait()
-            elif not self.jobs.adding and installed.compiler():
+            elif not self.jobs.adding and places.compiler():
                 entry = self._next(waiting)
                 if entry is not None:
                     await self._compile(entry)

@@ -16,7 +16,7 @@ from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving import inference
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.apps.names import Viewer, is_own
 from honed.daemon.blocking import in_thread
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
@@ -18,7 +17,7 @@ from honed.daemon.observe import openmetrics
 from honed.daemon.observe.ledger import Ledger
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.store.variantnames import model_of
+from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.child import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from honed.daemon.apps.names import Viewer
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.deviceserver import DeviceServer
 from honed.daemon.serving.inference import describe
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import state_of
-from honed.daemon.store.interface import Interface
+from honed.daemon.store.compiled import Interface
+from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable

@@ -16,7 +16,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loading import made_up
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict

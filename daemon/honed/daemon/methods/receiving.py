@@ -11,7 +11,7 @@ from pathlib import Path
 
 from honed.daemon.blocking import in_thread
 from honed.daemon.changes.staging import Staged, is_compiled
-from honed.daemon.store.received import StoredFile, receive
+from honed.daemon.store.files import StoredFile, receive
 from honed.protocol.errors import Busy, DeadlineExceeded, InvalidArgument, PermissionDenied
 from honed.protocol.params import BringOptions, BringParams
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.core.decayedusage import DecayedUsage, away, decay, shares
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings.schema import setting
 from honed.daemon.sizes.met import SizesMet
-from honed.daemon.store.variantnames import Shapes
+from honed.daemon.store.names import Shapes
 from honed.daemon.variants.asked import AskedShapes, ShapeRequests
 from honed.daemon.variants.choice import Wish
 from honed.protocol.results import MetSizes, ProfiledRow

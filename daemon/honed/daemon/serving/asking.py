@@ -19,7 +19,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall, taken
 from honed.daemon.worker.regions import HeldRegion

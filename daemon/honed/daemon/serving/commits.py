@@ -10,7 +10,7 @@ from pathlib import Path
 from honed.daemon.blocking import in_thread, to_its_end
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.store.received import StoredFile
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import HonedError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.core.model import Engine, Phase, kind_of
 from honed.daemon.core.state import Registry
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
 from honed.daemon.worker.process import WorkerProgram

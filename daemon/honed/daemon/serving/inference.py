@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from honed.daemon.core.queue import PRIORITIES
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.regions import HeldRegion, RegionLookup
 from honed.protocol.errors import AnswerTooLarge, InvalidArgument

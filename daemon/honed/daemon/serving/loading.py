@@ -14,8 +14,8 @@ from honed.daemon.core import messages
 from honed.daemon.core.messages import LoadedProof
 from honed.daemon.core.model import Engine
 from honed.daemon.core.state import Registry
-from honed.daemon.settings.limits import Limits
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.settings.schema import Limits
+from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.proofcache import ProofCache
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import ComparisonResult

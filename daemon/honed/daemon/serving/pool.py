@@ -11,17 +11,16 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from honed.daemon import installed
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, Engine, ServedModel, is_cpu
 from honed.daemon.core.queue import ClientId
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings import places
 from honed.daemon.settings.places import users_cache
-from honed.daemon.settings.tables import CpuSettings, Service
-from honed.daemon.store.inspection import Inspector
+from honed.daemon.settings.schema import CpuSettings, Limits, Service
+from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.process import WorkerProgram, device_program
@@ -73,7 +72,7 @@ class Pool:
             self.placement.names,
             service.fallback,
             limits.max_queue,
-            cpu=installed.cpu_engine(),
+            cpu=places.cpu_engine(),
             policy=policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}

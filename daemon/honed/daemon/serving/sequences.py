@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings.schema import setting
+from honed.daemon.store.state_pairs import StatePair
 from honed.protocol.errors import ResourceExhausted, SequenceLost
-
-from .statepairs import StatePair
 
 _REMEMBERED = 1000  # sequences that are gone, to say why
 _SHOWN = 80  # letters of a sequence's name in messages

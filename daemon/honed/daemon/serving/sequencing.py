@@ -17,16 +17,16 @@ from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store import state_pairs
+from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.state_pairs import StatePair
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
-from . import statepairs
 from .inference import nbytes, no_state, nothing, timeout_us
 from .sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
-from .statepairs import StatePair
 
 _LONGEST_NAME = 128
 _MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
@@ -223,7 +223,7 @@ def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
     interface, compiled = entry.manifest.interface, entry.compiled
     if interface is None and compiled is not None:
         interface = compiled.interface
-    return statepairs.pairs(interface, entry.manifest.state) if interface is not None else ()
+    return state_pairs.pairs(interface, entry.manifest.state) if interface is not None else ()
 
 
 def _source(entry: ServedModel) -> str:

@@ -1,19 +1,22 @@
-"""Where honed keeps its things: a pure function of the environment and the user.
-
-Three situations, the first that fits:
-
-1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
-2. the user is root: the folders of a system service;
-3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
-"""
+"""Where the service keeps things, and whether the compiler is installed."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.machine import bundle
 from honed.protocol.errors import InvalidArgument
+
+# ---- Where honed keeps its things: a pure function of the environment and the user ----
+#
+# Three situations, the first that fits:
+#
+# 1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
+# 2. the user is root: the folders of a system service;
+# 3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
 
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")
 SYSTEM_STATE = Path("/var/lib/honed")
@@ -108,3 +111,18 @@ def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
 def users_cache(cache_dir: Path, owner: int) -> Path:
     """What can be made again of a user's own models, apart from others'."""
     return cache_dir / "users" / str(owner)
+
+
+# ---- Whether the compiler, honed-tuner, and the CPU engine, honed-cpu, are on this machine ----
+#
+# Imports neither.
+
+
+def compiler() -> bool:
+    """It is looked for and not imported."""
+    return importlib.util.find_spec("honed.tuner") is not None
+
+
+def cpu_engine() -> bool:
+    """Its package is looked for, and the ONNX Runtime that it runs with; neither is imported."""
+    return bundle.has_cpu_engine()

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from honed.daemon.settings.limits import INSPECTION_MIB
+from honed.daemon.settings.schema import INSPECTION_MIB
 from honed.protocol import strict, wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import HonedError, ModelFileError, error_to_map

@@ -36,9 +36,9 @@ from honed.protocol.errors import (
 from honed.protocol.results import ModelSettings, ModelVersion, OptimisationCheck
 from honed.protocol.wire import close_all
 
-from .interface import Interface
-from .received import StoredFile, explained, relative
-from .variantnames import STORED
+from .compiled import Interface
+from .files import StoredFile, explained, relative
+from .names import STORED
 from .versions import VersionHistory, first
 
 # Of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states, and

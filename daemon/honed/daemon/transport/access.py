@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from honed.daemon.apps.names import Viewer
+from honed.daemon.store.names import Viewer
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.methods import Right
 

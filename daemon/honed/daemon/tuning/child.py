@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from honed.daemon import installed
 from honed.daemon.core.queue import restart_delay
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings import places
+from honed.daemon.settings.schema import setting
 from honed.machine.aiochildren import Child, spawn
 from honed.machine.children import Bounds, Death, kill_group, python
 from honed.protocol.errors import InvalidArgument
@@ -97,7 +97,7 @@ class TunerChild:
         """Until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
-        if not installed.compiler():
+        if not places.compiler():
             self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
             _log.info("models are not tuned: %s", self._text)
             await asyncio.Event().wait()

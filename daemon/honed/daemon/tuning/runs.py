@@ -20,8 +20,8 @@ from honed.daemon.changes.publishing import Publisher
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.attribution import kernel_log
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.limits import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
-from honed.daemon.store.received import receive
+from honed.daemon.settings.schema import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
+from honed.daemon.store.files import receive
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.transport.connection import WithDescriptors
 from honed.jobs import events

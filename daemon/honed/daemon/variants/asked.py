@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from honed.daemon.core.decayedusage import DecayedUsage, make_room
-from honed.daemon.store.variantnames import Shapes
+from honed.daemon.store.names import Shapes
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from honed.daemon.store.variantnames import Shapes
+from honed.daemon.store.names import Shapes
 from honed.protocol import strict
 
 from .settings import VariantSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.daemon.settings.sections import setting
+from honed.daemon.settings.schema import setting
 
 _MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.machine.aiochildren import Child
 from honed.machine.limits import no_memory
 from honed.protocol.strict import Map

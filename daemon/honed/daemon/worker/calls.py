@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from honed.daemon.store.interface import Interface
+from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol import strict
 from honed.protocol.params import Data

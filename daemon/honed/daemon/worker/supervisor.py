@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.daemon.core.queue import Restarts
 from honed.daemon.deadlines import DeadlineWatch
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.machine.aiochildren import Child
 from honed.machine.children import kill_group
 from honed.machine.profile import DeviceIdentity, DeviceProfile

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from honed.daemon.settings.limits import Limits
+from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Compile, Demo
 from honed.jobs.events import Compiled
 from honed.protocol.strict import to_plain

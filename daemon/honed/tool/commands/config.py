@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from honed.daemon.config import load
-from honed.daemon.reload import shown
+from honed.daemon.config import load, shown
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import places
+from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import FarmCertificates, FarmScheduler, FarmWorker, Job
 from honed.jobs.events import Done
 from honed.tool.compiler import followed, started

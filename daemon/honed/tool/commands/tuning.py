@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-from honed.daemon.settings.limits import Limits
 from honed.daemon.settings.places import records_in
+from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Tune
 from honed.jobs.events import Tuned
 from honed.protocol.errors import ModelRefused

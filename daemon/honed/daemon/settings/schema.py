@@ -1,13 +1,158 @@
-"""What the service accepts from others: the [limits] table of its configuration."""
+"""The settings of the configuration file: how a table is read, and those of most tables."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.execution.partlimits import PROVING_MIB
 
-from .sections import setting
+# ---- How a table of the configuration is declared: a dataclass whose fields know
+# their unit and bounds ----
+
+Effect = Literal["at once", "new connections", "restart"]
+RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: its place, type, unit ("" for none), least value (of numbers), and when a change counts.
+
+    `effect` says when a running service that reads its files again uses a new value. `check` raises
+    InvalidArgument with what to give instead for values that are wrong in another way.
+    """
+
+    table: str
+    key: str
+    kind: Any
+    unit: str
+    minimum: float
+    effect: Effect
+    check: Callable[[Any], object] | None = None
+
+    @property
+    def name(self) -> str:
+        """`limits.max_queue`."""
+        return f"{self.table}.{self.key}"
+
+
+def setting(
+    default: Any,
+    *,
+    unit: str = "",
+    minimum: float = 1,
+    effect: Effect = "at once",
+    check: Callable[[Any], object] | None = None,
+) -> Any:
+    """A field of a table; the arguments are those of `Setting`."""
+    metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def of_table(table: str, kind: type[Any]) -> list[Setting]:
+    """The settings of a table, in the order of its fields."""
+    hints = typing.get_type_hints(kind)
+    return [
+        Setting(
+            table=table,
+            key=field.name,
+            kind=hints[field.name],
+            unit=field.metadata.get("unit", ""),
+            minimum=float(field.metadata.get("minimum", 1 if hints[field.name] is int else 0)),
+            effect=field.metadata.get("effect", "at once"),
+            check=field.metadata.get("check"),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+# ---- The tables [service], [serve], [cpu] and [hub] of the configuration ----
+
+ENGINES: Final = ("fastest", "gpu", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The [service] table.
+
+    A device is a spec as `honed.machine.devices.select` takes it ("0", or part of a name).
+
+    device: where models go that are not placed elsewhere; "": the first of `devices`, else a GPU before an
+    accelerator before a CPU.
+    devices: more that are used at the same time.
+    placement: by model, one of these.
+    fallback: serves the models of a device that is lost; "cpu": the first CPU, "": none.
+    """
+
+    socket: Path = field(metadata=RESTART)
+    state_dir: Path = field(metadata=RESTART)
+    cache_dir: Path = field(metadata=RESTART)
+    device: str = setting("", effect="restart")
+    devices: tuple[str, ...] = setting((), effect="restart")
+    placement: dict[str, str] = field(default_factory=dict, metadata=RESTART)
+    fallback: str = setting("cpu", effect="restart")
+
+
+def check_engine(name: str) -> None:
+    """Raise InvalidArgument for what is none of ENGINES."""
+    if name not in ENGINES:
+        raise InvalidArgument(f"use one of {', '.join(ENGINES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """The [serve] table.
+
+    engine: which serves models that do not ask for one: "fastest", by comparison; "gpu", compiled forms only;
+    "cpu", the CPU engine wherever it can.
+    """
+
+    engine: str = setting("fastest", effect="restart", check=check_engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSettings:
+    """The [cpu] table, of the CPU engine.
+
+    threads: of one run of a model or part; 0: as many as ONNX Runtime takes by itself, one for each core.
+    memory_mib: what its process, the one that tries models out, and those that run parts of models may each
+        write, MiB; 0: no limit.
+    """
+
+    threads: int = setting(0, minimum=0, effect="restart")
+    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
+
+    url: where the hub is read; "": none is. push_url: where this machine's records go; "": the same.
+    owner: the key of whoever made the hub, which may name others; "": nobody may.
+    keys: whose records are taken, by a name for each.
+    pull, push: whether honed-hub does so by itself. hold: it looks, and takes nothing.
+    hours: between two pulls.
+    trials: of one task that others' records may cost in a day.
+    """
+
+    url: str = setting("")
+    push_url: str = setting("")
+    owner: str = setting("")
+    keys: dict[str, str] = field(default_factory=dict)
+    pull: bool = setting(True)
+    push: bool = setting(True)
+    hold: bool = setting(False)
+    hours: float = setting(6.0, unit="h", minimum=0.1)
+    trials: int = setting(4, minimum=0)
+
+
+# ---- What the service accepts from others: the [limits] table of its configuration ----
 
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from honed.daemon.store.interface import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.protocol.errors import InvalidArgument
 
 METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it

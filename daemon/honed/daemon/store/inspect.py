@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.settings.limits import INSPECTION_MIB, INSPECTIONS
+from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
 from honed.machine.aiochildren import spawn
 from honed.machine.children import Bounds, kill_group, python
 from honed.protocol import strict, wire
