@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.worker.regions import check_memfd as check
+from honed.daemon.worker.shared_memory import check_memfd as check
 from honed.runtime.calling.regions import Region, map_descriptor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
 

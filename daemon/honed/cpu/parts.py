@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from honed.daemon.worker.hosting import Array, connect
+from honed.daemon.worker.host import Array, connect
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data

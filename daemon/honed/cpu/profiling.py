@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from honed.daemon.worker.hosting import check_timeline
+from honed.daemon.worker.host import check_timeline
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.results import ModelProfile, ProfiledRow
 

@@ -2,7 +2,7 @@
 
 python -m honed.cpu.worker FD CACHE_DIR THREADS MEMORY
 
-It answers the service on the socket FD until that closes (`honed.daemon.worker.hosting`), as the worker of
+It answers the service on the socket FD until that closes (`honed.daemon.worker.host`), as the worker of
 a device does. A file has one probe, a run on zeros, which shows whether it ends the process.
 """
 
@@ -31,7 +31,7 @@ from honed.daemon.worker.calls import (
     RunTurn,
     UnloadModel,
 )
-from honed.daemon.worker.hosting import Array, Host, by_name, connect
+from honed.daemon.worker.host import Array, Host, by_name, connect
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, MetSizes, ModelProfile

@@ -18,7 +18,7 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.proofcache import ProofCache
 from honed.daemon.store.store import Manifest, Store, begin
-from honed.daemon.worker.buildprocess import BuilderLost
+from honed.daemon.worker.builder import BuilderLost
 from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
 from honed.daemon.worker.supervisor import Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity

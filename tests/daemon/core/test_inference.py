@@ -10,7 +10,7 @@ import pytest
 from honed.daemon.serving.inference import InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, WantedOutput
-from honed.daemon.worker.regions import RegionTable
+from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams

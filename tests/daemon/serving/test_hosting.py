@@ -6,14 +6,14 @@ import socket
 import subprocess
 import sys
 
-from honed.daemon.worker.process import FRAMES
+from honed.daemon.worker.supervisor import FRAMES
 from honed.protocol.peer import Peer
 from honed.runtime.calling import transport
 
 SECONDS = 60.0
 CODE = """
 import sys
-from honed.daemon.worker.hosting import Host, by_name, connect
+from honed.daemon.worker.host import Host, by_name, connect
 from honed.daemon.worker.calls import OpenDevice
 from honed.protocol.peer import Peer
 from honed.protocol.results import Empty

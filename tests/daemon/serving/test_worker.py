@@ -16,8 +16,7 @@ import pytest
 
 from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
-from honed.daemon.worker.process import device_program
-from honed.daemon.worker.supervisor import Supervisor, WorkerDied
+from honed.daemon.worker.supervisor import Supervisor, WorkerDied, device_program
 from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant

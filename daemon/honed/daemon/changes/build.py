@@ -19,7 +19,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, describe
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest
-from honed.daemon.worker.buildprocess import Progress
+from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.jobs.commands import Check, Compile
 from honed.jobs.events import Stage

@@ -22,7 +22,7 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall, taken
-from honed.daemon.worker.regions import HeldRegion
+from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError

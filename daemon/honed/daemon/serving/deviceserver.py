@@ -13,8 +13,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
-from honed.daemon.worker.process import WorkerProgram
-from honed.daemon.worker.supervisor import Life, Supervisor
+from honed.daemon.worker.supervisor import Life, Supervisor, WorkerProgram
 from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from honed.daemon.core.queue import PRIORITIES
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
-from honed.daemon.worker.regions import HeldRegion, RegionLookup
+from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol.errors import AnswerTooLarge, InvalidArgument
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace

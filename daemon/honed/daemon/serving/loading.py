@@ -19,7 +19,7 @@ from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.proofcache import ProofCache
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import ComparisonResult
-from honed.daemon.worker.buildprocess import BuilderLost, BuildProcess, Progress
+from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
 from honed.daemon.worker.calls import (
     BuildModel,
     CheckedProbe,

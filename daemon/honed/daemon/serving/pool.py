@@ -23,8 +23,8 @@ from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import UnloadModel
-from honed.daemon.worker.process import WorkerProgram, device_program
-from honed.daemon.worker.regions import HeldRegion
+from honed.daemon.worker.shared_memory import HeldRegion
+from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.execution.partlimits import PartLimits
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from honed.daemon.worker.regions import RegionTable
+from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol import strict
 from honed.protocol.errors import (
     Cancelled,

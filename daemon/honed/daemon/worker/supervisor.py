@@ -1,4 +1,4 @@
-"""Keeps one serving worker alive: starts it, notices its end, starts it again."""
+"""A process that runs models, and the link to it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import enum
 import logging
+import socket
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,84 @@ from typing import Any
 from honed.daemon.core.queue import Restarts
 from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.settings.schema import Limits
+from honed.machine import aiochildren
 from honed.machine.aiochildren import Child
-from honed.machine.children import kill_group
+from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
 from honed.protocol.errors import HonedError, Unavailable
-from honed.protocol.peer import ResponseReceived
+from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.service import WorkerEnd
+from honed.protocol.wire import APART, FrameLimits
 from honed.runtime.calling.aiolink import AsyncLink
+from honed.runtime.execution.partlimits import UNLIMITED, PartLimits
 
 from . import calls as workercalls
 from .calls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
-from .process import WorkerProgram, spawn
-from .regions import HeldRegion
+from .shared_memory import HeldRegion
+
+# Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
+FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgram:
+    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
+
+    `more` arguments come behind that, and what tells users of the memory, which is that of `setting`.
+    `niceness` is the least it has.
+    """
+
+    module: str
+    argument: str
+    memory_mib: int
+    setting: str
+    more: tuple[str, ...] = ()
+    niceness: int = 0
+
+    @property
+    def bound(self) -> str:
+        """The memory, and the setting to raise where that is too little; "" for no limit."""
+        return f"{self.memory_mib} MiB of {self.setting}" if self.memory_mib else ""
+
+
+def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> WorkerProgram:
+    """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
+    more = (str(parts.threads), str(parts.memory_mib))
+    return WorkerProgram(
+        module="honed.daemon.worker",
+        argument=spec,
+        memory_mib=memory_mib,
+        setting="limits.worker_memory_mib",
+        more=more,
+    )
+
+
+async def spawn(
+    program: WorkerProgram, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
+) -> tuple[Child, AsyncLink]:
+    """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        command = python(
+            program.module,
+            str(theirs.fileno()),
+            str(cache_dir),
+            program.argument,
+            *program.more,
+            program.bound,
+        )
+        bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
+        try:
+            process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+    peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES, large=APART)
+    return process, AsyncLink(ours, peer, lost=lost)
+
+
+# ---- Keeps one serving worker alive: starts it, notices its end, starts it again ----
 
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers

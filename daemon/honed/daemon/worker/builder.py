@@ -21,8 +21,7 @@ from honed.runtime.calling.aiolink import AsyncLink
 
 from . import calls as workercalls
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
-from .process import spawn
-from .supervisor import Supervisor, WorkerDied
+from .supervisor import Supervisor, WorkerDied, spawn
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
 _NICENESS = 15  # of one that builds what nobody waits for
