@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.config import TABLES, Config, lines_of, load, settings, value
-from honed.daemon.observe.ledger import UsageSettings
+from honed.daemon.observe.usage import UsageSettings
 from honed.daemon.settings.schema import Limits
 from honed.runtime.errors import InvalidArgument
 

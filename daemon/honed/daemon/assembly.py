@@ -32,9 +32,9 @@ from .methods.metrics import MetricsCollector
 from .methods.modelsettings import SettingsKeeper
 from .methods.receiving import Receiver
 from .methods.removing import Remover
-from .observe.kernelwatch import KernelWatch
+from .observe.faults import KernelWatch
 from .observe.latencies import Keeper
-from .observe.ledger import Ledger
+from .observe.usage import Ledger
 from .server import Server
 from .serving.commits import Commits
 from .serving.pool import Pool

@@ -24,7 +24,7 @@ from .apps.quota import AppsSettings
 from .blocking import in_thread
 from .idle.decision import IdleSettings
 from .notify import Systemd
-from .observe.ledger import UsageSettings
+from .observe.usage import UsageSettings
 from .serving.placement import Placement
 from .serving.sequences import SequenceSettings
 from .settings.places import Places, drop_in_dir, places

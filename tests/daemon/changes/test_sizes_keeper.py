@@ -16,7 +16,7 @@ from honed.daemon.background import Background
 from honed.daemon.changes import sizekeeper as module
 from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.core.model import State
-from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.observe.usage import Ledger, UsageSettings
 from honed.daemon.store.store import Manifest
 from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable

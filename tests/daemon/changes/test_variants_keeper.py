@@ -15,7 +15,7 @@ from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
-from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.observe.usage import Ledger, UsageSettings
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.names import Shapes
 from honed.daemon.store.store import Manifest

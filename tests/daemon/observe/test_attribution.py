@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from honed.daemon.observe.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
+from honed.daemon.observe.faults import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.jobs.events import Quarantined
 from honed.machine.kernellog import Record
 from honed.protocol.methods import METRICS, SERVER_STATUS

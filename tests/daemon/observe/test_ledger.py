@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.decayedusage import MAX_AWAY_HALF_LIVES, DecayedUsage, away, decay, shares
-from honed.daemon.observe.ledger import Ledger, UsageSettings
+from honed.daemon.observe.usage import (
+    MAX_AWAY_HALF_LIVES,
+    DecayedUsage,
+    Ledger,
+    UsageSettings,
+    away,
+    decay,
+    shares,
+)
 from honed.protocol.results import ProfiledRow
 from honed.protocol.service import TimeSpent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.daemon.observe.attribution import SERVICE, BlamedFault
+from honed.daemon.observe.faults import SERVICE, BlamedFault
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
 from honed.protocol.params import Gain, TuningFigures
 from honed.protocol.results import (

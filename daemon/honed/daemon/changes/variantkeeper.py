@@ -18,7 +18,7 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.ledger import Ledger
+from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving.engines import unfinished
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.settings import places

@@ -16,7 +16,7 @@ from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.ledger import Ledger
+from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving import inference
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import Sequencer

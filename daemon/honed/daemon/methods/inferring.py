@@ -12,7 +12,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
-from honed.daemon.observe.ledger import Ledger
+from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving import inference
 from honed.daemon.serving.inference import InferencePlan
 from honed.daemon.serving.pool import Pool

@@ -12,7 +12,7 @@ from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.ledger import Ledger
+from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving.sequencing import Sequencer
 from honed.daemon.settings.places import users_cache
 

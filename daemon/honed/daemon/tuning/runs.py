@@ -18,7 +18,7 @@ from honed.daemon.changes import compiler
 from honed.daemon.changes.jobs import Jobs
 from honed.daemon.changes.publishing import Publisher
 from honed.daemon.core.state import Registry
-from honed.daemon.observe.attribution import kernel_log
+from honed.daemon.observe.faults import kernel_log
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
 from honed.daemon.store.files import receive

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from honed.daemon.observe.attribution import WHOSE, BlamedFault, blamed, kernel_log, of_service
+from honed.daemon.observe.faults import WHOSE, BlamedFault, blamed, kernel_log, of_service
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.observe.attribution import SERVICE, BlamedFault, blamed, kernel_log, ours
+from honed.daemon.observe.faults import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from honed.daemon.observe.attribution import BlamedFault
+from honed.daemon.observe.faults import BlamedFault
 from honed.jobs.events import History, Quarantined
 from honed.protocol.results import IndexedModel, ModelHistory, ModelShown
 from honed.protocol.service import Metrics, ModelFigures, Status

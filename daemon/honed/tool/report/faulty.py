@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from honed.daemon.observe.attribution import OTHER, WHOSE, BlamedFault
+from honed.daemon.observe.faults import OTHER, WHOSE, BlamedFault
 from honed.jobs.events import Quarantined
 from honed.tool.commands.faults import REACH
 from honed.tool.output import capital

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from honed.daemon.observe.attribution import blamed, kernel_log, ours
+from honed.daemon.observe.faults import blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, R, from_map
 from honed.protocol.errors import HonedError, NotFound

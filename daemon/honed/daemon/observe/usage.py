@@ -1,27 +1,162 @@
-"""How long each model ran in served requests, and in which shapes it was asked for, kept over restarts.
-
-That decides what is worth tuning, and compiling for shapes of its own.
-
-The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
-"""
+"""How long each model ran, and in which shapes and sizes it was asked for: counts that decay, kept over restarts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from honed.daemon.core.decayedusage import DecayedUsage, away, decay, shares
 from honed.daemon.settings.schema import setting
-from honed.daemon.sizes.met import SizesMet
 from honed.daemon.store.names import Shapes
-from honed.daemon.variants.asked import AskedShapes, ShapeRequests
 from honed.daemon.variants.choice import Wish
 from honed.protocol.results import MetSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
+
+# ---- Time spent that counts less the longer ago it was: arithmetic only ----
+#
+# Amounts decay exponentially with a half-life h: what was added t seconds ago counts 2^(-t / h) of what it
+# was.
+
+MOST = 256  # things of one model that are counted: the one that counts least goes
+MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class DecayedUsage:
+    """A decaying amount of seconds, as it was at the moment `at` of a clock that the caller reads."""
+
+    seconds: float = 0.0
+    at: float = 0.0
+
+    def value(self, now: float, half_life: float) -> float:
+        """What is left of it; a clock that went back lets nothing grow."""
+        return self.seconds * decay(now - self.at, half_life)
+
+    def add(self, seconds: float, now: float, half_life: float) -> None:
+        """Spend more."""
+        self.settle(now, half_life)
+        self.seconds += seconds
+
+    def settle(self, now: float, half_life: float) -> None:
+        """Let it decay up to `now`; from here on another half-life may hold."""
+        self.seconds, self.at = self.value(now, half_life), max(self.at, now)
+
+
+def decay(elapsed: float, half_life: float) -> float:
+    """The share left after `elapsed` seconds, in (0, 1]."""
+    return float(2.0 ** (-max(0.0, elapsed) / half_life))
+
+
+def away(saved: float, now: float, half_life: float) -> float:
+    """Seconds of decay to count for a service that saved at `saved` and starts at `now`, by the wall clock.
+
+    Boards without a battery for their clock start in 1970 or in the past, and leap to the right time later:
+    a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
+    """
+    return min(max(0.0, now - saved), MAX_AWAY_HALF_LIVES * half_life)
+
+
+def shares(microseconds: dict[str, float]) -> dict[str, float]:
+    """The share that each task's time has of a profile; empty where nothing took time."""
+    whole = sum(microseconds.values())
+    return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
+
+
+def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
+    """Have room for one more: where there are MOST, the one of the smallest amount goes."""
+    if len(counted) >= MOST:
+        del counted[min(counted, key=lambda key: amount(counted[key]))]
+
+
+# ---- Which shapes a model is asked for, and how often: a bounded count that decays ----
+#
+# No I/O, no clocks.
+
+
+@dataclass(slots=True, kw_only=True)
+class AskedShapes:
+    """Shapes of all inputs; `requests` decay.
+
+    `failed` is why they could not be compiled, under what `under` says, or "".
+    """
+
+    shapes: Shapes
+    requests: DecayedUsage = field(default_factory=DecayedUsage)
+    failed: str = ""
+    under: str = ""
+
+
+class ShapeRequests:
+    """What one model is asked for, by the name of the variant that it would be."""
+
+    def __init__(self, known: Mapping[str, AskedShapes] | None = None) -> None:
+        self.known = dict(known or {})
+
+    def ask(self, name: str, shapes: Shapes, now: float, half_life: float) -> None:
+        """Count a request."""
+        self._get(name, shapes, now, half_life).requests.add(1.0, now, half_life)
+
+    def fail(self, name: str, shapes: Shapes, reason: str, under: str, now: float, half_life: float) -> None:
+        """Remember that they could not be compiled, and with what."""
+        found = self._get(name, shapes, now, half_life)
+        found.failed, found.under = reason, under
+
+    def settle(self, now: float, half_life: float) -> None:
+        """Let every count decay up to `now`; from here on another half-life may hold."""
+        for each in self.known.values():
+            each.requests.settle(now, half_life)
+
+    def _get(self, name: str, shapes: Shapes, now: float, half_life: float) -> AskedShapes:
+        found = self.known.get(name)
+        if found is None:
+            make_room(self.known, lambda each: each.requests.value(now, half_life))
+            found = self.known[name] = AskedShapes(shapes=dict(shapes))
+        return found
+
+
+# ---- Which sizes parts of a model meet, and how often: a bounded count that decays ----
+#
+# No I/O, no clocks.
+
+
+class SizesMet:
+    """What one model's parts were met in. Counts decay."""
+
+    def __init__(self, known: Mapping[MetSizes, DecayedUsage] | None = None) -> None:
+        self.known = dict(known or {})
+
+    def meet(self, sizes: Iterable[MetSizes], now: float, half_life: float) -> None:
+        """Count those of a request; what no form can be for, as nothing at all, is passed over."""
+        for met in sizes:
+            if not all(met.sizes):
+                continue
+            if met not in self.known:
+                make_room(self.known, lambda each: each.value(now, half_life))
+            self.known.setdefault(met, DecayedUsage()).add(1.0, now, half_life)
+
+    def settle(self, now: float, half_life: float) -> None:
+        """Let every count decay up to `now`; from here on another half-life may hold."""
+        for each in self.known.values():
+            each.settle(now, half_life)
+
+    def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
+        """How often each was met, by what counts now."""
+        return {met: usage.value(now, half_life) for met, usage in self.known.items()}
+
+
+# ---- How long each model ran in served requests, and in which shapes it was asked
+# for, kept over restarts ----
+#
+# That decides what is worth tuning, and compiling for shapes of its own.
+#
+# The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
 
 FORMAT = 1
 _DAY = 86_400.0
