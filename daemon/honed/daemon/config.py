@@ -25,7 +25,7 @@ from .blocking import in_thread
 from .idle.decision import IdleSettings
 from .notify import Systemd
 from .observe.usage import UsageSettings
-from .serving.placement import Placement
+from .serving.pool import Placement
 from .serving.sequences import SequenceSettings
 from .settings.places import Places, drop_in_dir, places
 from .settings.schema import CpuSettings, HubSettings, Limits, ServeSettings, Service, Setting, of_table

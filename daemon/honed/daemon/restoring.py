@@ -14,8 +14,8 @@ from .blocking import in_thread
 from .changes.jobs import Jobs, failure
 from .core.messages import Added, Damaged, NotRestored
 from .notify import Systemd
-from .serving.engines import cpu_serves, unfinished
 from .serving.pool import Pool
+from .serving.selection import cpu_serves, unfinished
 from .store.compiled import Compiled
 from .store.inspect import SECONDS, inspect_all
 from .store.names import is_variant

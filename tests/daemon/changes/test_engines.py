@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
 from honed.daemon.core.model import DRIFT_RUNS, Drift
-from honed.daemon.serving.engines import ROUNDS, choose, compare, times_of, unfinished
+from honed.daemon.serving.selection import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin

@@ -21,7 +21,7 @@ from honed.daemon.changes.optimisations import NO_COMPILER, OptimisationChecks
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, Event, OptimisationChecked, Persist
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface

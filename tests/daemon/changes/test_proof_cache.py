@@ -13,10 +13,9 @@ from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, Event, GiveUp, Load, Prove, Unload, WorkerReady
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.loading import Loader
+from honed.daemon.serving.loader import Loader, ProofCache
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.files import StoredFile
-from honed.daemon.store.proofcache import ProofCache
 from honed.daemon.store.store import Manifest, Store, begin
 from honed.daemon.worker.builder import BuilderLost
 from honed.daemon.worker.calls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
@@ -181,7 +180,7 @@ def test_another_driver_is_another_device(tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.daemon.store.proofcache.REMEMBERED", 3)
+    monkeypatch.setattr("honed.daemon.serving.loader.REMEMBERED", 3)
     proven = ProofCache(tmp_path, IDENTITY)
     for n in range(4):
         proven.note(str(n))

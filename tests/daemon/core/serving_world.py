@@ -13,7 +13,7 @@ from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
 from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.engines import cpu_serves
+from honed.daemon.serving.selection import cpu_serves
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_variant, model_of

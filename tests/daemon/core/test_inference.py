@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.serving.inference import InferencePlan, check
+from honed.daemon.serving.plan import InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, WantedOutput
 from honed.daemon.worker.shared_memory import RegionTable

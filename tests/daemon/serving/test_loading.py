@@ -10,7 +10,7 @@ from typing import Any, cast
 from honed.daemon.core.model import Engine
 from honed.daemon.core.queue import Queue
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.loading import Loader
+from honed.daemon.serving.loader import Loader
 from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.calls import ComparedTurn, CompareTurn, Ping, WorkerCall
 from honed.daemon.worker.supervisor import Supervisor

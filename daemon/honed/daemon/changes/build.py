@@ -12,7 +12,7 @@ from pathlib import Path
 
 from honed.daemon.blocking import in_thread
 from honed.daemon.core.messages import LoadedProof
-from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import CHECKING_MIB, Limits
 from honed.daemon.store.compiled import Compiled

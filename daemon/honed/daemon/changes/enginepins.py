@@ -9,9 +9,9 @@ from honed.daemon.blocking import in_thread
 from honed.daemon.core.messages import EngineChosen, LoadedProof
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.deviceserver import DeviceServer
-from honed.daemon.serving.engines import choose
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import choose
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import InvalidArgument, Unavailable

@@ -15,9 +15,9 @@ from honed.daemon.core.messages import Added, Explained, LoadedProof
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.deviceserver import DeviceServer
-from honed.daemon.serving.engines import compare, cpu_serves, unfinished
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import compare, cpu_serves, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store import state_pairs

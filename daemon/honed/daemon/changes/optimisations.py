@@ -17,7 +17,7 @@ from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits

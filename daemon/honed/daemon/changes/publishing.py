@@ -17,10 +17,10 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.deviceserver import DeviceServer
-from honed.daemon.serving.engines import EngineChoice, compare
-from honed.daemon.serving.loading import JUDGE_ROUNDS
+from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.loader import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import EngineChoice, compare
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, receive

@@ -17,7 +17,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.sizes.choice import SizedPart, next_sizes

@@ -19,8 +19,8 @@ from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving.engines import unfinished
-from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus

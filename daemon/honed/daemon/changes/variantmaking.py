@@ -15,8 +15,8 @@ from honed.daemon.core.messages import Added
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.engines import EngineChoice, compare
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import EngineChoice, compare
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.names import Shapes, variant_name
 from honed.daemon.store.store import Manifest, Store, begin

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from honed.daemon.core.model import ServedModel
-from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.transport.connection import Connection
 from honed.protocol.params import InferParams
 from honed.protocol.results import Inferred, MetSizes

@@ -17,7 +17,7 @@ from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving import inference
+from honed.daemon.serving import plan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.sequencing import Sequencer
 from honed.daemon.settings import places
@@ -235,8 +235,8 @@ class Api:
             name=entry.name,
             versions=(VERSION,),
             platform="onnxruntime_onnx" if entry.on_cpu else "honed_opencl",
-            inputs=tuple(map(inference.describe, shown.inputs)),
-            outputs=tuple(map(inference.describe, shown.outputs)),
+            inputs=tuple(map(plan.describe, shown.inputs)),
+            outputs=tuple(map(plan.describe, shown.outputs)),
         )
 
     @_answers(methods.MODEL_STATISTICS)

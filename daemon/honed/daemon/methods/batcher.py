@@ -17,7 +17,7 @@ from honed.daemon.core.queue import ClientId
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Shapes

@@ -23,7 +23,7 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.methods.removing import Remover
-from honed.daemon.serving.engines import unfinished
+from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.store.compiled import OpenTensor
 from honed.daemon.store.names import is_own, own_name

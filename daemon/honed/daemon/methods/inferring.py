@@ -13,8 +13,8 @@ from honed.daemon.features.base import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving import inference
-from honed.daemon.serving.inference import InferencePlan
+from honed.daemon.serving import plan as plans
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
@@ -69,7 +69,7 @@ class InferencePipeline:
                     return await self._infer_of(entry)(call)
                 except Replaced:
                     entry = self.registry.model(entry.name)
-                    deadline = begun + inference.timeout_us(params.parameters) / 1e6
+                    deadline = begun + plans.timeout_us(params.parameters) / 1e6
                     call = replace(call, entry=entry, deadline=deadline)
 
     def _infer_of(self, entry: ServedModel) -> Infer:
@@ -107,7 +107,7 @@ class InferencePipeline:
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
         """The request, checked for what is to run it; raises InvalidArgument, NotFound, or Unavailable."""
         compiled, given = self.registry.interfaces(runner)
-        plan = inference.check(
+        plan = plans.check(
             call.params,
             compiled,
             given,

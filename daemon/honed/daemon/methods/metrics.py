@@ -15,7 +15,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe import openmetrics
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving.deviceserver import DeviceServer
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.child import TunerChild

@@ -14,7 +14,7 @@ from honed.daemon.changes.jobs import Jobs
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.loading import made_up
+from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store

@@ -25,7 +25,7 @@ from honed.protocol.params import InferOptions, InferParams, InputTensor, Output
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
-from .inference import nbytes, no_state, nothing, timeout_us
+from .plan import nbytes, no_state, nothing, timeout_us
 from .sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 
 _LONGEST_NAME = 128

@@ -29,8 +29,8 @@ from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, MetSizes, ModelProfile, ProfiledRow
 
-from .deviceserver import DeviceServer
-from .inference import InferencePlan
+from .engine_server import DeviceServer
+from .plan import InferencePlan
 
 PROFILE_SECONDS = 600.0
 

@@ -17,7 +17,7 @@ from honed.daemon.worker.supervisor import Life, Supervisor, WorkerProgram
 from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
 
-from .loading import Loader
+from .loader import Loader
 
 
 class DeviceServer:

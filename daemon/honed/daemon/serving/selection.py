@@ -13,8 +13,8 @@ from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
 from honed.runtime.engines import compiled_serves
 
-from .deviceserver import DeviceServer
-from .loading import Loader
+from .engine_server import DeviceServer
+from .loader import Loader
 
 LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
 ROUNDS = 8  # runs of each engine at most, and at least so many
