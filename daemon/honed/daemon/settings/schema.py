@@ -248,5 +248,5 @@ class Limits:
 
     def become(self, other: Limits) -> None:
         """Take over every value of `other`."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(other, field.name))
+        for each in dataclasses.fields(self):
+            setattr(self, each.name, getattr(other, each.name))
