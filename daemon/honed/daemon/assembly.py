@@ -156,12 +156,16 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     publisher = _publisher(base)
     variants = _variants(base, reloader)
     sizes = _sizes(base, reloader, publisher)
-    remover = _remover(base, variants)
+    remover = _remover(base)
     bringer = _bringer(base, reloader, remover)
+    pipeline = _pipeline(base)
+    batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
+    features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
+    pipeline.features = remover.features = features
     return ServiceParts(
         base=base,
         publisher=publisher,
-        inferring=_inferring(base, variants, sizes, bringer),
+        inferring=pipeline,
         remover=remover,
         bringer=bringer,
         variants=variants,
@@ -218,17 +222,14 @@ def _publisher(base: Base) -> Publisher:
     )
 
 
-def _inferring(base: Base, variants: VariantKeeper, sizes: SizeKeeper, bringer: Bringer) -> InferencePipeline:
-    pipeline = InferencePipeline(
+def _pipeline(base: Base) -> InferencePipeline:
+    return InferencePipeline(
         limits=base.config.limits,
         registry=base.registry,
         pool=base.pool,
         leasing=base.leasing,
         ledger=base.ledger,
     )
-    batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
-    pipeline.features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
-    return pipeline
 
 
 def _metrics(parts: ServiceParts) -> MetricsCollector:
@@ -278,15 +279,12 @@ def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeKeeper:
     )
 
 
-def _remover(base: Base, variants: VariantKeeper) -> Remover:
+def _remover(base: Base) -> Remover:
     return Remover(
         registry=base.registry,
         jobs=base.jobs,
-        variants=variants,
         ledger=base.ledger,
-        sequencer=base.sequencer,
         leasing=base.leasing,
-        shares=base.apps.shares,
         cache_dir=base.config.service.cache_dir,
     )
 

@@ -65,6 +65,10 @@ class SizeKeeper:
         if sizes and self.registry.serves(model):
             self.ledger.met(model.name, sizes)
 
+    def forget(self, model: str) -> None:
+        """Forget for which file of a model that was removed compiling failed."""
+        self._failed.pop(model, None)
+
     async def tidy(self) -> None:
         """Nothing: compiled sizes go with their models."""
 

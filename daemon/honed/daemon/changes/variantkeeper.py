@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -103,12 +103,9 @@ class VariantKeeper:
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))
 
-    def forget(self, names: Iterable[str]) -> None:
-        """They were dropped."""
-        for name in names:
-            self._used.pop(name, None)
-            self.ledger.forget(name)
-            self.leasing.forget(name)
+    def forget(self, model: str) -> None:
+        """Forget when a variant was used."""
+        self._used.pop(model, None)
 
     async def make_by_hand(
         self, model: str, sets: Sequence[Shapes], notify: Notify, *, wait: bool
@@ -165,7 +162,10 @@ class VariantKeeper:
         except HonedError as error:
             _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
             return
-        self.forget(going)
+        for name in going:
+            self.forget(name)
+            self.ledger.forget(name)
+            self.leasing.forget(name)
         _log.info("variants that were least asked for were dropped: %s", names)
 
     def _strays(self) -> list[str]:

@@ -47,3 +47,6 @@ class Feature(Protocol):
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Return what answers requests for a model around `infer`; None: the model does not use this."""
+
+    def forget(self, model: str) -> None:
+        """Forget a model or a variant that was removed."""

@@ -89,6 +89,9 @@ class Batcher:
 
         return infer_joined
 
+    def forget(self, model: str) -> None:
+        """Nothing: requests that wait are told by the machine that their model was removed."""
+
     async def infer(self, client: ClientId, entry: ServedModel, plan: InferencePlan) -> Inferred:
         """The result of a request that `joinable` says may be run with others; raises what went wrong."""
         now = time.monotonic()

@@ -120,6 +120,10 @@ class Bringer:
 
         return infer_own
 
+    def forget(self, model: str) -> None:
+        """Forget when a model that was removed was used."""
+        self.shares.used.pop(model, None)
+
     def used(self, name: str) -> None:
         """A user's own model was asked for."""
         self.shares.use(name, time.time())

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.apps.quota import Shares
 from honed.daemon.blocking import in_thread
 from honed.daemon.changes.jobs import Jobs
-from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core.state import Registry
+from honed.daemon.features.base import Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
-from honed.daemon.serving.sequencing import Sequencer
 from honed.daemon.settings.places import users_cache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Remover:
     """The parts of a service that remember something of models."""
 
     registry: Registry
     jobs: Jobs
-    variants: VariantKeeper
     ledger: Ledger
-    sequencer: Sequencer
     leasing: Leasing
-    shares: Shares
     cache_dir: Path
+    features: Sequence[Feature] = ()
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound.
@@ -38,10 +35,10 @@ class Remover:
         owner = self.registry.model(name).manifest.owner
         variants = [each.name for each in self.registry.variants(name)]
         await self.jobs.remove(name)
-        self.variants.forget(variants)
-        self.ledger.forget(name)
-        self.sequencer.sequences.forget_model(name)
-        self.leasing.forget(name)
-        self.shares.used.pop(name, None)
+        for each in (*variants, name):
+            self.ledger.forget(each)
+            self.leasing.forget(each)
+            for feature in self.features:
+                feature.forget(each)
         if owner is not None and not any(e.manifest.owner == owner for e in self.registry.models()):
             await in_thread(shutil.rmtree, users_cache(self.cache_dir, owner), ignore_errors=True)

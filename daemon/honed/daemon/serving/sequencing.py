@@ -106,6 +106,10 @@ class Sequencer:
             self.failed(woven)
             raise
 
+    def forget(self, model: str) -> None:
+        """Forget the sequences of a model that was removed."""
+        self.sequences.forget_model(model)
+
     def change(self, settings: SequenceSettings) -> None:
         """Other bounds, from now on."""
         self.sequences.settings = settings
