@@ -15,9 +15,10 @@ from honed.runtime.version import HONED_VERSION
 from .apps.sharesfile import SharesFile
 from .background import Background
 from .blocking import in_thread
-from .changes.enginepins import EnginePins
-from .changes.jobs import Jobs
-from .changes.publishing import Publisher
+from .changes.add import Jobs
+from .changes.publish import EnginePins, Publisher
+from .changes.remove import Remover
+from .changes.settings import SettingsKeeper
 from .changes.sizekeeper import SizeKeeper
 from .changes.variantkeeper import VariantKeeper
 from .changes.variantmaking import VariantMaker
@@ -29,9 +30,7 @@ from .methods.batcher import Batcher
 from .methods.bringer import Bringer
 from .methods.inferring import InferencePipeline
 from .methods.metrics import MetricsCollector
-from .methods.modelsettings import SettingsKeeper
 from .methods.receiving import Receiver
-from .methods.removing import Remover
 from .observe.faults import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import Ledger

@@ -11,7 +11,7 @@ from typing import Any
 from honed.protocol.errors import HonedError, OtherFormat
 
 from .blocking import in_thread
-from .changes.jobs import Jobs, failure
+from .changes.add import Jobs, failure
 from .core.messages import Added, Damaged, NotRestored
 from .notify import Systemd
 from .serving.pool import Pool

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from honed.daemon.changes import compiler
+from honed.daemon.changes import compilation
 from honed.jobs.commands import Compile
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 from tests.daemon.running import DEADLINE, Service, wait_for
@@ -146,7 +146,7 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
         memory_mib=100,
     )
     with pytest.raises(HonedError, match="MiB"):
-        asyncio.run(compiler.compile_model(job, 280.0, lambda _: None))
+        asyncio.run(compilation.compile_model(job, 280.0, lambda _: None))
     assert not job.output.exists()
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.changes.publishing import Publisher
+from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, Event, Judged, LoadedProof, Persist, WorkerReady
 from honed.daemon.core.model import ServedModel, VersionTrial

@@ -197,7 +197,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from types import SimpleNamespace
     from typing import Any, cast
 
-    from honed.daemon.changes.jobs import Jobs
+    from honed.daemon.changes.add import Jobs
     from honed.daemon.core.machine import Machine
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry

@@ -29,8 +29,8 @@ from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST
 
-from . import compiler
-from .build import load
+from . import compilation
+from .compilation import load
 
 _NICENESS = 15
 _SECONDS = 600.0  # that a check may take
@@ -137,7 +137,7 @@ class OptimisationChecks:
                     memory_mib=OPTIMISED_MIB,
                 )
                 bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
-                return await compiler.do(job, lambda _: None, bounds, seconds=_SECONDS)
+                return await compilation.do(job, lambda _: None, bounds, seconds=_SECONDS)
         except TimeoutError:
             why = f"it takes longer than {_SECONDS:g} s"
         except Died as died:

@@ -10,8 +10,8 @@ from functools import partial
 
 from honed.daemon.background import Work
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.changes.jobs import Jobs, failure
-from honed.daemon.changes.publishing import Publisher
+from honed.daemon.changes.add import Jobs, failure
+from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall

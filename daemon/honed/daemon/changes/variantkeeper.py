@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from honed.daemon.background import Work
-from honed.daemon.changes.build import Notify
-from honed.daemon.changes.jobs import failure
-from honed.daemon.changes.manifests import same_source
+from honed.daemon.changes.add import failure, same_source
+from honed.daemon.changes.compilation import Notify
 from honed.daemon.core.messages import Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry

@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.changes.build import BUILT, AddJob, Built, Notify, load
-from honed.daemon.changes.jobs import Jobs
-from honed.daemon.changes.manifests import same_source
+from honed.daemon.changes.add import Jobs, same_source
+from honed.daemon.changes.compilation import BUILT, AddJob, Built, Notify, load
 from honed.daemon.core.messages import Added
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry

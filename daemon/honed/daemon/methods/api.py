@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from honed.daemon.changes.jobs import Jobs
-from honed.daemon.changes.publishing import Publisher
+from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.publish import Publisher
+from honed.daemon.changes.remove import Remover
+from honed.daemon.changes.settings import SettingsKeeper
 from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
@@ -57,8 +59,6 @@ from . import models
 from .bringer import Bringer
 from .inferring import InferencePipeline
 from .metrics import MetricsCollector
-from .modelsettings import SettingsKeeper
-from .removing import Remover
 
 MAX_PROFILE_RUNS = 100
 

@@ -16,13 +16,12 @@ from typing import Final
 
 from honed.daemon.apps.quota import AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.blocking import cleared_in_thread
-from honed.daemon.changes.build import RECEIVED, Notify
-from honed.daemon.changes.jobs import Jobs
-from honed.daemon.changes.loadchecks import check_files
+from honed.daemon.changes.add import Jobs, check_files
+from honed.daemon.changes.compilation import RECEIVED, Notify
+from honed.daemon.changes.remove import Remover
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.methods.removing import Remover
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.store.compiled import OpenTensor

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.changes.staging import Staged, is_compiled
+from honed.daemon.changes.compilation import Staged, is_compiled
 from honed.daemon.store.files import StoredFile, receive
 from honed.protocol.errors import Busy, DeadlineExceeded, InvalidArgument, PermissionDenied
 from honed.protocol.params import BringOptions, BringParams

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.changes import compiler
-from honed.daemon.changes.jobs import Jobs
-from honed.daemon.changes.publishing import Publisher
+from honed.daemon.changes import compilation
+from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
 from honed.daemon.serving.pool import Pool
@@ -272,7 +272,7 @@ class TunerRuns:
             notify({"event": events.to_map(news)})
 
         try:
-            return await compiler.do(
+            return await compilation.do(
                 job,
                 heard,
                 Bounds(memory_mib=memory_mib, niceness=_NICENESS),

@@ -1,17 +1,19 @@
-"""Adding and removing models: receive, compile, prove on the device, commit, serve."""
+"""Manifests of models that are added: as they were given, and built."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.messages import Added, Explained, LoadedProof
+from honed.daemon.core.messages import Added, Explained, LoadedProof, Removed
+from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
@@ -19,30 +21,254 @@ from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import compare, cpu_serves, unfinished
 from honed.daemon.settings import places
-from honed.daemon.settings.schema import Limits
+from honed.daemon.settings.schema import ENGINES, Limits
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.inspect import Inspector
-from honed.daemon.store.store import Manifest, Store
+from honed.daemon.store.names import is_own
+from honed.daemon.store.store import Manifest, Store, begin, new_version
+from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed
+from honed.jobs.commands import PRECISIONS
+from honed.protocol import strict
 from honed.protocol.errors import (
     AlreadyExists,
     HonedError,
+    InvalidArgument,
     MissingFiles,
     ModelRefused,
     NotFound,
     ResourceExhausted,
     Unavailable,
 )
+from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
-from honed.protocol.results import ModelAdded
+from honed.protocol.results import ModelAdded, ModelSettings
 
-from .build import BUILT, RECEIVED, Adding, AddJob, Built, ModelBuilder, Notify, load
-from .dropping import Dropping
-from .loadchecks import check
-from .manifests import as_given, made_manifest, same_source
+from .compilation import (
+    BUILT,
+    RECEIVED,
+    Adding,
+    AddJob,
+    Built,
+    ModelBuilder,
+    Notify,
+    Staged,
+    copies,
+    load,
+    stage,
+    stage_again,
+)
 from .optimisations import OptimisationChecks
-from .staging import Staged, copies, stage, stage_again
+
+
+def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
+    """Of a file that the CPU engine is to serve."""
+    before = replaced.manifest if replaced is not None and staged.device is None else None
+    manifest = strict.like(
+        Manifest,
+        staged,
+        name=name,
+        added=time.time(),
+        compiled=None,
+        history=NO_HISTORY,
+        sources=tuple(source for source, _ in staged.sources),
+        device=before.device if before is not None else "",
+        placed=before.placed if before is not None else "",
+        wanted=wanted,
+        settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
+    )
+    if replaced is not None and replaced.manifest.source_key == manifest.source_key:
+        manifest = dataclasses.replace(manifest, optimisation=replaced.manifest.optimisation)
+    return manifest
+
+
+def made_manifest(
+    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
+) -> Manifest:
+    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
+    now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
+    before = restored or (replaced.manifest if replaced is not None else None)
+    if staged.device is not None:
+        device, placed = made.server.name, made.measured or "asked for"
+    else:
+        device, placed = (before.device, before.placed) if before is not None else ("", "")
+    manifest = strict.like(
+        Manifest,
+        staged,
+        name=name,
+        added=now if restored is None else restored.added,
+        compiled=made.file,
+        history=_history(made.file, made.model.schedules, why, now, replaced),
+        sources=tuple(source for source, _ in staged.sources),
+        device=device,
+        placed=placed,
+        settings=before.settings if before is not None else ModelSettings(),
+    )
+    if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
+        kept = replaced.manifest
+        same = dataclasses.replace(
+            manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
+        )
+        return _same_engines(same, kept)
+    return manifest if restored is None else _same_engines(manifest, restored)
+
+
+def same_source(variant: Manifest, model: Manifest) -> bool:
+    """Whether a variant is of a model as that is now."""
+
+    def of(manifest: Manifest) -> tuple[str, str, str, bool]:
+        return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
+
+    return of(variant) == of(model)
+
+
+def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
+    """What is known of engines is of the source, and holds for another compiled form of it."""
+    return dataclasses.replace(
+        manifest,
+        interface=before.interface,
+        wanted=before.wanted,
+        chosen=before.chosen,
+        why=before.why,
+        pinned_engine=before.pinned_engine,
+        state=before.state,
+        optimisation=before.optimisation,
+    )
+
+
+def _history(
+    file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
+) -> VersionHistory:
+    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
+    if replaced is None or not replaced.manifest.history.versions:
+        return begin(file, schedules=schedules, why=why, now=now)
+    before = replaced.manifest.history
+    version = new_version(file, before.next_number, schedules=schedules, why=why, now=now, settled=True)
+    return succeed(before, version, now, keep=False)
+
+
+def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
+    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
+    manifest, before = replaced.manifest, replaced.compiled
+    if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
+        return False
+    shapes = {tensor.name: tensor.shape for tensor in model.inputs}
+    return all(shapes.get(name) == shape for name, shape in manifest.shapes.items()) and (
+        before is None or before.source.precision == model.source.precision
+    )
+
+
+# ---- What RepositoryModelLoad may be asked for ----
+#
+# No I/O.
+
+MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
+MAX_VARIANTS = 64  # of one addition
+
+
+def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
+    """Raise InvalidArgument for what no addition can be."""
+    check_name(params.model_name)
+    if is_own(params.model_name):
+        raise InvalidArgument(
+            f"{params.model_name!r} could only be a model that an app has brought; choose another name"
+        )
+    check_files(params.files, descriptors, options.precision, options.shapes or {})
+    _check_calibration(params.files, options)
+    if options.engine not in (None, *ENGINES):
+        raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
+    if len(options.state or {}) > MAX_SHAPES:
+        raise InvalidArgument(f"state names more than {MAX_SHAPES} outputs; name those that are state")
+    if options.variants and options.engine == "cpu":
+        raise InvalidArgument("the CPU engine takes every shape, and nothing is compiled; leave variants out")
+    if len(options.variants or ()) > MAX_VARIANTS:
+        raise InvalidArgument(f"more than {MAX_VARIANTS} variants are given; give those that matter most")
+    for shapes in options.variants or ():
+        _check_shapes(shapes)
+
+
+def check_files(
+    files: Sequence[str],
+    descriptors: Sequence[int],
+    precision: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """The same for what comes with every file that is to be served."""
+    if not files or len(files) != len(descriptors):
+        raise InvalidArgument(
+            f"{len(descriptors)} descriptors came with {len(files)} names in files; send the model "
+            "file's descriptor first and one for each name"
+        )
+    if len(set(files)) != len(files):
+        raise InvalidArgument("files names one file twice; give each once")
+    if precision not in (None, *PRECISIONS):
+        raise InvalidArgument(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+    _check_shapes(shapes)
+
+
+def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if len(shapes) > MAX_SHAPES:
+        raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
+    for name, shape in shapes.items():
+        if not shape or min(shape) < 1 or len(shape) > MAX_RANK:
+            raise InvalidArgument(
+                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give 1 to {MAX_RANK} sizes of at least 1"
+            )
+        if not name or "\0" in name or len(name) > MAX_INPUT_NAME:
+            raise InvalidArgument(f"shapes names an input {name[:80]!r}, which no model has; check its name")
+
+
+def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
+    count = options.calibration
+    if count is None:
+        return
+    if not 0 < count < len(files):
+        raise InvalidArgument(f"calibration is {count} of {len(files)} files; it counts the last of them")
+    for name in files[-count:]:
+        if "/" in name or not name.endswith(".npz"):
+            raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")
+
+
+# ---- Models and variants leave the store and the service ----
+
+
+class Dropping:
+    """Removes from the store first: where that fails a model is served as before."""
+
+    def __init__(
+        self, store: Store, registry: Registry, pool: Pool, commits: Commits, latencies: Latencies
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._pool = pool
+        self._commits = commits
+        self._latencies = latencies
+
+    async def remove(self, name: str) -> None:
+        """Remove a model with its variants; raises NotFound."""
+        async with self._commits.turn:
+            self._registry.get(name)
+            await self.drop([*(each.name for each in self._registry.variants(name)), name])
+
+    async def variants(self, names: Sequence[str]) -> None:
+        """Delete variants, of those that there are."""
+        await to_its_end(self._variants_in_turn(names))
+
+    async def _variants_in_turn(self, names: Sequence[str]) -> None:
+        async with self._commits.turn:
+            await self.drop([name for name in names if self._registry.variant(name) is not None])
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """Delete what is there; the caller has the turn to commit."""
+        for name in names:
+            remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
+            await in_thread(self._store.remove, name, remaining)
+            self._pool.handle(Removed(name))
+            self._latencies.forget(name)
+
+
+# ---- Adding and removing models: receive, compile, prove on the device, commit, serve ----
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.add import Jobs
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Feature
 from honed.daemon.idle.leasing import Leasing

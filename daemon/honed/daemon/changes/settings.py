@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.blocking import in_thread
-from honed.daemon.changes.build import load
-from honed.daemon.changes.jobs import Jobs
+from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.compilation import load
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
+from honed.daemon.methods import batcher
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.pool import Pool
@@ -23,8 +24,6 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import SetParams
 from honed.protocol.results import ModelSettings
-
-from . import batcher
 
 MAX_BATCH = 1024
 MAX_DELAY_US = 10_000_000

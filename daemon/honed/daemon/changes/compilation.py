@@ -1,44 +1,231 @@
-"""From staged files to a compiled model that a device has loaded and answered right."""
+"""Has children of the service do jobs of the compiler, `python -m honed.tuner`, within limits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from honed.daemon.blocking import in_thread
 from honed.daemon.core.messages import LoadedProof
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
+from honed.daemon.settings import places
 from honed.daemon.settings.schema import CHECKING_MIB, Limits
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.files import StoredFile, describe
+from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.inspect import Inspector
-from honed.daemon.store.store import Manifest
+from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.jobs.commands import Check, Compile
-from honed.jobs.events import Stage
+from honed.jobs.commands import Check, Compile, Job
+from honed.jobs.events import News, NoEvent, R, Stage
+from honed.jobs.listening import Died, Listener
 from honed.machine import profilefile
+from honed.machine.aiochildren import Child, spawn
+from honed.machine.children import Bounds, kill_group
 from honed.machine.files import replacing
 from honed.protocol import strict
-from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
-from honed.protocol.results import ModelAdded
+from honed.protocol.errors import (
+    DeviceError,
+    HonedError,
+    InvalidArgument,
+    ModelRefused,
+    ResourceExhausted,
+    Unavailable,
+)
+from honed.protocol.params import LoadOptions, LoadParams
+from honed.protocol.results import MetSizes, ModelAdded
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
+from honed.runtime.compiled import modelfile
 
-from . import compiler
-from .staging import Staged
+_log = logging.getLogger(__name__)
+
+
+async def compile_model(
+    job: Job[R], seconds: float, progress: Callable[[Stage], None], *, niceness: int = 0
+) -> R:
+    """Compile, or only check, within the job's memory too. Cancelling ends the child.
+
+    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
+    Unavailable without a compiler, or another error the compiler reports.
+    """
+
+    def heard(news: News) -> None:
+        if isinstance(news, Stage):
+            progress(news)
+
+    try:
+        bounds = Bounds(memory_mib=job.memory_mib, niceness=niceness)
+        return await do(job, heard, bounds, seconds=seconds)
+    except TimeoutError as error:
+        raise ResourceExhausted(
+            f"compiling took longer than {seconds:g} s; raise compile_seconds in the configuration, "
+            "or use a smaller model"
+        ) from error
+    except Died as died:
+        raise ModelRefused(
+            f"the compiler stopped without a result ({died}); it may have needed more than "
+            f"the {job.memory_mib} MiB of compile_memory_mib, the service's log says more"
+        ) from died
+
+
+async def do(
+    job: Job[R],
+    heard: Callable[[News], None],
+    bounds: Bounds,
+    *,
+    seconds: float | None,
+    started: Callable[[Child], None] = lambda _: None,
+) -> R:
+    """The job's result, after what the child told meanwhile was passed on; cancelling ends the child.
+
+    Raises what it reports, Died, Unavailable without a compiler, and TimeoutError after `seconds`.
+    """
+    if not places.compiler():
+        raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+    listener = Listener(job)
+    process = await spawn(job.program(), bounds, stdout=True)
+    try:
+        started(process)
+        async with asyncio.timeout(seconds):
+            await _listen(process, listener, heard)
+            return listener.result(await process.wait())
+    finally:
+        await process.end()
+
+
+async def _listen(process: Child, listener: Listener[R], heard: Callable[[News], None]) -> None:
+    assert process.stdout is not None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # a line longer than can be read
+            kill_group(process.pid)
+            return
+        if not line:
+            return
+        try:
+            news = listener.hear(line)
+        except NoEvent as error:
+            _log.warning("the compiler wrote what is no event: %s", error)
+            continue
+        if news is not None:
+            heard(news)
+
+
+# ---- Files of a model that is to be compiled: received from a client, or as they were stored ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
+
+    `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
+    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
+    """
+
+    folder: Path
+    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
+    given: Path  # the model file
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    device: str | None
+    calibration: Path | None = None
+    like: Path | None = None
+    hurried: bool = True
+    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
+    owner: int | None = None  # as in the manifest
+    sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
+    slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
+    seconds: float | None = None  # that compiling may take, where that is less than for others
+
+
+async def stage(
+    params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path, most: int
+) -> Staged:
+    """What a client sent, of `most` bytes in all.
+
+    Raises InvalidArgument for options that a compiled file cannot have.
+    """
+    given, calibration = folder / "given", folder / "calibration"
+    sources = len(params.files) - (options.calibration or 0)
+    files = []
+    for number, (name, descriptor) in enumerate(zip(params.files, descriptors, strict=True)):
+        place = given if number < sources else calibration
+        file, path = await in_thread(receive, descriptor, name, place, most)
+        most -= file.nbytes
+        files.append((file, path))
+    compiled = await in_thread(is_compiled, files[0][1])
+    if compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
+        raise InvalidArgument(
+            f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
+            "data cannot be given"
+        )
+    return Staged(
+        folder=folder,
+        sources=() if compiled else tuple(files[:sources]),
+        given=files[0][1],
+        shapes=dict(options.shapes or {}),
+        precision=options.precision or "auto",
+        device=options.device or None,
+        calibration=calibration if options.calibration else None,
+        state=dict(options.state or {}),
+    )
+
+
+def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> Staged:
+    """The stored sources of a model, copied to `folder` under their names; blocking.
+
+    Raises ModelRefused where they are damaged, or there are none.
+    """
+    files = []
+    for file in manifest.sources:
+        try:
+            descriptor = store.open_file(file)
+        except Unavailable as error:
+            raise ModelRefused(str(error)) from error
+        try:
+            copied, path = receive(descriptor, file.name, folder / "given", most)
+        finally:
+            os.close(descriptor)
+        if copied.sha256 != file.sha256:
+            raise ModelRefused(f"the stored {file.name} is damaged too; add the model again")
+        files.append((copied, path))
+    if not files:
+        raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
+    given = files[0][1]
+    return strict.like(Staged, manifest, folder=folder, sources=tuple(files), given=given, device=None)
+
+
+def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
+    """The sources once more, to be moved to the store; blocking."""
+    copies = []
+    for number, (file, path) in enumerate(staged.sources):
+        copy = staged.folder / f"source-{number}"
+        os.link(path, copy)
+        copies.append((file, copy))
+    return copies
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether it is a compiled file, by how it begins."""
+    with path.open("rb") as file:
+        return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
+
+
+# ---- From staged files to a compiled model that a device has loaded and answered right ----
 
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
 _NICENESS = 15  # of compiling that nobody waits for
-_log = logging.getLogger(__name__)
 Notify = Callable[[Map], None]
 
 
@@ -205,7 +392,7 @@ class ModelBuilder:
             async with self._checking:
                 job = await self._compilation(staged, output, server)
                 check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
-                await compiler.compile_model(check, self._limits.compile_seconds, lambda _: None)
+                await compile_model(check, self._limits.compile_seconds, lambda _: None)
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with self._compiling:
             job = await self._compilation(staged, output, server)
@@ -213,7 +400,7 @@ class ModelBuilder:
             seconds = self._limits.compile_seconds
             if staged.seconds is not None:
                 seconds = min(seconds, staged.seconds)
-            await compiler.compile_model(job, seconds, report, niceness=niceness)
+            await compile_model(job, seconds, report, niceness=niceness)
 
     async def _compilation(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
         await server.supervisor.wait_ready(self._limits.load_seconds)

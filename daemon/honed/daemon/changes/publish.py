@@ -1,4 +1,4 @@
-"""Changes of the version that is served: successors that are compared in the worker, and choices by hand."""
+"""Engines that are pinned by hand: the one that serves a model, whichever is faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from enum import Enum, auto
 from pathlib import Path
 
 from honed.daemon.blocking import cleared_in_thread, in_thread
-from honed.daemon.core.messages import Added, LoadedProof, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from honed.daemon.core.messages import (
+    Added,
+    EngineChosen,
+    LoadedProof,
+    Pinned,
+    SuccessorReady,
+    TurnedAway,
+    VersionChosen,
+)
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
@@ -20,26 +28,91 @@ from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.loader import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
-from honed.daemon.serving.selection import EngineChoice, compare
+from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.inspect import Inspector
-from honed.daemon.store.store import Store, new_version, version_file
+from honed.daemon.store.store import Manifest, Store, new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
-from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
+from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.origin import Origin
 
-from .build import Built, load
-from .enginepins import EnginePins
-from .jobs import Jobs, failure
-from .manifests import same_but_schedules
+from .add import Jobs, failure, same_but_schedules
+from .compilation import Built, load
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class EnginePins:
+    """Pins engines; `policy` is the setting serve.engine."""
+
+    limits: Limits
+    store: Store
+    pool: Pool
+    jobs: Jobs
+    commits: Commits
+    policy: str
+
+    async def pin(self, entry: ServedModel, engine: str) -> None:
+        """Have "gpu", the compiled form, or "cpu" serve a model; "" lets the service choose again.
+
+        It is loaded there before. Raises Unavailable where there is no such form or engine, and ModelRefused
+        where the engine cannot run the model.
+        """
+        if engine not in ("", "gpu", "cpu"):
+            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'gpu' or 'cpu'")
+        with self.jobs.job(entry.name, True, lambda _: None):
+            event = self._let_go(entry) if not engine else await self._pinned(entry, engine)
+            self.pool.handle(event)
+            await self.commits.rewrite(entry)
+            self.jobs.checks.begin(entry.manifest)
+        _log.info("model %s: engine %s", entry.name, f"{engine} is pinned" if engine else "is not pinned")
+
+    async def _pinned(self, entry: ServedModel, engine: str) -> EngineChosen:
+        why = f"the engine {engine} was pinned"
+        if engine == "gpu":
+            if entry.compiled is None:
+                reason = entry.manifest.why or entry.reason or "it is being compiled"
+                raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
+            await self._loaded(self.pool.device_of(entry), entry.manifest, entry.key)
+            return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
+        cpu = self.pool.needed_cpu(entry.manifest.owner)
+        if not entry.manifest.sources:
+            raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
+        proof = await self._loaded(cpu, entry.manifest, entry.manifest.source_key)
+        return EngineChosen(
+            model=entry.number, engine="cpu", why=why, pinned=engine, interface=proof.interface
+        )
+
+    async def _loaded(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
+        with self.pool.keeping(server, key):
+            path = await in_thread(self.store.form, manifest, key)
+            return await load(server, key, path, self.limits)
+
+    def _let_go(self, entry: ServedModel) -> EngineChosen:
+        """By the times that are known, else as it is: where there is a choice, both are compared anew."""
+        manifest = entry.manifest
+        wanted = manifest.wanted or self.policy
+        if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
+            choice = choose(manifest.times, manifest.owner)
+            return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
+        if wanted == "fastest":
+            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why
+        else:
+            engine, why = wanted, f"the engine {wanted} was asked for"
+        if engine == "gpu" and entry.compiled is None:
+            engine, why = "cpu", manifest.why
+        return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
+
+
+# ---- Changes of the version that is served: successors that are compared in the
+# worker, and choices by hand ----
 
 
 class _Must(Enum):
