@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.apps.quota import AppsSettings
+from honed.daemon.features.user_models.quota import AppsSettings
 from honed.daemon.settings.schema import CpuSettings, Limits
 from honed.daemon.tuning.child import TunerSettings
 from honed.frigate.settings import FrigateSettings

@@ -12,32 +12,30 @@ from typing import Any
 from honed.protocol.service import ServicePlaces
 from honed.runtime.version import HONED_VERSION
 
-from .apps.sharesfile import SharesFile
 from .background import Background
 from .blocking import in_thread
 from .changes.add import Jobs
 from .changes.publish import EnginePins, Publisher
 from .changes.remove import Remover
 from .changes.settings import SettingsKeeper
-from .changes.sizekeeper import SizeKeeper
-from .changes.variantkeeper import VariantKeeper
-from .changes.variantmaking import VariantMaker
 from .config import Config, Reloader
 from .core.state import Registry
+from .features.batching import Batcher
+from .features.sequences import Sequencer
+from .features.sizes import SizeKeeper
+from .features.user_models.feature import Bringer, Receiver
+from .features.user_models.quota import SharesFile
+from .features.variants.feature import VariantKeeper, VariantMaker
 from .idle.leasing import Leasing
 from .methods.api import Api
-from .methods.batcher import Batcher
-from .methods.bringer import Bringer
 from .methods.inferring import InferencePipeline
 from .methods.metrics import MetricsCollector
-from .methods.receiving import Receiver
 from .observe.faults import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import Ledger
 from .server import Server
 from .serving.commits import Commits
 from .serving.pool import Pool
-from .serving.sequencing import Sequencer
 from .settings.places import records_in
 from .store.inspect import Inspector
 from .store.store import Store

@@ -12,11 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.apps.quota import AppsSettings, Shares
-from honed.daemon.methods import bringer as bringing
-from honed.daemon.methods import receiving
-from honed.daemon.methods.bringer import Bringer
-from honed.daemon.methods.receiving import Receiver
+from honed.daemon.features.user_models import feature
+from honed.daemon.features.user_models import feature as bringing
+from honed.daemon.features.user_models.feature import Bringer, Receiver
+from honed.daemon.features.user_models.quota import AppsSettings, Shares
 from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
@@ -113,7 +112,7 @@ def test_a_file_that_does_not_end_holds_up_nothing(monkeypatch: pytest.MonkeyPat
         blocked.wait()
         raise AssertionError
 
-    monkeypatch.setattr(receiving, "receive", endless)
+    monkeypatch.setattr(feature, "receive", endless)
 
     async def tried() -> None:
         receiver = Receiver(0.01)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from honed.daemon.features.sizes import SizedPart, best, cost, next_sizes
 from honed.daemon.observe.usage import MOST, DecayedUsage, SizesMet
-from honed.daemon.sizes.choice import SizedPart, best, cost, next_sizes
 from honed.protocol.results import MetSizes
 
 HALF_LIFE = 100.0

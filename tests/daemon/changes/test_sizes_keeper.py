@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.background import Background
-from honed.daemon.changes import sizekeeper as module
-from honed.daemon.changes.sizekeeper import SizeKeeper
 from honed.daemon.core.model import State
+from honed.daemon.features import sizes as module
+from honed.daemon.features.sizes import SizeKeeper
+from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.observe.usage import Ledger, UsageSettings
 from honed.daemon.store.store import Manifest
-from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.results import MetSizes, ModelPublished, ShownForm, ShownPart
 from tests.daemon.core.serving_world import manifest, stored

@@ -7,11 +7,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.daemon.features.variants.policy import (
+    KeptVariant,
+    VariantSettings,
+    Wish,
+    next_wish,
+    room_for,
+    surplus,
+)
 from honed.daemon.observe.usage import MOST, Ledger, ShapeRequests, UsageSettings
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.names import STORED, is_variant, model_of, variant_name
-from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
-from honed.daemon.variants.settings import VariantSettings
 
 MIB = 1 << 20
 SIZES = st.integers(1, 9)

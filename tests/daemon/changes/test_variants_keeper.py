@@ -11,15 +11,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from honed.daemon.background import Background
-from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
+from honed.daemon.features.variants.feature import VariantKeeper
+from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.observe.usage import Ledger, UsageSettings
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.daemon.store.names import Shapes
 from honed.daemon.store.store import Manifest
-from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import ModelRefused, Unavailable
 from tests.daemon.core.serving_world import given
 

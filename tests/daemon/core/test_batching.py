@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.daemon.core.batching import BatchMember, Gathering
+from honed.daemon.features.batching import BatchMember, Gathering
 
 MOST, DELAY = 8, 1.0
 

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from honed.daemon.apps.quota import DAY, IN_USE_SECONDS, AppsSettings, OwnModel, Shares, going, next_user
-from honed.daemon.apps.sharesfile import SharesFile
+from honed.daemon.features.user_models.quota import (
+    DAY,
+    IN_USE_SECONDS,
+    AppsSettings,
+    OwnModel,
+    Shares,
+    SharesFile,
+    going,
+    next_user,
+)
 from honed.daemon.store.names import NOBODYS, Viewer, is_own, model_named, own_name, renamed
 from honed.protocol import strict
 from honed.protocol.errors import ResourceExhausted

@@ -9,7 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from honed.daemon.serving.sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from honed.daemon.features.sequences import (
+    HeldSequence,
+    SequenceKey,
+    Sequences,
+    SequenceSettings,
+    StateTensor,
+)
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost

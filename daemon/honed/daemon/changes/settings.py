@@ -13,7 +13,7 @@ from honed.daemon.changes.add import Jobs
 from honed.daemon.changes.compilation import load
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
-from honed.daemon.methods import batcher
+from honed.daemon.features import batching
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.pool import Pool
@@ -59,7 +59,7 @@ class SettingsKeeper:
     async def _prove_rows(self, entry: ServedModel) -> None:
         """Raise InvalidArgument where requests cannot be run as one, or would change each other's answers."""
         name, manifest = entry.name, entry.manifest
-        if wrong := batcher.objection(manifest.interface):
+        if wrong := batching.objection(manifest.interface):
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
         cpu = self.pool.needed_cpu(manifest.owner)
         assert manifest.interface is not None

@@ -13,15 +13,16 @@ from honed.daemon.changes.add import Jobs
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.changes.remove import Remover
 from honed.daemon.changes.settings import SettingsKeeper
-from honed.daemon.changes.variantkeeper import VariantKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
+from honed.daemon.features.sequences import Sequencer
+from honed.daemon.features.user_models.feature import Bringer
+from honed.daemon.features.variants.feature import VariantKeeper
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving import plan
 from honed.daemon.serving.pool import Pool
-from honed.daemon.serving.sequencing import Sequencer
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
@@ -56,7 +57,6 @@ from honed.protocol.strict import Map
 from honed.runtime.version import HONED_VERSION
 
 from . import models
-from .bringer import Bringer
 from .inferring import InferencePipeline
 from .metrics import MetricsCollector
 

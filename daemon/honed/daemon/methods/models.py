@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
+from honed.daemon.features.sequences import state_of
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.plan import describe
 from honed.daemon.serving.pool import Pool
-from honed.daemon.serving.sequencing import state_of
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from honed.daemon.features.variants.policy import Wish
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
-from honed.daemon.variants.choice import Wish
 from honed.protocol.results import MetSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 

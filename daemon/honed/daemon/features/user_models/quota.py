@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from honed.daemon.observe.statefile import SAVE_SECONDS, StateFile, save_at_intervals
 from honed.daemon.settings.schema import setting
 from honed.protocol.errors import ResourceExhausted
 
@@ -157,3 +159,22 @@ def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettin
     """
     may = [user for user in waiting if shares.seconds_left(user, settings, now) > 0]
     return min(may, key=lambda user: (shares.seconds_spent(user, now), waiting[user], user), default=None)
+
+
+# ---- Keeps what users did with their shares in a file, so that it outlasts the service ----
+
+
+class SharesFile:
+    """The shares of one service."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path, Shares, "what apps used")
+        self.shares = self._file.read() or Shares()
+
+    async def keep(self) -> None:
+        """Save at intervals until cancelled."""
+        await save_at_intervals(self.save, lambda: SAVE_SECONDS)
+
+    async def save(self) -> None:
+        """Write what changed since it was last written, if anything did."""
+        await self._file.save(self.shares)

@@ -1,9 +1,15 @@
-"""Has models compiled anew, when the machine is idle, for sizes that their parts meet."""
+"""Which sizes a part is compiled for, by how often it meets them. No I/O, no clocks.
+
+A part that computes each row by itself may run in a form of more rows than there are, which costs what the
+form's rows cost: few forms, well chosen, are then enough for all numbers of rows. Any other part runs in a
+form of its very sizes, or in the CPU engine.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,18 +21,134 @@ from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
+from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
-from honed.daemon.sizes.choice import SizedPart, next_sizes
 from honed.daemon.store.store import Store
-from honed.daemon.variants.settings import VariantSettings
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import Inferred, MetSizes, ShownPart
 
-from .variantkeeper import may_have_variants
+from .variants.feature import may_have_variants
+
+Sizes = tuple[int, ...]
+# What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
+# is timed before it serves.
+_CPU = 3.0
+_BETTER = 1.25  # the cost of what is compiled must be so many times that of what could be
+_NEAR = 1.5  # sizes that differ by less are not tried where one was found not to be worth it
+_HOPELESS = 4  # sizes of a part that were left out, while it has no form: it is not for their sizes
+_CANDIDATES = 48  # sizes of a part that are looked at, those met most often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedPart:
+    """A part of a compiled file by its number, the sizes of its forms, and those that were left out."""
+
+    number: int
+    by_rows: bool
+    forms: tuple[Sizes, ...]
+    left_out: tuple[Sizes, ...]
+
+
+def next_sizes(
+    parts: Sequence[SizedPart], counts: Mapping[MetSizes, float], requests: float, most: int
+) -> tuple[MetSizes, ...] | None:
+    """All sizes that the model is to be compiled for; None where what it has is good enough.
+
+    At most so many of each part, which must have been met by so many requests.
+    """
+    chosen: list[MetSizes] = []
+    better = False
+    for part in parts:
+        met = {m.sizes: count for m, count in counts.items() if m.part == part.number}
+        sizes = _better(part, met, requests, most)
+        better = better or sizes is not None
+        chosen += [MetSizes(part=part.number, sizes=s) for s in (part.forms if sizes is None else sizes)]
+    return tuple(chosen) if better else None
+
+
+def best(met: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
+    """The sizes, at most so many and all of them met, that make what was met cheapest."""
+    if not by_rows:
+        ranked = sorted(met, key=lambda sizes: (-met[sizes] * math.prod(sizes), sizes))
+        return tuple(sorted(ranked[:most]))
+    rows = sorted(sizes[0] for sizes in met)
+    weights = {sizes[0]: count for sizes, count in met.items()}
+    width = len(next(iter(met), ()))
+    return tuple((n,) * width for n in _rows(rows, weights, most))
+
+
+def cost(met: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bool) -> float:
+    """Of what was met, in rows computed by forms: less is better."""
+    return sum(count * _cost(sizes, forms, by_rows) for sizes, count in met.items())
+
+
+def _better(part: SizedPart, met: Mapping[Sizes, float], requests: float, most: int) -> list[Sizes] | None:
+    """Sizes so much better than those there are that compiling anew is worth it; None: there are none."""
+    by_rows = part.by_rows
+    if by_rows:
+        met = {sizes: count for sizes, count in met.items() if len(set(sizes)) == 1}
+    if len(part.left_out) >= _HOPELESS and not part.forms:
+        return None
+    open_ = {sizes: count for sizes, count in met.items() if not _tried(part, sizes)}
+    if sum(open_.values()) < requests:
+        return None
+    ranked = sorted(open_, key=lambda sizes: (-open_[sizes], sizes))[:_CANDIDATES]
+    if not by_rows:
+        ranked = [sizes for sizes in ranked if open_[sizes] >= requests]
+    found = best({sizes: open_[sizes] for sizes in ranked}, most, by_rows=by_rows)
+    new = set(found) - set(part.forms)
+    if not new or cost(open_, found, by_rows=by_rows) * _BETTER > cost(open_, part.forms, by_rows=by_rows):
+        return None
+    return list(found)
+
+
+def _tried(part: SizedPart, sizes: Sizes) -> bool:
+    """Whether these were left out, or others that are hardly other."""
+    if not part.by_rows:
+        return sizes in part.left_out
+    return sizes not in part.forms and any(
+        out[0] / _NEAR <= sizes[0] <= out[0] * _NEAR for out in part.left_out
+    )
+
+
+def _cost(sizes: Sizes, forms: Collection[Sizes], by_rows: bool) -> float:
+    own = float(math.prod(sizes)) if not by_rows else float(sizes[0])
+    fitting = [form[0] for form in forms if form[0] >= sizes[0]] if by_rows else []
+    if sizes in forms:
+        return own
+    return min([_CPU * own, *fitting])
+
+
+def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[int]:
+    """At most so many of `rows`, which rise, that make all cheapest: dynamic programming over the largest."""
+    if not rows or most < 1:
+        return []
+    between = [[0.0] * len(rows) for _ in rows]  # cost of those after form i up to form j, which runs them
+    for j, form in enumerate(rows):
+        for i in range(j, -1, -1):
+            before = between[i + 1][j] if i < j else 0.0
+            between[i][j] = before + weights[rows[i]] * min(float(form), _CPU * rows[i])
+    above = [sum(_CPU * n * weights[n] for n in rows[j + 1 :]) for j in range(len(rows))]
+    # The least cost of all up to j with a form there, and which forms, by how many of them.
+    ends: list[tuple[float, list[int]]] = [(between[0][j], [rows[j]]) for j in range(len(rows))]
+    found = min((ends[j][0] + above[j], ends[j][1]) for j in range(len(rows)))
+    for _ in range(min(most, len(rows)) - 1):
+        ends = [
+            min(
+                [ends[j], *((ends[i][0] + between[i + 1][j], [*ends[i][1], rows[j]]) for i in range(j))],
+                key=lambda each: (each[0], each[1]),
+            )
+            for j in range(len(rows))
+        ]
+        found = min(found, *((ends[j][0] + above[j], ends[j][1]) for j in range(len(rows))))
+    return found[1]
+
+
+# ---- Has models compiled anew, when the machine is idle, for sizes that their parts meet ----
 
 _log = logging.getLogger(__name__)
 

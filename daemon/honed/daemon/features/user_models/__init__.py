@@ -1,0 +1,1 @@
+"""Models that apps upload, each for its user only."""

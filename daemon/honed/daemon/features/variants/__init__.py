@@ -1,0 +1,1 @@
+"""Variants: a model compiled for further shapes, and asked in its own name."""
