@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.aio import cleared_in_thread, in_thread
 
 
 def test_work_whose_caller_is_gone_ends_in_silence(caplog: pytest.LogCaptureFixture) -> None:

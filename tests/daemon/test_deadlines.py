@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from honed.daemon.deadlines import DeadlineWatch
+from honed.daemon.aio import DeadlineWatch
 
 
 def test_what_does_not_end_in_time_is_told_once_and_in_order() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.notify import Systemd
+from honed.daemon.systemd import Systemd
 from honed.protocol.errors import Unavailable
 
 UNIT = {"INVOCATION_ID": "0" * 32}

@@ -12,8 +12,8 @@ from typing import Any
 from honed.protocol.service import ServicePlaces
 from honed.runtime.version import HONED_VERSION
 
+from .aio import in_thread
 from .background import Background
-from .blocking import in_thread
 from .changes.add import Jobs
 from .changes.publish import EnginePins, Publisher
 from .changes.remove import Remover
@@ -27,20 +27,20 @@ from .features.user_models.feature import Bringer, Receiver
 from .features.user_models.quota import SharesFile
 from .features.variants.feature import VariantKeeper, VariantMaker
 from .idle.leasing import Leasing
-from .methods.api import Api
-from .methods.inferring import InferencePipeline
+from .listener import Server
+from .methods.methods import Api
 from .methods.metrics import MetricsCollector
+from .methods.pipeline import InferencePipeline
 from .observe.faults import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import Ledger
-from .server import Server
 from .serving.commits import Commits
 from .serving.pool import Pool
 from .settings.places import records_in
 from .store.inspect import Inspector
 from .store.store import Store
 from .transport.access import current_policy
-from .tuning.child import TunerChild
+from .tuning.process import TunerChild
 from .tuning.runs import TunerRuns
 
 

@@ -20,17 +20,17 @@ from typing import Any, Final
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 
-from .blocking import in_thread
+from .aio import in_thread
 from .features.sequences import SequenceSettings
 from .features.user_models.quota import AppsSettings
 from .features.variants.policy import VariantSettings
 from .idle.decision import IdleSettings
-from .notify import Systemd
 from .observe.usage import UsageSettings
 from .serving.pool import Placement
 from .settings.places import Places, drop_in_dir, places
 from .settings.schema import CpuSettings, HubSettings, Limits, ServeSettings, Service, Setting, of_table
-from .tuning.child import TunerSettings
+from .systemd import Systemd
+from .tuning.process import TunerSettings
 
 _HEADER = re.compile(r"\s*\[\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*)?=")

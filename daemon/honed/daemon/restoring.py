@@ -10,16 +10,16 @@ from typing import Any
 
 from honed.protocol.errors import HonedError, OtherFormat
 
-from .blocking import in_thread
+from .aio import in_thread
 from .changes.add import Jobs, failure
 from .core.messages import Added, Damaged, NotRestored
-from .notify import Systemd
 from .serving.pool import Pool
 from .serving.selection import cpu_serves, unfinished
 from .store.compiled import Compiled
 from .store.inspect import SECONDS, inspect_all
 from .store.names import is_variant
 from .store.store import Manifest, Store
+from .systemd import Systemd
 
 _log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from typing import Any
 from honed.protocol.errors import HonedError
 from honed.runtime.version import HONED_VERSION
 
-from . import assembly, lock, restoring, server
+from . import assembly, listener, lock, restoring
 from .config import Config, Reloader, load
-from .notify import Systemd
 from .store.store import Manifest, Store
+from .systemd import Systemd
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:
@@ -98,7 +98,7 @@ def _serve(read: Callable[[], Config], systemd: Systemd) -> None:
             locks.append(lock.acquire(socket_lock, f"socket {places.socket}", 0o755))
         store = Store(places.state_dir)
         models, damaged = store.open()
-        listening = passed or server.listen(places.socket)
+        listening = passed or listener.listen(places.socket)
         try:
             asyncio.run(_run(config, read, systemd, listening, store, models, damaged))
         finally:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon import server
+from honed.daemon import listener
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument
@@ -362,7 +362,7 @@ def test_the_socket_is_open_to_all_from_its_first_moment(
     monkeypatch.setattr(Path, "chmod", None)
     before = os.umask(0o077)
     try:
-        with server.listen(tmp_path / "s"):
+        with listener.listen(tmp_path / "s"):
             assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o666
     finally:
         assert os.umask(before) == 0o077

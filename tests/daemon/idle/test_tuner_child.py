@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from honed.daemon.transport.connection import Connection
-from honed.daemon.tuning.child import TunerChild, TunerSettings
+from honed.daemon.tuning.process import TunerChild, TunerSettings
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Gain, HintFigures, TunerReportParams, TuningFigures
 
@@ -47,7 +47,7 @@ def test_a_report_counts_while_its_connection_lasts_and_is_dated_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("honed.daemon.tuning.child.time.monotonic", lambda: now)
+    monkeypatch.setattr("honed.daemon.tuning.process.time.monotonic", lambda: now)
     tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
     first, peer = connection(1)
     tuner.report(first, TunerReportParams(text="tuning m"))

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
+from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.core.messages import Added, Explained, LoadedProof, Removed
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import LoadedProof
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool

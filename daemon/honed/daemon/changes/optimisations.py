@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 
-from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry

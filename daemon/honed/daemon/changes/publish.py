@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,

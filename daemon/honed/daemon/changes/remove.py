@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import Jobs
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Feature

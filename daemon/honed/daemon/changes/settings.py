@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import Jobs
 from honed.daemon.changes.compilation import load
 from honed.daemon.core.messages import SettingsChanged

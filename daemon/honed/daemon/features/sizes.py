@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.background import Work
-from honed.daemon.blocking import cleared_in_thread, in_thread
 from honed.daemon.changes.add import Jobs, failure
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.core.lease import Action, Grant, Lease, Overdue, Revoke
 from honed.daemon.transport.connection import Connection
 from honed.protocol import strict

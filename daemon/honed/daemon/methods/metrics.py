@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.signals import temperatures
@@ -18,7 +18,7 @@ from honed.daemon.observe.usage import Ledger
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Viewer, is_own, model_of
-from honed.daemon.tuning.child import TunerChild
+from honed.daemon.tuning.process import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TuningFigures
@@ -33,7 +33,7 @@ from honed.protocol.service import (
     WorkerFigures,
 )
 
-from .models import queue_status, servers_seen
+from .status import queue_status, servers_seen
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
 from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError

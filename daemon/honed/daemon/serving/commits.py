@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread, to_its_end
+from honed.daemon.aio import in_thread, to_its_end
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.store.files import StoredFile

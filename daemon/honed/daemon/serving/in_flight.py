@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
+from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core import messages
 from honed.daemon.core.messages import Run
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
-from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store

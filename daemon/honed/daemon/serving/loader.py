@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.core import messages
 from honed.daemon.core.messages import LoadedProof
 from honed.daemon.core.model import Engine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
 from honed.runtime.engines import compiled_serves

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from honed.daemon.blocking import in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
 from honed.machine.aiochildren import spawn
 from honed.machine.children import Bounds, kill_group, python

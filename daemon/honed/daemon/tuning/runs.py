@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.changes import compilation
 from honed.daemon.changes.add import Jobs
 from honed.daemon.changes.publish import Publisher
@@ -44,7 +44,7 @@ from honed.protocol.results import ModelPublished
 from honed.protocol.service import HintsExported, HintsImported, TunerMeasured, TunerRan
 from honed.protocol.strict import Map
 
-from .child import TunerChild
+from .process import TunerChild
 
 MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core.queue import Restarts
-from honed.daemon.deadlines import DeadlineWatch
 from honed.daemon.settings.schema import Limits
 from honed.machine import aiochildren
 from honed.machine.aiochildren import Child

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from honed.daemon.blocking import cleared_in_thread, in_thread
+from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.changes.add import Jobs, check_files
 from honed.daemon.changes.compilation import RECEIVED, Notify, Staged, is_compiled
 from honed.daemon.changes.remove import Remover

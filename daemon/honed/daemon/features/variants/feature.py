@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.background import Work
-from honed.daemon.blocking import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.changes.add import Jobs, failure, same_source
 from honed.daemon.changes.compilation import BUILT, AddJob, Built, Notify, load
 from honed.daemon.core.messages import Added, Rested

@@ -28,7 +28,7 @@ from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, 
 from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
 from honed.daemon.transport.access import Policy
 from honed.daemon.transport.connection import Connection, WithDescriptors
-from honed.daemon.tuning.child import TunerChild
+from honed.daemon.tuning.process import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
@@ -56,9 +56,9 @@ from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import HONED_VERSION
 
-from . import models
-from .inferring import InferencePipeline
+from . import status
 from .metrics import MetricsCollector
+from .pipeline import InferencePipeline
 
 MAX_PROFILE_RUNS = 100
 
@@ -190,9 +190,9 @@ class Api:
             device_spec=default.supervisor.spec,
             peaks=default.peaks,
             worker=default.worker(),
-            devices=models.device_statuses(self.fleet, self.registry, viewer),
+            devices=status.device_statuses(self.fleet, self.registry, viewer),
             models={state.value: self.registry.count(state, viewer) for state in State},
-            queue=models.queue_status(self.fleet, viewer),
+            queue=status.queue_status(self.fleet, viewer),
             connections=self.connections(),
             jobs=tuple(jobs),
             damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
@@ -251,7 +251,7 @@ class Api:
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.entry(_named(params))
         variants = self.variants.shown(entry.name)
-        return models.show(entry, self.fleet, variants)
+        return status.show(entry, self.fleet, variants)
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -324,7 +324,7 @@ class Api:
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
         return results.ModelIndex(
             models=tuple(
-                models.indexed(entry, len(self.registry.variants(entry.name)))
+                status.indexed(entry, len(self.registry.variants(entry.name)))
                 for entry in self.registry.models(self._viewer(call))
             )
         )

@@ -19,7 +19,7 @@ from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
 from .core.queue import service_stops
-from .methods.api import Api, ApiCall
+from .methods.methods import Api, ApiCall
 from .serving.pool import Pool
 from .settings.schema import Limits
 from .transport.access import Credentials, identify
