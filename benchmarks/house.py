@@ -1,41 +1,51 @@
 """Figures of how the code is built, of a checkout and of a commit before, side by side.
 
-python -m benchmarks.house [CHECKOUT] [--against REV] [--names]
+python -m benchmarks.house [CHECKOUT] [--against REV] [--run] [--names]
 
-Through how many files things really pass `benchmarks.passage` counts.
+With --run a real service counts, too, what runs (`benchmarks.passage`, some minutes a column).
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import io
 import re
 import subprocess
 import tarfile
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeGuard
+from typing import Final
 
-PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
+from benchmarks.passage.__main__ import passed, ways
+
+PARTS: Final = ("bridges", "daemon", "extensions", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
-LONG_FUNCTION: Final = 40
-WAYS: Final = {
-    "The way of a request": "a request",
-    "From an ONNX file to a served model": "an ONNX file",
-    "From a draw to a new version": "a candidate",
-}
+WAYS: Final = (  # that the page leads through the code
+    "The way of a request",
+    "From an ONNX file to a served model",
+    "From a draw to a new version",
+)
+# What the service does not need for a plain model, and what may know of it: where all is put together.
+FEATURE: Final = re.compile(
+    r"honed\.daemon\.((features|variants|sizes|apps)\b|\w+\.(batch|sequenc|statepairs|rowwise|variant|size"
+    r"|bringer|receiving))"
+)
+_TOGETHER: Final = ("service", "assembly", "config")
+# What starts a process. Each module that does so has its own way to speak to what it started.
+_STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"})
+_CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
     **dict.fromkeys(("bridge", "frigate", "http", "hub"), "bridges/honed/"),
     **dict.fromkeys(("daemon", "cpu", "tool"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }
-_NAMED: Final = "files that the page names on the way of"
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -46,14 +56,23 @@ class Module:
     text: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        """Its syntax."""
-        return ast.parse(self.text)
+    def imports(self) -> tuple[tuple[ast.Import | ast.ImportFrom, bool], ...]:
+        """Its imports, each with whether it stands in a function or is for types alone.
 
-    @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """All of its syntax, in no order that matters."""
-        return tuple(ast.walk(self.tree))
+        Only statements hold statements: expressions, which are most of a tree, are passed over.
+        """
+        found = []
+        waiting: list[tuple[ast.AST, bool]] = [(ast.parse(self.text), False)]
+        while waiting:
+            node, deferred = waiting.pop()
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found.append((node, deferred))
+            for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            deferred |= for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+                inner = getattr(node, field, ())
+                waiting += [(each, deferred) for each in inner] if isinstance(inner, list) else ()
+        return tuple(found)
 
     @property
     def part(self) -> str:
@@ -72,115 +91,95 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """How many lines of a file are what; the rest is blank."""
+class House:
+    """The code of a checkout, and its pages by their paths below the root."""
 
-    code: int
-    docstrings: int
-    comments: int
+    modules: tuple[Module, ...]
+    pages: Mapping[str, str]
+
+    @property
+    def page(self) -> str:
+        """The page with the ways through the code; "" where there is none."""
+        return self.pages.get(PAGE, "")
 
 
 @dataclass(frozen=True)
-class House:
-    """The code of a checkout or commit, and the page with the ways through it; "" where there is none."""
+class Lines:
+    """How many lines of a file are what; the rest is blank. Those of imports are code, too."""
 
-    modules: tuple[Module, ...]
-    page: str
-
-    def lines(self, part: str) -> Lines:
-        """Of a part, all files together."""
-        counted = [lines_of(module) for module in self.modules if module.part == part]
-        return Lines(
-            sum(c.code for c in counted),
-            sum(c.docstrings for c in counted),
-            sum(c.comments for c in counted),
-        )
+    code: int
+    prose: int
+    imports: int
 
 
 def from_checkout(root: Path) -> House:
-    """What is in a folder now; raises SystemExit where it is no checkout of honed."""
+    """What is in a folder; raises SystemExit where it is no checkout of honed."""
     files = sorted(path for part in PARTS for path in (root / part).rglob("*.py"))
     if not files:
         raise SystemExit(f"{root} has no {', '.join(PARTS)}; name a checkout of honed")
-    page = root / PAGE
-    modules = tuple(Module(path.relative_to(root).as_posix(), path.read_text()) for path in files)
-    return House(modules, page.read_text() if page.exists() else "")
+    pages = [path for path in (root / "README.md", *(root / "docs").glob("*.md")) if path.exists()]
+    return House(
+        tuple(Module(path.relative_to(root).as_posix(), path.read_text()) for path in files),
+        {path.relative_to(root).as_posix(): path.read_text() for path in pages},
+    )
 
 
-def from_commit(root: Path, revision: str) -> House:
-    """What a commit has; raises SystemExit where git does not know it."""
+@contextlib.contextmanager
+def checked_out(root: Path, revision: str) -> Iterator[Path]:
+    """A folder with what a commit has; raises SystemExit where git does not know it."""
     done = subprocess.run(["git", "-C", root, "archive", revision], capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"git has no {revision} to compare with: {done.stderr.decode().strip()}")
-    texts: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        for member in archive:
-            python = member.name.endswith(".py") and member.name.split("/")[0] in PARTS
-            if (python or member.name == PAGE) and (file := archive.extractfile(member)) is not None:
-                texts[member.name] = file.read().decode()
-    page = texts.pop(PAGE, "")
-    return House(tuple(Module(path, text) for path, text in sorted(texts.items())), page)
+    with tempfile.TemporaryDirectory(prefix="honed-house-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 def lines_of(module: Module) -> Lines:
-    """A line with code and a comment is code; a docstring's blank lines are its own."""
-    docstrings = {line for node in _docstrings(module) for line in _span(node)}
-    strings = {line for n in module.nodes if isinstance(n, ast.Constant | ast.JoinedStr) for line in _span(n)}
-    code = comments = 0
+    """A line with code and a comment is code; docstrings, with their blank lines, and comments are prose."""
+    nodes = list(ast.walk(ast.parse(module.text)))
+    docstrings = {line for node in nodes for line in _docstring(node)}
+    strings = {line for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) for line in _span(n)}
+    imports = {line for node in _imports(module, deferred=True) for line in _span(node)}
+    code, prose = 0, len(docstrings)
     for number, line in enumerate(module.text.splitlines(), 1):
         if number in docstrings or not line.strip():
             continue
         if line.lstrip().startswith("#") and number not in strings:
-            comments += 1
+            prose += 1
         else:
             code += 1
-    return Lines(code, len(docstrings), comments)
+    return Lines(code, prose, len(imports))
 
 
-def maps(house: House) -> list[str]:
-    """Lines that speak of maps of anything, as FILE:LINE."""
-    return sorted(
-        {f"{module.path}:{node.lineno}" for module in house.modules for node in module.nodes if _is_map(node)}
-    )
-
-
-def aliased_maps(house: House) -> list[str]:
-    """Lines that speak of such maps by another name, as FILE:LINE name, but for where it is given to them."""
-    given = {
-        (module.name, target.id)
-        for module in house.modules
-        for node in module.tree.body
-        if isinstance(node, ast.Assign) and _is_map(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    found: set[str] = set()
-    for module in house.modules:
-        names = {name for where, name in given if where == module.name}
-        for node in module.nodes:
-            if isinstance(node, ast.ImportFrom):
-                base = _base(module, node)
-                names |= {alias.name for alias in node.names if (base, alias.name) in given}
-        found |= {
-            f"{module.path}:{node.lineno} {node.id}"
-            for node in module.nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names
-        }
-    return sorted(found)
-
-
-def callbacks(house: House) -> list[str]:
-    """Attributes named on_... and given a value or declared as callable, as FILE:LINE name."""
+def into_features(house: House) -> list[str]:
+    """Imports of features by what is no feature and does not put all together, as MODULE imports MODULE."""
+    together = {f"honed.daemon.{name}" for name in _TOGETHER}
     return sorted(
         {
-            f"{module.path}:{node.lineno} {name}"
-            for module in house.modules
-            for node in module.nodes
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for name in _assigned(node)
-            if name.startswith("on_")
+            f"{module} imports {found}"
+            for module, found in links(house, deferred=True)
+            if FEATURE.match(found) and not FEATURE.match(module) and module not in together
         }
     )
+
+
+def child_protocols(house: House) -> list[str]:
+    """Modules that start processes, but for those that have the means for all others."""
+    return [
+        module.path
+        for module in house.modules
+        if module.package != "honed.machine"
+        and any(
+            isinstance(node, ast.ImportFrom)
+            and (
+                (_base(module, node) in _CHILDREN and any(alias.name in _STARTERS for alias in node.names))
+                or f"{_base(module, node)}.{node.names[0].name}" in _CHILDREN
+            )
+            for node in _imports(module, deferred=True)
+        )
+    ]
 
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:
@@ -229,16 +228,6 @@ def _circles(imports: Mapping[str, set[str]]) -> list[str]:
     return sorted(", ".join(sorted(group)) for group in groups)
 
 
-def long_functions(house: House) -> list[str]:
-    """Functions of more than LONG_FUNCTION lines, as FILE:LINE name."""
-    return [
-        f"{module.path}:{node.lineno} {node.name}"
-        for module in house.modules
-        for node in module.nodes
-        if isinstance(node, _Function) and len(_span(node)) > LONG_FUNCTION
-    ]
-
-
 def way(house: House, heading: str) -> list[str]:
     """Files and folders that the steps under a heading of the page name, each once.
 
@@ -260,40 +249,24 @@ def way(house: House, heading: str) -> list[str]:
     return list(found)
 
 
-def figures(house: House) -> Iterator[tuple[str, int | list[str]]]:
-    """Each figure by its name: a number, or what is to be counted."""
+def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str | list[str]]]:
+    """Each figure by its name: a number, or what is to be counted. What runs is told of `root` alone."""
+    every = [(module.part, lines_of(module)) for module in house.modules]
+    yield "files", f"{len(every):,}"
     for part in PARTS:
-        lines = house.lines(part)
-        yield f"lines of code, {part}", lines.code
-        yield f"lines of docstrings, {part}", lines.docstrings
-        yield f"lines of comments, {part}", lines.comments
-    yield "lines of code, together", sum(house.lines(part).code for part in PARTS)
-    counted: dict[str, Callable[[House], list[str]]] = {
-        "lines with `dict[str, Any]` or `Mapping[str, Any]`": maps,
-        "lines with such a map by another name": aliased_maps,
-        "callbacks (`on_...` attributes)": callbacks,
-        "import cycles": cycles,
-        "import cycles, with imports in functions and for types": lambda house: cycles(house, deferred=True),
-        "import cycles of packages": package_cycles,
-        f"functions over {LONG_FUNCTION} lines": long_functions,
-    }
-    for name, count in counted.items():
-        yield name, count(house)
-    for heading, what in WAYS.items():
-        yield f"{_NAMED} {what}", way(house, heading)
-
-
-def table(columns: Mapping[str, House]) -> str:
-    """The figures in Markdown, a column for each house; "-" where there is nothing to count."""
-    rows: dict[str, list[str]] = {}
-    for house in columns.values():
-        for name, found in figures(house):
-            absent = name.startswith(_NAMED) and not house.page
-            value = found if isinstance(found, int) else len(found)
-            rows.setdefault(name, []).append("-" if absent else f"{value:,}")
-    lines = [("what", *columns), ("---", *["---:"] * len(columns))]
-    lines += [(name, *values) for name, values in rows.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        yield f"lines of code, {part}", f"{sum(lines.code for found, lines in every if found == part):,}"
+    code = sum(lines.code for _, lines in every)
+    yield "lines of code, together", f"{code:,}"
+    yield "lines of docstrings and comments", f"{sum(lines.prose for _, lines in every):,}"
+    yield "share of imports in lines of code", f"{sum(lines.imports for _, lines in every) / code:.1%}"
+    yield "words of documentation", f"{sum(len(text.split()) for text in house.pages.values()):,}"
+    yield "imports of layers from features", into_features(house)
+    yield "modules that start child processes, each in its own way", child_protocols(house)
+    yield "import cycles", cycles(house)
+    yield "import cycles of packages", package_cycles(house)
+    if root is not None:
+        for what, files in ways(passed(root)).items():
+            yield f"files that run for {what}", files
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -301,14 +274,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--against", metavar="REV", help="a commit to show beside it")
+    parser.add_argument("--run", action="store_true", help="count what runs in a real service, too")
     parser.add_argument("--names", action="store_true", help="name what is counted, too")
     asked = parser.parse_args(arguments)
-    now = from_checkout(asked.checkout)
-    before = {asked.against: from_commit(asked.checkout, asked.against)} if asked.against else {}
-    print(table({**before, "now": now}))
+
+    def counted(root: Path) -> dict[str, str | list[str]]:
+        return dict(figures(from_checkout(root), root.resolve() if asked.run else None))
+
+    columns: dict[str, Mapping[str, str | list[str]]] = {}
+    if asked.against:
+        with checked_out(asked.checkout, asked.against) as before:
+            columns[asked.against] = counted(before)
+    columns["now"] = now = counted(asked.checkout)
+    lines = [("what", *columns), ("---", *["---:"] * len(columns))]
+    for name in now:
+        told = (column[name] for column in columns.values())
+        lines.append((name, *(found if isinstance(found, str) else str(len(found)) for found in told)))
+    print(*(f"| {' | '.join(line)} |" for line in lines), sep="\n")
     if asked.names:
-        for name, found in figures(now):
-            if not isinstance(found, int):
+        for name, found in now.items():
+            if not isinstance(found, str):
                 print(f"\n{name}:", *found, sep="\n  ")
 
 
@@ -317,38 +302,15 @@ def _span(node: ast.AST) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _docstrings(module: Module) -> Iterator[ast.expr]:
-    for node in module.nodes:
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if ast.get_docstring(node, clean=False) is not None:
-            first = node.body[0]
-            assert isinstance(first, ast.Expr)
-            yield first.value
-
-
-def _assigned(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
-    """Attributes that an assignment sets, or that it declares to be callable."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    yield from (target.attr for target in targets if isinstance(target, ast.Attribute))
-    yield from (
-        target.id
-        for target in targets
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(target, ast.Name)
-        and "Callable" in ast.unparse(node.annotation)
-    )
+def _docstring(node: ast.AST) -> range:
+    """The lines of what documents it; none for what can have no docstring, or has none."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return range(0)
+    return _span(node.body[0]) if ast.get_docstring(node, clean=False) is not None else range(0)
 
 
 def _imports(module: Module, deferred: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    waiting: list[ast.AST] = [module.tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if deferred or not (for_types or isinstance(node, _Function)):
-            waiting += ast.iter_child_nodes(node)
+    yield from (node for node, later in module.imports if deferred or not later)
 
 
 def _imported(module: Module, node: ast.Import | ast.ImportFrom, known: set[str]) -> Iterator[str]:
@@ -371,10 +333,6 @@ def _base(module: Module, node: ast.ImportFrom) -> str:
     above = module.package.split(".")
     above = above[: len(above) - node.level + 1]
     return ".".join([*above, node.module] if node.module else above)
-
-
-def _is_map(node: ast.AST) -> TypeGuard[ast.Subscript]:
-    return isinstance(node, ast.Subscript) and ast.unparse(node) in ("dict[str, Any]", "Mapping[str, Any]")
 
 
 def _reached(start: str, imports: Mapping[str, set[str]]) -> set[str]:

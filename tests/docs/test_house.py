@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from . import two  # said beside code
 # said alone
 if TYPE_CHECKING:
-    from .three import Thing
+    from .three import (
+        Thing,
+    )
 
 TEXT = """
 # no comment
+import this
 """
 
 
@@ -32,12 +35,10 @@ class Twice:
 
     def __init__(self, on_end: Any) -> None:
         self.on_end = on_end
-
-
-def takes(given: dict[str, Any], nested: list[dict[str, Any]]) -> None: ...
 '''
-TWO = "from .three import Thing, Told\n\n\nclass Twice:\n    told: Told\n"
-THREE = "Told = dict[str, Any]\n\n\nclass Thing:\n    def later(self):\n        from .one import Twice\n"
+TWO = "from .three import Thing\n"
+THREE = "class Thing:\n    def later(self):\n        with self:\n            from .one import Twice\n"
+LINK = "from honed.machine.children import Bounds, start\n"
 PAGE = """# The map
 
 ## The way of a request
@@ -49,15 +50,14 @@ PAGE = """# The map
 
 1. `daemon/three.py`
 """
-ON_END = f"daemon/honed/daemon/one.py:{ONE[: ONE.index('self.on_end')].count(chr(10)) + 1} on_end"
 SMALL = House(
     (
         Module("daemon/honed/daemon/one.py", ONE),
         Module("daemon/honed/daemon/two.py", TWO),
         Module("daemon/honed/daemon/three.py", THREE),
-        Module("runtime/honed/runtime/calling/link.py", "x = 1\n"),
+        Module("runtime/honed/runtime/calling/link.py", LINK),
     ),
-    PAGE,
+    {house.PAGE: PAGE},
 )
 
 
@@ -66,19 +66,33 @@ def here() -> House:
     return house.from_checkout(ROOT)
 
 
-def test_lines_are_code_docstrings_or_comments() -> None:
+def test_lines_are_code_imports_among_them_or_prose() -> None:
     lines = house.lines_of(SMALL.modules[0])
-    assert (lines.docstrings, lines.comments) == (4, 1)
+    assert (lines.prose, lines.imports) == (5, 5)
     assert lines.code == sum(bool(line.strip()) for line in ONE.splitlines()) - 3 - 1
 
 
-def test_what_is_counted_is_found_and_named() -> None:
-    assert house.maps(SMALL) == [
-        f"daemon/honed/daemon/one.py:{len(ONE.splitlines())}",
-        "daemon/honed/daemon/three.py:1",
-    ]
-    assert house.aliased_maps(SMALL) == ["daemon/honed/daemon/two.py:5 Told"]
-    assert house.callbacks(SMALL) == [ON_END]
+def test_what_starts_processes_is_found_and_the_means_for_all_are_not() -> None:
+    names = {
+        "runtime/honed/machine/aiochildren.py": "from .children import start\n",
+        "daemon/honed/a.py": "from honed.machine import aiochildren\n",
+        "daemon/honed/b.py": "def f():\n    from honed.machine.children import Bounds, spawn\n",
+        "daemon/honed/c.py": "from honed.machine.children import Bounds\n",
+    }
+    found = house.child_protocols(House(tuple(map(Module, names, names.values())), {}))
+    assert found == ["daemon/honed/a.py", "daemon/honed/b.py"]
+
+
+def test_imports_from_layers_into_features_are_found_but_for_where_all_is_put_together() -> None:
+    taken = "from honed.daemon.features import cache\n"
+    names = {
+        "daemon/honed/daemon/features/cache.py": "from honed.daemon.features import base\n",
+        "daemon/honed/daemon/features/base.py": "",
+        "daemon/honed/daemon/service.py": taken,
+        "daemon/honed/daemon/serving/pool.py": taken,
+    }
+    found = house.into_features(House(tuple(map(Module, names, names.values())), {}))
+    assert found == ["honed.daemon.serving.pool imports honed.daemon.features.cache"]
 
 
 def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
@@ -89,7 +103,7 @@ def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
 def test_packages_that_import_each_other_are_found() -> None:
     def package(**texts: str) -> House:
         files = (f"tuner/honed/{name.replace('__', '/')}.py" for name in texts)
-        return House(tuple(map(Module, files, texts.values())), "")
+        return House(tuple(map(Module, files, texts.values())), {})
 
     apart = {"a__one": "from honed.b.two import x\n", "b__two": "", "b__three": "from honed.b import two\n"}
     assert house.package_cycles(package(**apart)) == []
@@ -122,14 +136,6 @@ def _layer(module: str) -> str:
     return parts[2] if parts[:2] == ["honed", "daemon"] and len(parts) > 2 else ""
 
 
-def test_a_function_is_long_from_41_lines_on() -> None:
-    def function(lines: int) -> House:
-        return House((Module("tuner/honed/f.py", "def f():\n" + "    1\n" * (lines - 1)),), "")
-
-    assert house.long_functions(function(40)) == []
-    assert house.long_functions(function(41)) == ["tuner/honed/f.py:1 f"]
-
-
 def test_a_way_has_each_file_once_and_folders_as_one() -> None:
     files = [f"daemon/honed/daemon/{name}" for name in ("one.py", "two.py", "")]
     assert house.way(SMALL, "The way of a request") == [*files, "runtime/honed/runtime/calling/link.py"]
@@ -137,7 +143,7 @@ def test_a_way_has_each_file_once_and_folders_as_one() -> None:
 
 def test_a_way_through_a_file_that_is_not_there_is_an_error() -> None:
     with pytest.raises(SystemExit, match=r"no daemon/honed/daemon/two\.py"):
-        house.way(House(SMALL.modules[:1], PAGE), "The way of a request")
+        house.way(House(SMALL.modules[:1], SMALL.pages), "The way of a request")
 
 
 def test_the_page_of_this_house_leads_through_files_that_exist(here: House) -> None:
@@ -158,12 +164,12 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     git("commit", "-m", "x")
     (tmp_path / "docs").mkdir()
     (tmp_path / house.PAGE).write_text(PAGE)
-    (tmp_path / "daemon/honed/daemon/three.py").write_text("class Thing: ...\n")
+    (tmp_path / "runtime/honed/runtime/calling/link.py").unlink()
     house.main([str(tmp_path), "--against", "HEAD", "--names"])
     told = capsys.readouterr().out
     assert "| what | HEAD | now |" in told
-    assert "| import cycles, with imports in functions and for types | 1 | 0 |" in told
-    assert "| files that the page names on the way of a request | - | 4 |" in told
-    assert f"\n  {ON_END}\n" in told
+    assert "| files | 4 | 3 |" in told
+    assert f"| words of documentation | 0 | {len(PAGE.split())} |" in told
+    assert "in its own way | 1 | 0 |" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from honed.machine.profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 from honed.runtime.compiled import modelfile
@@ -16,10 +17,12 @@ from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
     Copy,
+    CpuPart,
     HostCall,
     Kernel,
     KernelArg,
     Launch,
+    PartTensor,
     Place,
     Preparation,
     Proof,
@@ -194,6 +197,24 @@ class Builder:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype(kind).itemsize
         self.buffers.append(Buffer(dtype=kind, shape=shape, place=place, offset=offset, nbytes=nbytes))
         return len(self.buffers) - 1
+
+
+def doubled(b: Builder, n: int) -> Split:
+    """One part, number 0, for a call between steps: it doubles n singles."""
+    here = helper.make_tensor_value_info("in", TensorProto.FLOAT, [n])
+    there = helper.make_tensor_value_info("out", TensorProto.FLOAT, [n])
+    graph = helper.make_graph([helper.make_node("Add", ["in", "in"], ["out"])], "part", [here], [there])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    part = CpuPart(
+        onnx=b.constant(np.frombuffer(model.SerializeToString(), np.uint8)),
+        inputs=(PartTensor(name="in", dtype="float32", shape=(n,)),),
+        outputs=(PartTensor(name="out", dtype="float32", shape=(n,)),),
+        nodes=1,
+        flops=n,
+        why=("it is slow",),
+    )
+    outputs = tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in b.outputs)
+    return Split(parts=(part,), behind=(), outputs=outputs, nodes=1, flops=n)
 
 
 def add_constant(n: int = 8) -> Builder:

@@ -286,6 +286,7 @@ WRONG: dict[str, Change] = {
     "a call that wants what is not there": call(attrs={"part": 0, "wanted": (1,)}),
     "a call with more to say": call(attrs={"part": 0, "wanted": (0,), "more": 1}),
     "a call with too few inputs": call(inputs=()),
+    "a call that writes an input": call(outputs=(0,)),
     "a call of integers": of_part(0, inputs=tensors(s=("int32", 8))),
     "a call of another shape": of_part(0, inputs=tensors(s=("float64", 9))),
     "a part that runs twice": split(behind=(1, 1)),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime.compiled.model import Copy, HostCall, KernelArg, Launch
+from honed.runtime.compiled.model import CPU_PART, Copy, HostCall, KernelArg, Launch
 from honed.tuner.lower.plan import Lifetime, place, plan
 from honed.tuner.lower.program import (
     Function,
@@ -148,9 +148,9 @@ def test_several_launches_share_their_inner_buffers_and_source() -> None:
     assert made.buffers[one.buffers[-1]].place == "scratch"
 
 
-def test_a_host_function_sees_the_shape_it_asked_for() -> None:
+def test_a_part_sees_the_shape_it_asked_for() -> None:
     calls: list[FunctionCall | HostFunctionCall] = [
-        HostFunctionCall(function="sort", inputs=(0,), input_shapes=((2, 2),), outputs=(1,), attrs={})
+        HostFunctionCall(function=CPU_PART, inputs=(0,), input_shapes=((2, 2),), outputs=(1,), attrs={})
     ]
     made = plan(_program(2, calls, [1]), {}, 64, ROOM)
     copy, call = made.steps

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import (
+    CPU_PART,
     CompiledModel,
     Copy,
     HostCall,
@@ -212,14 +213,14 @@ def test_what_a_later_launch_updates_is_not_prepared() -> None:
     assert (made.prepare, len(made.steps)) == ((), 3)
 
 
-def test_host_functions_stay_and_their_reshaped_constants_do_not() -> None:
+def test_parts_stay_and_their_reshaped_constants_do_not() -> None:
     calls: list[FunctionCall | HostFunctionCall] = [
         HostFunctionCall(
-            function="sort",
+            function=CPU_PART,
             inputs=(1,),
             input_shapes=((4, 2),),
             outputs=(2,),
-            attrs={"axis": 0, "descending": False},
+            attrs={"part": 0, "wanted": (0,)},
         )
     ]
     made = plan(program(calls, (2,), -8, 8), {}, ALIGNMENT, ROOM)

@@ -1,4 +1,4 @@
-"""How long each model ran, and the shapes and sizes it was asked for, counted with decay and kept in a file."""
+"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from honed.runtime.compiled.hostrules import integer
 from honed.runtime.compiled.model import (
-    CPU_PART,
     Buffer,
     CompiledModel,
     CpuPart,
@@ -193,11 +191,12 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
             f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
         )
         return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
-    if isinstance(step, HostCall) and step.function == CPU_PART and model.split is not None:
-        part = model.split.parts[integer(step.attrs, "part")]
-        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
     if isinstance(step, HostCall):
-        return BoxLine(f"{step.function} on the host", None, prepared, f"host function {step.function}")
+        number = step.attrs["part"]
+        assert isinstance(number, int)
+        assert model.split is not None
+        part = model.split.parts[number]
+        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
     size = model.buffers[step.source].nbytes
     return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
 

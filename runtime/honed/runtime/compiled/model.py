@@ -122,7 +122,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCall:
-    """Run a NumPy function of `hostcalls` on the host between two launches."""
+    """Run a part of the model in the CPU engine between two launches: `function` is CPU_PART."""
 
     function: str
     inputs: tuple[int, ...]

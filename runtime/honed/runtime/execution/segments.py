@@ -2,15 +2,14 @@
 
 Launches and copies are calls of the driver's own functions, every argument bound beforehand. pyopencl makes
 an event for every launch; here one has an event only where it is asked for, and between two launches Python
-does nothing but take the next call. A batch enqueues without waiting for the host; a call runs a NumPy
-function, or a part of the model in the CPU engine, between two batches.
+does nothing but take the next call. A batch enqueues without waiting for the host; between two batches a
+part of the model runs in the CPU engine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from honed.machine.opencl import LOADER, cl, driver_call, refused
-from honed.runtime.compiled import hostrules
-from honed.runtime.compiled.model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Preparation
+from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
-from . import hostcalls
 from .cpuparts import OpenParts
 from .memory import DeviceMemory
 from .timing import Called, Enqueued, Timeline
@@ -151,17 +148,18 @@ class LaunchBatch:
             tails[-self._window].wait()
 
 
-class _Call(ABC):
-    """A host call: waits for the device, computes, hands its outputs back."""
+class BoundPart:
+    """A part of the model in the CPU engine: waits for the device, computes, hands its outputs back."""
 
-    def __init__(self, step: HostCall, memory: DeviceMemory, queue: Any) -> None:
+    def __init__(self, step: HostCall, parts: OpenParts, memory: DeviceMemory, queue: Any) -> None:
         self._step = step
+        self._parts = parts
         self._memory = memory
         self._queue = queue
-
-    @abstractmethod
-    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
-        """The outputs."""
+        part, wanted = step.attrs["part"], step.attrs["wanted"]
+        assert isinstance(part, int)
+        assert isinstance(wanted, tuple)
+        self._part, self._wanted = part, wanted
 
     def run(self) -> Sequence[Any]:
         """Raises InvalidArgument where its inputs are none for it."""
@@ -179,41 +177,14 @@ class _Call(ABC):
         step = self._step
         with self._memory.read(queue, step.inputs) as values:
             began = time.perf_counter()
-            results = self._computed(values)
-            for index, result in zip(step.outputs, results, strict=True):
+            found = self._parts.run(self._part, values)
+            for index, made in zip(step.outputs, self._wanted, strict=True):
                 with self._memory.written(queue, index) as target:
-                    target[...] = result
+                    target[...] = found[made]
         return began
 
 
-class BoundHostCall(_Call):
-    """A NumPy function; an index among its inputs that points outside the data is refused."""
-
-    def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: DeviceMemory, queue: Any) -> None:
-        super().__init__(step, memory, queue)
-        self._outputs = [hostrules.Signature(buffers[i].dtype, buffers[i].shape) for i in step.outputs]
-
-    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
-        return hostcalls.run(self._step.function, values, self._outputs, self._step.attrs)
-
-
-class BoundPart(_Call):
-    """A part of the model in the CPU engine."""
-
-    def __init__(self, step: HostCall, parts: OpenParts, memory: DeviceMemory, queue: Any) -> None:
-        super().__init__(step, memory, queue)
-        self._parts = parts
-        self._part = hostrules.integer(step.attrs, "part")
-        wanted = step.attrs["wanted"]
-        assert isinstance(wanted, tuple)
-        self._wanted = wanted
-
-    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
-        found = self._parts.run(self._part, values)
-        return [found[index] for index in self._wanted]
-
-
-Segment = LaunchBatch | BoundHostCall | BoundPart
+Segment = LaunchBatch | BoundPart
 
 
 def segments(
@@ -234,11 +205,8 @@ def segments(
     for step in model.steps:
         if isinstance(step, HostCall):
             found.append(LaunchBatch(commands, cap, queue))
-            if step.function == CPU_PART:
-                assert parts is not None
-                found.append(BoundPart(step, parts, memory, queue))
-            else:
-                found.append(BoundHostCall(step, model.buffers, memory, queue))
+            assert parts is not None
+            found.append(BoundPart(step, parts, memory, queue))
             commands = []
         elif not empty(model, step):
             if step not in bound:

@@ -5,7 +5,7 @@ Values are keyed by the Relax variable object: variable names are not unique.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled.model import CPU_PART, Attr
+from honed.runtime.compiled.model import CPU_PART
 from honed.tuner import partcall
 
 from .functions.apart import move_of
@@ -140,22 +140,7 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
     if (part := partcall.named(called)) is not None:
         _read_part(reader, binding.var, value, outputs, part)
         return None
-    host = _HOST_CALLS.get(name)
-    if host is None:
-        return f"{name.removeprefix('relax.')} has no kernel"
-    inputs = reader.tensors([value.args[0]])
-    function, attrs = host(value, len(inputs[0].shape))
-    reader.calls.append(
-        HostFunctionCall(
-            function=function,
-            inputs=tuple(s.value for s in inputs),
-            input_shapes=tuple(s.shape for s in inputs),
-            outputs=tuple(s.value for s in outputs),
-            attrs=attrs,
-            operators=reader.operators.get(binding.var, ()),
-        )
-    )
-    return None
+    return f"{name.removeprefix('relax.')} has no kernel"
 
 
 def _read_part(
@@ -237,44 +222,3 @@ def _is_reshape(reader: _Reader, function: relax.GlobalVar) -> bool:
     if name not in reader.reshapes:
         reader.reshapes[name] = bool(relax.analysis.has_reshape_pattern(reader.module[function]))
     return reader.reshapes[name]
-
-
-def _axis(value: object, rank: int) -> int:
-    axis: int = int(value)  # type: ignore[call-overload]
-    return axis + rank if axis < 0 else axis
-
-
-def _sorting(function: str) -> Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]:
-    def attributes(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
-        return function, {"axis": _axis(call.attrs.axis, rank), "descending": bool(call.attrs.descending)}
-
-    return attributes
-
-
-def _scanning(function: str) -> Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]:
-    def attributes(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
-        exclusive = bool(call.attrs.exclusive) if call.attrs.exclusive is not None else False
-        return function, {"axis": _axis(call.attrs.axis, rank), "exclusive": exclusive, "reverse": False}
-
-    return attributes
-
-
-def _topk(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
-    attrs = call.attrs
-    if str(attrs.ret_type) != "both":
-        return f"topk-{attrs.ret_type}", {}
-    return "topk", {
-        "axis": _axis(attrs.axis, rank),
-        "k": int(attrs.k),
-        "largest": bool(attrs.largest),
-        "sorted": True,
-    }
-
-
-_HOST_CALLS: Mapping[str, Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]] = {
-    "relax.sort": _sorting("sort"),
-    "relax.argsort": _sorting("argsort"),
-    "relax.topk": _topk,
-    "relax.cumsum": _scanning("cumsum"),
-    "relax.cumprod": _scanning("cumprod"),
-}

@@ -274,7 +274,7 @@ def _add_call(
 
 
 def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
-    """The buffer itself where it has that shape, else a copy that has: host functions see shapes."""
+    """The buffer itself where it has that shape, else a copy that has: parts see shapes."""
     have = draft.buffers[buffer]
     if have.shape == shape:
         return buffer

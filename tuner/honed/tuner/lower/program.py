@@ -82,7 +82,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFunctionCall:
-    """Run a function of `honed.runtime.execution.hostcalls` on values, seen in the shapes given here."""
+    """Run a part of the model in the CPU engine on values, seen in the shapes given here."""
 
     function: str
     inputs: tuple[int, ...]

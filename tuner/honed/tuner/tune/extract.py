@@ -19,7 +19,7 @@ from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.runtime.compiled.model import CPU_PART, CompiledModel
+from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import frontend, sized
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
@@ -37,7 +37,6 @@ from honed.tuner.prepare import compiled_before, prepare
 
 from .task import TuningTask
 
-_ON_HOST = "its loops depend on the data, it runs on the host"
 SETS = 3  # of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
@@ -71,7 +70,7 @@ def extract(
     calibration: Path | None = None,
     like: Path | None = None,
 ) -> Extraction:
-    """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
+    """The tasks of an ONNX file, and its calls of parts as a task that cannot be tuned; raises as compiling.
 
     `calibration` and `like` are as in `honed.tuner.compile.Request`. Parts are there in the sizes that `like`
     was compiled for, whether the CPU engine was faster or not.
@@ -155,12 +154,9 @@ def _rivals(
 
 
 def _opaque(name: str, weight: int) -> TuningTask:
-    """A host call as a task that cannot be tuned."""
-    part = name == CPU_PART
-    why = "a part of the model that the CPU engine runs" if part else _ON_HOST
-    return TuningTask(
-        key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=f"opaque: {why}"
-    )
+    """Calls of parts as a task that cannot be tuned."""
+    why = "opaque: a part of the model that the CPU engine runs"
+    return TuningTask(key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=why)
 
 
 def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:

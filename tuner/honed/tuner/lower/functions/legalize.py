@@ -25,8 +25,6 @@ from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-# Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
-HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
@@ -67,7 +65,7 @@ def legalize_traced(
     blocked: bool = True,
     in_place: bool = True,
 ) -> tuple[IRModule, Traced]:
-    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
+    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of parts.
 
     Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
     `blocked` channels lie as in the model; without `in_place`, or where parts of buffers cost a device more
@@ -112,9 +110,7 @@ def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
         **extremes.rules(),
     }
     steps = relax.transform
-    return tvm.transform.Sequential(
-        [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]
-    )
+    return tvm.transform.Sequential([steps.LegalizeOps(rules), steps.AnnotateTIROpPattern()])
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

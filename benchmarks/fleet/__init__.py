@@ -1,1 +1,0 @@
-"""Many boards and one hub, on paper: requests, bytes, and how long until all have what one learned."""

@@ -1,1 +1,0 @@
-"""Models beside tinygrad's OpenCL backend."""
