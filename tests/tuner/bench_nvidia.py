@@ -23,8 +23,7 @@ from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
+from honed.tuner.search.costmodel import WIDTH, CostModel
 
 from .nvidia import faults, prebuild, tuning
 from .nvidia.sidebyside import compare

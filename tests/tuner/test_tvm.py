@@ -9,7 +9,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
-from honed.tuner.search.context import tune_context
+from honed.tuner.search.traces import tune_context
 
 pytestmark = pytest.mark.tvm
 

@@ -15,8 +15,7 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.search.batches import Evolution
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
+from honed.tuner.search.costmodel import WIDTH, CostModel
 from honed.tuner.search.rules import postprocs, space
 
 

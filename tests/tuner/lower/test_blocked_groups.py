@@ -20,8 +20,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import read
-from honed.tuner.search.sketches.blocked_groups import blocked_groups
-from honed.tuner.search.tiles.blocked_groups import blocked_group_tile
+from honed.tuner.search.sketches.blocked import blocked_group_tile, blocked_groups
 from honed.tuner.tune.extract import workload
 from honed.tuner.verdict import Outcome
 from tests.tuner.search.search_functions import draws, imagined, profile_of

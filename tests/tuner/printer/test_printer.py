@@ -21,7 +21,7 @@ from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
-from honed.tuner.search.sketches.sliced import sliced
+from honed.tuner.search.sketches.grouped import sliced
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
 from tests.tuner.search.search_functions import dense, draws, imagined

@@ -26,8 +26,8 @@ from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written
 from honed.tuner.search import traces
+from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, draws, features_of
-from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.verdict import Timing

@@ -18,7 +18,7 @@ from honed.machine.profile import DeviceIdentity, DeviceLimits, DevicePeaks, Dev
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
-from honed.tuner.search.context import tune_context
+from honed.tuner.search.traces import tune_context
 from honed.tuner.tune.extract import Extracted, extract
 
 GRAPHS = {

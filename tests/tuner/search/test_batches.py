@@ -7,8 +7,7 @@ import pytest
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import decisions, rules
 from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Evolution, Proposal, Way, neighbours
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
+from honed.tuner.search.costmodel import WIDTH, CostModel
 
 from .search_functions import dense, imagined
 

@@ -13,8 +13,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.batches import Evolution
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
+from honed.tuner.search.costmodel import WIDTH, CostModel
 
 from .search_functions import dense, draws, imagined
 

@@ -20,9 +20,9 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.schedules import first_kernels
-from honed.tuner.search import prior, shipped
+from honed.tuner.search import costmodel, shipped
+from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, Drawing
-from honed.tuner.search.features import WIDTH
 from honed.tuner.setup import for_defaults, setup_for, tuned_as
 from honed.tuner.tune.extract import extract
 from tests.tuner.lower.lowering import normal, run_lowered
@@ -86,7 +86,7 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
 
 @pytest.mark.parametrize("family", SHIPPED)
 def test_priors_know_the_present_features_and_are_small(family: str) -> None:
-    found = prior.prior_of(family)
+    found = costmodel.prior_of(family)
     assert found is not None
     file = shipped.shipped(family)
     assert file is not None
@@ -114,10 +114,10 @@ def learned(features: int) -> bytes:
 
 def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -> None:
     one = imagined("cpu")
-    before, kept_under = prior.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
+    before, kept_under = costmodel.prior_of("cpu"), for_defaults(setup_for(one.identity), "cpu")
     finished = tuned_as("a model", setup_for(one.identity))
     (folder / "cpu.prior").write_bytes(learned(WIDTH))
-    own, file = prior.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
+    own, file = costmodel.prior_of("cpu"), priorfile.read(folder / "cpu.prior")
     assert before is not None
     assert own is not None
     assert own.name == f"prior:cpu-own-{file.digest}"
@@ -129,7 +129,7 @@ def test_an_own_prior_is_used_in_the_place_of_the_one_that_ships(folder: Path) -
     assert tuned_as("a model", setup_for(one.identity)) != finished, "its defaults are timed again"
     assert for_defaults(setup_for(one.identity), "gpu") == setup_for(one.identity), "it has none"
     (folder / "cpu.prior").unlink()
-    assert prior.prior_of("cpu") is before
+    assert costmodel.prior_of("cpu") is before
 
 
 @pytest.mark.parametrize("wrong", ["features", "damaged", "cut", "other", "none", "old"])
@@ -149,7 +149,7 @@ def test_an_own_prior_that_cannot_be_used_is_told_and_left(
         case "old":
             data = data.replace(b'"honed_prior": 1', b'"honed_prior": 0')
     (folder / "cpu.prior").write_bytes(data)
-    found = prior.prior_of("cpu")
+    found = costmodel.prior_of("cpu")
     assert found is not None
     file = shipped.shipped("cpu")
     assert file is not None

@@ -27,13 +27,12 @@ from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
 from .records import Records, TuningRecord
 from .search import traces
-from .search.costmodel import Array
+from .search.costmodel import Array, Prior, prior_of
 from .search.draw import Draw, Drawing, features_of
-from .search.prior import Prior, prior_of
 from .search.rules import rules_of, transforms
 from .search.sketches.attention import attention_of
+from .search.sketches.held import loads_of
 from .search.starts import groups_of
-from .search.tiles.held import loads_of
 from .setup import for_defaults, setup_for
 from .valhall.benches import PLATFORM as BENCH
 

@@ -18,9 +18,8 @@ from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup
 from honed.tuner.search import traces
-from honed.tuner.search.costmodel import Array, scores
+from honed.tuner.search.costmodel import WIDTH, Array, scores
 from honed.tuner.search.draw import features_of
-from honed.tuner.search.features import WIDTH
 from honed.tuner.verdict import Stored
 
 OTHER_FAMILY = "of another family of devices"

@@ -29,11 +29,10 @@ from honed.runtime.origin import Way
 from honed.tuner.lower.opencl import LoweringFailed
 
 from . import traces
-from .context import tune_context
-from .costmodel import Array, CostModel
+from .costmodel import Array, CostModel, features
 from .decisions import Choice, Decision, Drawn, Tile, adapt, divisors, read
-from .features import features
 from .starts import starts
+from .traces import tune_context
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
 _CENTRES = 4  # of the best, each descended from when all beside the better ones was tried

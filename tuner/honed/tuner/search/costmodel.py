@@ -1,23 +1,35 @@
-"""The learned cost model: from features of a schedule to how near it comes to the best of its task.
-
-One model serves every task and model of a device, because features describe loops and memory and not
-operators. It is trained again from all its samples after each batch (xgboost's histogram method, well under a
-second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
-"""
+"""The learned cost model, the features it judges by, and what is believed before any was measured."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm.s_tir import meta_schedule as ms
 
+from honed.jobs import priorfile
 from honed.jobs.events import Ranking
+from honed.jobs.priorfile import PriorFile
 from honed.machine.files import replacing
+from honed.runtime.origin import Origin, ScheduleSource
+
+from .shipped import shipped
 
 if TYPE_CHECKING:
     import xgboost  # where it is used, since it brings SciPy: most compilers need neither
+
+
+# ---- The learned cost model: from features of a schedule to how near it comes to the best of its task ----
+#
+# One model serves every task and model of a device, because features describe loops and memory and not
+# operators. It is trained again from all its samples after each batch (xgboost's histogram method, well
+# under a second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
 
 Array = NDArray[np.float32]
 
@@ -156,3 +168,74 @@ def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     ends = np.cumsum(counts)
     means: NDArray[np.float64] = ends - (counts - 1) / 2
     return means[which]
+
+
+# ---- Features of scheduled functions, by which cost models judge them: loops and
+# memory, and no operators ----
+
+_STORE_WIDTH = 164  # of MetaSchedule's features of one store
+WIDTH = 2 * _STORE_WIDTH
+
+
+def features(context: ms.TuneContext, candidates: Sequence[Any]) -> Array:
+    """Features [n, WIDTH]: over a schedule's stores, the sum and the greatest of the logarithms."""
+    found = np.zeros((len(candidates), WIDTH), np.float32)
+    if not candidates:
+        return found
+    extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
+    for n, array in enumerate(extractor.extract_from(context, list(candidates))):
+        stores = np.log1p(np.maximum(array.numpy().astype(np.float32), 0.0))
+        if len(stores):
+            found[n, :_STORE_WIDTH] = stores.sum(0)
+            found[n, _STORE_WIDTH:] = stores.max(0)
+    return found
+
+
+# ---- What is believed of a family's schedules before any was measured on the device at hand ----
+#
+# A prior is a cost model, one for each family of devices, that ships with the package or is an
+# administrator's own, learned by `honed.tuner.learn` from records. It scores schedules by their features,
+# as the cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prior:
+    """The prior of a family; `name` says which, as `hone show` tells it."""
+
+    name: str
+    booster: xgboost.Booster
+    knows_rules: bool  # it learned how default rules do beside draws, and scores them rightly
+
+    def predict(self, features: Array) -> Array:
+        """Scores [n] of features [n, WIDTH]."""
+        import xgboost
+
+        found: Array = self.booster.predict(xgboost.DMatrix(features, nthread=1))
+        return found
+
+
+def prior_of(family: str) -> Prior | None:
+    """The family's prior, an own one first, as it is now; None where there is none."""
+    own = priorfile.own(family)
+    if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
+        return found
+    file = shipped(family)
+    return None if file is None else _loaded(file, f"{family}-{file.digest}")
+
+
+@lru_cache(maxsize=8)
+def _loaded(file: PriorFile, name: str) -> Prior | None:
+    """The prior; None, with a word in the log, where XGBoost or its features are of another honed."""
+    import xgboost
+
+    booster = xgboost.Booster(params={"nthread": 1})
+    try:
+        booster.load_model(bytearray(file.model))
+        if booster.num_features() != WIDTH:
+            raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
+    except ValueError as error:
+        _log.warning("%s; it is not used", error)
+        return None
+    return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules)

@@ -17,10 +17,9 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import target_for
 
 from . import rules, traces
-from .context import tune_context
-from .costmodel import Array
-from .features import features
+from .costmodel import Array, features
 from .outline import Outline, Row
+from .traces import tune_context
 
 _MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is left
 

@@ -17,9 +17,8 @@ from tvm.target import Target
 
 from honed.machine.profile import ScheduleRules
 
-from .context import tune_context
 from .sketches.grouped import GroupTile
-from .traces import as_module
+from .traces import as_module, tune_context
 
 _STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")

@@ -1,19 +1,26 @@
-"""Traces of schedules as JSON text: how records keep them and how they are played again."""
+"""Traces of schedules as JSON text: how records keep them, how they are played again, and in what context."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule import _ffi_api
+from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.schedule import Trace
+from tvm.target import Target
 
 from honed.tuner.lower.opencl import LoweringFailed, last_line
 from honed.tuner.lower.schedule import fresh
+
+# ---- Traces of schedules as JSON text: how records keep them and how they are played again ----
 
 
 def to_text(trace: Trace) -> str:
@@ -66,3 +73,38 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict | tvm.ir.Map):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
+
+
+# ---- MetaSchedule's context of a search, made without what takes long and is never used ----
+
+_log = logging.getLogger(__name__)
+
+
+def tune_context(
+    module: IRModule,
+    target: Target,
+    generator: ms.SpaceGenerator,
+    strategy: ms.SearchStrategy,
+    *,
+    seed: int,
+    threads: int,
+) -> ms.TuneContext:
+    """What `ms.TuneContext(...)` gives.
+
+    Its own constructor imports every tensor intrinsic of TVM first: 500 functions for other devices that are
+    parsed one by one, for 14 s on two cores of a Xeon. None of the rules here uses any.
+    """
+    made: Any = ms.TuneContext.__new__(ms.TuneContext)
+    made.__init_handle_by_constructor__(
+        _ffi_api.TuneContext,
+        module,
+        target,
+        generator,
+        strategy,
+        "main",
+        threads,
+        seed,
+        get_logging_func(_log),
+    )
+    _ffi_api.TuneContextInitialize(made)
+    return made

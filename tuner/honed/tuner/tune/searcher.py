@@ -36,9 +36,7 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.schedules import first_kernels
 from honed.tuner.search import traces
 from honed.tuner.search.batches import Batches, Evolution, Proposal
-from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.search.features import WIDTH
-from honed.tuner.search.prior import Prior, prior_of
+from honed.tuner.search.costmodel import WIDTH, CostModel, Prior, prior_of, ranking
 from honed.tuner.search.rules import postprocs, space
 
 from .extract import Extraction, adopt, extract, workload, write_sets

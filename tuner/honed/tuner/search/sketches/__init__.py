@@ -29,12 +29,10 @@ from honed.tuner.search.blocks import Keep, inline_elementwise
 from honed.tuner.search.parts import SKETCHES, SketchLimits, lane_choices
 from honed.tuner.search.traces import as_module, steps, unscheduled
 
-from .attention import attention
-from .attention_groups import attention_groups
-from .grouped import GroupTile, grouped
+from .attention import attention, attention_groups
+from .grouped import SLICES, GroupTile, grouped, sliced
 from .points import points
 from .separable import separable
-from .sliced import SLICES, sliced
 
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_found.name)

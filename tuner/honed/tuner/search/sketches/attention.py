@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
 from honed.tuner.search.blocks import BlockInfo, blocks, is_dear
+from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -26,11 +27,15 @@ from honed.tuner.search.parts import (
     lanes_of,
     part_of,
     partial_results,
+    sample_any,
     sample_tile,
     set_private,
+    unroll_some,
     write_out,
 )
 from honed.tuner.search.traces import as_module, unscheduled
+
+from .grouped import GroupTile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,3 +287,220 @@ def _keep_rows(
         for block in (split, part.block) if part.info.is_reduction else ():
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, at)[0])
+
+
+# ---- The attention sketch for groups: the work-items of a group share a tile of
+# rows, whose scores they keep ----
+#
+# Scores are in local memory. Work-items are two-dimensional: along y they share out the rows, along x the
+# keys of the scores, then what is added up or found along these, then the columns of the result.
+
+_ACROSS = (32, 16, 8, 4)  # work-items along x, to choose from
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadGroup:
+    """Work-items of a group along both axes, and rows that each has."""
+
+    high: ExprRV
+    wide: ExprRV
+    rows: ExprRV
+
+
+def attention_groups(
+    schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, copied: bool
+) -> bool:
+    """A group has some rows, and keeps their scores. False where the function is no attention.
+
+    With `copied` what is multiplied goes through local memory, else each work-item reads what it multiplies.
+    """
+    one = read(schedule)
+    if one is None:
+        return False
+    places = written_axes(schedule, one)
+    last = one.tail.block if one.tail else schedule.cache_write(one.product.block, 0, "local")
+    loops, row = schedule.get_loops(last), places[-2]
+    outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
+    outer, high, items = sample_tile(schedule, outer, by.threads)
+    lanes = lanes_of(one.columns, most)
+    group = _HeadGroup(items, _wide(schedule, one, lanes, most), held)
+    across, wide, vectors, vector = _shared_out(schedule, loops[-1], group, lanes, limits)
+    grid = [outer if n == row else loop for n, loop in enumerate(loops[:-1])]
+    schedule.reorder(*grid, across, high, wide, rows, vectors, vector)
+    under = fuse(schedule, grid)
+    schedule.bind(under, "blockIdx.x")
+    _bind(schedule, high, wide)
+    write_out(schedule, [rows, vectors, vector])
+    _multiply_in_group(schedule, one.product.block, wide, lanes, by, copied=copied)
+    _share_rows(schedule, one, under, group)
+    _score(schedule, one, under, group, by, limits, most, copied=copied)
+    return True
+
+
+def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
+    """How many work-items there are along x, left open: they divide the keys as well as the columns."""
+    keys, columns = one.keys // lanes_of(one.keys, most), one.columns // lanes
+    fitting = [n for n in _ACROSS if keys % n == columns % n == 0]
+    if not fitting:
+        raise ValueError("keys and columns are not divided by as many work-items")
+    return sample_any(schedule, fitting)
+
+
+def _shared_out(
+    schedule: Schedule, loop: LoopRV, group: _HeadGroup, lanes: int, limits: SketchLimits
+) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
+    """Split a loop into turns, work-items along x, the vectors of each, how many is left open, and lanes."""
+    rest, vector = schedule.split(loop, [None, lanes])
+    steps, wide = schedule.split(rest, [None, group.wide])
+    turns, vectors = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=limits.tile)
+    return (*schedule.split(schedule.fuse(steps, wide), [turns, group.wide, vectors]), vector)
+
+
+def _bind(schedule: Schedule, high: LoopRV, wide: LoopRV) -> None:
+    schedule.bind(high, "threadIdx.y")
+    schedule.bind(wide, "threadIdx.x")
+
+
+def _multiply_in_group(
+    schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, by: GroupTile, *, copied: bool
+) -> None:
+    """Compute the tile of a work-item of a product in registers, under a loop."""
+    schedule.compute_at(block, at, preserve_unit_loops=True)
+    set_private(schedule, block)
+    *_, rows, columns, summed = below(schedule, block, at)
+    outer, steps, _ = sample_tile(schedule, summed, by.reduced)
+    vectors, vector = schedule.split(columns, [None, lanes])
+    schedule.reorder(outer, steps, rows, vectors, vector)
+    if copied:
+        _copy(schedule, block, outer, by)
+    write_out(schedule, [rows, vectors, vector])
+    unroll_some(schedule, steps, by.unroll)
+    schedule.decompose_reduction(block, outer)
+
+
+def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> None:
+    """Copy what a product reads of global memory into local memory, in vectors of an open length."""
+    for number, one in enumerate(schedule.get(block).reads):
+        if str(one.source.scope()) == "shared":
+            continue
+        copy = schedule.cache_read(block, number, "shared")
+        schedule.compute_at(copy, at, preserve_unit_loops=True)
+        fuse(schedule, schedule.get_loops(copy)[-len(one.source.shape) :])
+        schedule.annotate(copy, "meta_schedule.cooperative_fetch", sample_any(schedule, by.copied))
+
+
+def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadGroup) -> None:
+    """Compute all that is made of the scores in local memory, each row by the work-items along x."""
+    for part in reversed(one.rows):
+        schedule.compute_at(part.block, under, preserve_unit_loops=True)
+        for number in range(len(schedule.get(part.block).writes)):
+            schedule.set_scope(part.block, number, "shared")
+        *_, rows, keys = below(schedule, part.block, under)
+        high, mine = schedule.split(rows, [group.high, group.rows])
+        turns, wide = schedule.split(keys, [None, group.wide])
+        schedule.reorder(high, mine, turns, wide)
+        _bind(schedule, high, wide)
+
+
+def _score(
+    schedule: Schedule,
+    one: Attention,
+    under: LoopRV,
+    group: _HeadGroup,
+    by: GroupTile,
+    limits: SketchLimits,
+    most: int,
+    *,
+    copied: bool,
+) -> None:
+    """Compute the scores of a group's rows into local memory."""
+    kept = schedule.cache_write(one.scores.block, 0, "local")
+    schedule.compute_at(kept, under, preserve_unit_loops=True)
+    schedule.set_scope(kept, 0, "shared")
+    *_, tile, keys = below(schedule, kept, under)
+    lanes = lanes_of(one.keys, most)
+    high, rows = schedule.split(tile, [group.high, group.rows])
+    across, wide, vectors, vector = _shared_out(schedule, keys, group, lanes, limits)
+    schedule.reorder(across, high, wide, rows, vectors, vector)
+    _bind(schedule, high, wide)
+    write_out(schedule, [rows, vectors, vector])
+    _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
+
+
+# ---- Tiles of the attention sketches that do well, told from extents alone. Pure ----
+
+_MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
+_STEPS = 4  # of a sum on processors that are written out
+_HELD, _HIGH, _WIDE = 2, 8, 16  # rows of a work-item, work-items along rows and along keys or columns
+_WARP = 32
+_MOST_SUMS, _LANES = 48, 4  # of a work-item in a group, in vectors of so many
+_GROUP_STEPS = 16  # of a sum that a group takes at once
+_KEEPS = 3  # blocks at least that are computed under another in sketches of attentions
+
+
+def attention_tile(sketch: Drawn) -> Drawn | None:
+    """The sketch with its best tile; None where it is of another kind."""
+    names, tiles = sketch.names, sketch.tiles
+    if (
+        names.count("DecomposeReduction") < 2
+        or names.count("ComputeAt") < _KEEPS
+        or "CacheWrite" not in names
+    ):
+        return None
+    if not sketch.by_groups:
+        return _of_rows(sketch, tiles) if len(tiles) == 5 else None
+    return _of_group(sketch, tiles) if len(tiles) == 6 else None
+
+
+def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
+    """The rows and vectors that load least for each product, in both products together."""
+    rows, columns, _, keys, _ = (tile for _, tile in tiles)
+
+    def vectors(held: int, along: Tile) -> int:
+        return _below(along.extent, min(along.most, _MOST_VECTORS // held))
+
+    def loads(held: int) -> float:
+        return sum(1 / held + 1 / vectors(held, along) for along in (columns, keys))
+
+    held = min((n for n in divisors(rows.extent) if n <= min(rows.most, _MOST_VECTORS)), key=loads)
+    wanted = (held, vectors(held, columns), _STEPS, vectors(held, keys), _STEPS)
+    return sketch.with_decisions(
+        {place: _tile(tile, tile.extent, want) for (place, tile), want in zip(tiles, wanted, strict=True)}
+    )
+
+
+def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
+    """A few rows for each work-item, and as many work-items as the keys and columns are shared out to."""
+    (at_wide, chosen), *_ = sketch.choices
+    options = [int(option) for option in sketch.steps[at_wide][2][0]]
+    wide = max((n for n in options if n <= _WIDE), default=options[-1])
+    (at_rows, rows), (at_high, high), *products = tiles
+    held, tall = _rows(rows, wide)
+    changed: dict[int, Decision] = {
+        at_wide: Choice(options.index(wide), len(options)),
+        at_rows: _tile(rows, rows.extent, held),
+        at_high: high.cut(tall, rows.extent // held),
+    }
+    for (at_vectors, vectors), (at_steps, steps) in zip(products[::2], products[1::2], strict=True):
+        extent = vectors.extent * options[chosen.index] // wide
+        changed[at_vectors] = _tile(vectors, extent, _MOST_SUMS // (held * _LANES))
+        changed[at_steps] = _tile(steps, steps.extent, _GROUP_STEPS)
+    return sketch.with_most(changed)
+
+
+def _rows(rows: Tile, wide: int) -> tuple[int, int]:
+    """Rows of a work-item, and work-items along them: of small groups as few as make a warp."""
+    for held in (_below(rows.extent, min(_HELD, rows.most)), 1):
+        warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
+        if warps:
+            return held, max((n for n in warps if n <= _HIGH), default=min(warps))
+    return 1, rows.extent
+
+
+def _tile(tile: Tile, extent: int, want: int) -> Tile:
+    """The largest factor of an extent that is neither above what is wanted nor above the most."""
+    return tile.cut(_below(extent, min(want, tile.most)), extent)
+
+
+def _below(extent: int, most: int) -> int:
+    return max(n for n in divisors(extent) if n <= max(1, most))

@@ -1,29 +1,38 @@
-"""The blocked sketch: convolutions of tensors whose channels lie in blocks.
-
-For processors. A work-item computes a rectangle of pixels for a few vectors of output channels. Each vector
-of weights is loaded once for all pixels of the rectangle, each pixel broadcast once for all vectors; of a
-depthwise convolution pixels are vectors as weights are. What the rectangle needs of the image is padded in
-private memory, block by block of input channels, and read again for each step of the window.
-"""
+"""The blocked sketches, of processors and of groups of many work-items, and their tables."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
 from honed.tuner.search.blocks import Keep, reads_along
+from honed.tuner.search.decisions import Decision, Drawn, best_group, divisors
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
     TileLoops,
     accumulate,
     below,
+    bind,
     contraction,
     fuse,
     launch_others,
+    maker,
     sample_tile,
     set_private,
     sketch,
 )
+
+# ---- The blocked sketch: convolutions of tensors whose channels lie in blocks ----
+#
+# For processors. A work-item computes a rectangle of pixels for a few vectors of output channels. Each vector
+# of weights is loaded once for all pixels of the rectangle, each pixel broadcast once for all vectors; of a
+# depthwise convolution pixels are vectors as weights are. What the rectangle needs of the image is padded in
+# private memory, block by block of input channels, and read again for each step of the window.
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
@@ -98,3 +107,211 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwi
         tile=[down, across, beside],
         lanes=lanes,
     )
+
+
+# ---- Rectangles of blocked convolutions that do well on processors, told from extents alone. Pure ----
+#
+# docs/measurements.md compares them with others.
+
+_DEEP = 10  # accumulators, below which the processor waits for its own sums
+_SUMS = 4  # steps of a sum that are written out
+_FEW_GROUPS = 2  # work-groups: so many are worth half of what enough would be
+_WINDOW = 3  # of a depthwise convolution, as most have
+_MOST_PIXELS, _MOST_ROWS = 16, 2  # of a depthwise convolution
+_TALL = 0.9  # what more rows are worth
+_COPIED = 2  # a pixel that is padded is read and written
+
+# Steps of sketches that reduce.
+_COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", "CacheWrite", "SetScope"}
+
+
+def blocked_rectangle(sketch: Drawn) -> Drawn | None:
+    """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
+    names, tiles = sketch.names, sketch.tiles
+    if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
+        return None
+    (_, beside), (_, rows), (_, columns), *_ = tiles
+    if not rows.most == columns.most == MOST_VECTORS:
+        return None
+    extents = (beside.extent, rows.extent, columns.extent)
+    if names.count("DecomposeReduction") > 1:
+        most, worth = MOST_VECTORS, _separable_worth
+    elif beside.most == 1:
+        most, worth = _MOST_PIXELS, _depthwise_worth
+    else:
+        most, worth = MOST_VECTORS, _worth
+    steps = max(_fitting(extents, beside.most, most), key=lambda one: (worth(one, extents), one[::-1]))
+    changed: dict[int, Decision] = {
+        place: tile.cut(inner) for (place, tile), inner in zip(tiles, steps, strict=False)
+    }
+    for place, tile in tiles[len(steps) :]:
+        changed[place] = tile.cut(max(n for n in divisors(tile.extent) if n <= _SUMS))
+    return sketch.with_most(changed)
+
+
+def moved_lines(sketch: Drawn) -> Drawn | None:
+    """The sketch itself where it moves lines of vectors, of which nothing is left open; else None."""
+    names = set(sketch.names)
+    lines = "Vectorize" in names and not names & _COMPUTING and not sketch.by_groups
+    return sketch if lines and not sketch.decisions else None
+
+
+def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Vectors of channels, rows and columns of rectangles of at most so many vectors."""
+    channels, rows, columns = map(divisors, extents)
+    for one in product((n for n in channels if n <= beside), rows, columns):
+        if math.prod(one) <= most:
+            yield one
+
+
+def _worth(steps: Sequence[int], extents: Sequence[int]) -> float:
+    """Sums for each of them and each vector that is loaded: of weights, and of pixels."""
+    beside, *pixels = steps
+    count = math.prod(steps)
+    groups = math.prod(extents) // count
+    loaded = beside + math.prod(pixels)
+    return count / (count + loaded) * min(1.0, count / _DEEP) * groups / (groups + _FEW_GROUPS)
+
+
+def _separable_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
+    """That of both, for work-items that have all channels."""
+    if math.prod(steps[1:]) > _MOST_PIXELS:
+        return 0.0
+    return _worth(steps, (steps[0], *extents[1:])) * _depthwise_worth(steps, extents)
+
+
+def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
+    """Sums, with what is padded for them beside."""
+    _, rows, columns = steps
+    sums = rows * columns * _WINDOW**2
+    padded = (rows + _WINDOW - 1) * (columns + _WINDOW - 1)
+    tall = rows > _MOST_ROWS and rows != extents[1]
+    return sums / (sums + _COPIED * padded) * (_TALL if tall else 1.0)
+
+
+# ---- The blocked sketch for groups of many work-items: convolutions of tensors whose
+# channels lie in blocks ----
+#
+# For Malis and GPUs. A work-item computes a rectangle of pixels for a few vectors of output channels, its
+# neighbours the rectangles beside it. For each row of the window it holds the piece of the image under its
+# rectangle, vectors of input channels, padded as it is loaded; every vector of weights is loaded once for
+# all its pixels. Results that were added for a tile to divide them are left out as it writes.
+
+_MOST_GROUP_PIXELS = 16  # of a work-item, along rows and along columns
+_BOTH = 2  # a convolution and its tail
+_ROWS = 2  # the axis of rows: images, blocks of channels, rows, columns, the channels of a block
+_WINDOW_ROWS = 2  # how many axes of the sum end with the window's rows: blocks of channels, rows
+
+
+@sketch(55)
+def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a convolution of blocked tensors. False where the function is none."""
+    found = None if limits.groups_of_one else contraction(schedule, Keep.PADDING)
+    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
+    if found is None or depthwise is None:
+        return False
+    before, rest = found
+    main = rest[0].block
+    loops = _split_for_groups(schedule, rest[0], most_pixels(limits, most), depthwise=depthwise)
+    schedule.reorder(*loops.in_order)
+    under = bind(schedule, loops.groups, limits)
+    tail, apart = _tail(schedule, rest)
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    held, before = _held(schedule, main, before)
+    piece = loops.outside[-1] if loops.outside else under
+    schedule.compute_at(held, piece, preserve_unit_loops=True)
+    for block, place in ((tail, under), (held, piece)):
+        *others, last = below(schedule, block, place)
+        for loop in others:
+            schedule.unroll(loop)
+        if int(schedule.get(last).extent) == most:
+            schedule.vectorize(last)
+        else:  # an image in the model's own layout
+            schedule.unroll(last)
+    for loop in (*loops.inside, *loops.tile):
+        schedule.unroll(loop)
+    schedule.vectorize(loops.lanes)
+    schedule.decompose_reduction(main, (*loops.outside, *loops.inside)[0])
+    launch_others(schedule, before, apart, limits, most)
+    return True
+
+
+def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
+    """The block that writes results from registers, and the rest without what is computed with it."""
+    main = rest[0]
+    if len(rest) == _BOTH and all(
+        kept <= made for kept, made in zip(rest[1].info.extents, main.info.extents, strict=False)
+    ):
+        set_private(schedule, main.block)
+        return rest[1].block, rest[:1]
+    return schedule.cache_write(main.block, 0, "local"), rest
+
+
+def _held(schedule: Schedule, main: SBlockRV, before: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
+    """The block that brings an image into registers, padded where it must be, and what is left before."""
+    (image, *_) = reads_along(schedule, main, _ROWS)
+    part = maker(schedule, main, image, before)
+    if part is None:
+        return schedule.cache_read(main, image, "local"), before
+    set_private(schedule, part.block)
+    return part.block, [one for one in before if one is not part]
+
+
+def most_pixels(limits: SketchLimits, lanes: int) -> int:
+    """Vectors of results that a work-item holds at most."""
+    return min(_MOST_GROUP_PIXELS, limits.accumulators // lanes)
+
+
+def _split_for_groups(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> TileLoops:
+    """Split the axes; how large the rectangle is, is left open."""
+    images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
+    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
+    rows, down, _ = sample_tile(schedule, rows, pixels)
+    columns, across, _ = sample_tile(schedule, columns, pixels)
+    outside = 0 if depthwise else _WINDOW_ROWS
+    return TileLoops(
+        groups=[images, channels, rows, columns],
+        outside=reduced[:outside],
+        inside=reduced[outside:],
+        tile=[down, across, beside],
+        lanes=lanes,
+    )
+
+
+# ---- Rectangles of the sketch `blocked_groups` that do well on Malis, told from extents alone. Pure ----
+#
+# A vector of weights is loaded for all pixels of a work-item, and they are most of what it loads: so it has
+# as many pixels as its registers hold, and no vectors of channels beside them unless there is room.
+
+_BORDER = 2  # of a window of 3 x 3
+_WEIGHTS = 16  # vectors of them for each row of a window and vector of output channels
+_TILES = 4
+_PIXELS = (6, 12, 16)  # that registers hold: of 8 channels, of 4, and on GPUs
+
+
+def blocked_group_tile(sketch: Drawn) -> Drawn | None:
+    """The sketch with its best rectangle; None where it is of another kind."""
+    tiles = sketch.tiles
+    if len(tiles) != _TILES or "TransformLayout" in sketch.names or not sketch.by_groups:
+        return None
+    (_, beside), (_, rows), (_, columns), (_, threads) = tiles
+    if not rows.most == columns.most in _PIXELS or beside.most not in (1, MOST_BESIDE):
+        return None
+    fitting = (
+        steps
+        for steps in product(divisors(beside.extent), divisors(rows.extent), divisors(columns.extent))
+        if steps[0] <= beside.most and math.prod(steps) <= columns.most
+    )
+    steps = max(fitting, key=lambda one: (_group_worth(*one), one[2]))
+    items = threads.extent * math.prod(d.factors[1] for _, d in tiles[:3]) // math.prod(steps)
+    group = best_group(items, threads.most)
+    changed: dict[int, Decision] = {
+        place: tile.cut(inner) for (place, tile), inner in zip(tiles[:3], steps, strict=True)
+    }
+    changed[tiles[3][0]] = threads.cut(group, items)
+    return sketch.with_decisions(changed)
+
+
+def _group_worth(beside: int, down: int, across: int) -> float:
+    """Sums for each vector that is loaded."""
+    return beside * down * across / (down * (across + _BORDER) + _WEIGHTS * beside)

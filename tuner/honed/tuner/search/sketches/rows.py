@@ -1,9 +1,4 @@
-"""The rows and columns sketches: reductions and what is computed from them, kept with one work-item.
-
-For softmax, normalisation and reductions: every reduction of the function runs along the same axes of its
-last block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial
-results as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
-"""
+"""Sketches of work-items that have whole rows, columns or vectors: reductions, and what reduces nothing."""
 
 from __future__ import annotations
 
@@ -17,19 +12,30 @@ from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axe
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
+    alone,
     below,
     bind,
+    bind_alone,
+    fuse,
     is_contraction,
     keep_partial,
     keep_private,
     lanes_of,
     partial_results,
     parts,
+    sample_tile,
     set_private,
     sketch,
     unroll_some,
     vectorise,
 )
+
+# ---- The rows and columns sketches: reductions and what is computed from them, kept
+# with one work-item ----
+#
+# For softmax, normalisation and reductions: every reduction of the function runs along the same axes of its
+# last block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial
+# results as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,3 +167,61 @@ def _last(schedule: Schedule, work: _Work) -> SBlockRV:
     if work.final.info.is_reduction:
         return schedule.cache_write(work.final.block, 0, "local")
     return work.final.block
+
+
+# ---- The sketch of a reduction to a single element: in parts, and then all of them ----
+
+_MOST_PARTS = 256
+
+
+@sketch(170)
+def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Reduce everything to one element: work-items make parts of it, and one adds them up."""
+    found = parts(schedule)
+    if len(found) != 1 or SPATIAL in found[0].info.kinds:
+        return False
+    block = found[0].block
+    loop = fuse(schedule, schedule.get_loops(block))
+    _, inner, _ = sample_tile(schedule, loop, _MOST_PARTS)
+    made = schedule.rfactor(inner, factor_axis=0)
+    bind_alone(schedule, schedule.get_loops(made)[0], limits)
+    schedule.decompose_reduction(made, schedule.get_loops(made)[-1])
+    one = schedule.add_unit_loop(schedule.get_loops(block)[0])
+    schedule.bind(one, "threadIdx.x" if limits.threads != (1,) else "blockIdx.x")
+    return True
+
+
+# ---- Sketches of functions that reduce nothing: what moves elements, and computes
+# each from few others ----
+
+_MOST_STEPS = 32  # vectors that one work-item moves
+
+
+@sketch(160)
+def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """One work-item moves a few vectors. False where anything is reduced."""
+    found = parts(schedule)
+    if any(p.info.is_reduction for p in found):
+        return False
+    for part in found:
+        loops = schedule.get_loops(part.block)
+        if not loops:
+            loops = [schedule.add_unit_loop(part.block)]
+        lanes = lanes_of(part.info.extents[-1] if part.info.extents else 1, most)
+        rest, vector = schedule.split(fuse(schedule, loops), [None, lanes])
+        outer, steps, _ = sample_tile(schedule, rest, _MOST_STEPS)
+        bind_alone(schedule, outer, limits)
+        schedule.vectorize(vector)
+        schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
+    return True
+
+
+@sketch(150)
+def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
+    found = parts(schedule)
+    if not limits.groups_of_one or any(p.info.is_reduction or p.info.extents[-1:] != (most,) for p in found):
+        return False
+    for part in found:
+        alone(schedule, part, limits, most)
+    return True

@@ -1,1 +1,0 @@
-"""Tables of good numbers, one module for the sketches of a kind."""
