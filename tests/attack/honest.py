@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from honed.runtime.calling.regions import Region
+from honed.runtime.calling.shared_memory import Region
 from honed.runtime.errors import HonedError
 
 from . import users

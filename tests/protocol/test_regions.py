@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.worker.shared_memory import check_memfd as check
-from honed.runtime.calling.regions import Region, map_descriptor
+from honed.runtime.calling.shared_memory import Region, map_descriptor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
 
 

@@ -12,21 +12,21 @@ from honed.protocol import strict
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import NAME
 from honed.protocol.params import InferParams
-from honed.runtime.calling import additions, calls, endpoint
-from honed.runtime.calling.regions import Region
+from honed.runtime.calling import calls, files, transport
+from honed.runtime.calling.shared_memory import Region
 
 
 def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
+    monkeypatch.setattr(transport, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert endpoint.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
-    assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
-    assert endpoint.default_socket({}) == "/proc/self/no-such-socket"
+    assert transport.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
+    assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
+    assert transport.default_socket({}) == "/proc/self/no-such-socket"
     with monkeypatch.context() as root:
         root.setattr(os, "geteuid", lambda: 0)  # whose service is the system's
-        assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/no-such-socket"
-    monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/exe")
-    assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
+        assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/no-such-socket"
+    monkeypatch.setattr(transport, "SYSTEM_SOCKET", "/proc/self/exe")
+    assert transport.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_names_made_from_files(file: str, name: str) -> None:
-    assert additions.model_name_for(Path(file)) == name
-    assert NAME.fullmatch(additions.model_name_for(Path(file)))
+    assert files.model_name_for(Path(file)) == name
+    assert NAME.fullmatch(files.model_name_for(Path(file)))
 
 
 def test_arrays_in_a_region_are_named_and_others_sent() -> None:
@@ -130,13 +130,13 @@ def test_external_data_is_opened_beside_the_model_only(tmp_path: Path) -> None:
     (folder / "sub" / "w.bin").write_bytes(b"weights")
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
-    opened = additions.open_beside(model, missing("sub/w.bin"))
+    opened = files.open_beside(model, missing("sub/w.bin"))
     assert os.pread(opened["sub/w.bin"], 10, 0) == b"weights"
     os.close(opened["sub/w.bin"])
     before = len(os.listdir("/proc/self/fd"))
     for name in ("../secret", str(tmp_path / "secret"), "link", "absent"):
         with pytest.raises(MissingFiles):
-            additions.open_beside(model, missing("sub/w.bin", name))
+            files.open_beside(model, missing("sub/w.bin", name))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -157,14 +157,14 @@ def test_why_external_data_is_not_sent_is_told_truly(tmp_path: Path) -> None:
         "loop": "are missing beside it: loop; put them",
     }.items():
         with pytest.raises(MissingFiles) as told:
-            additions.open_beside(model, missing("w.bin", name))
+            files.open_beside(model, missing("w.bin", name))
         assert why in str(told.value)
         assert "w.bin" not in str(told.value)
         assert told.value.files == (name,)
     if os.geteuid():
         (folder / "w.bin").chmod(0)
         with pytest.raises(MissingFiles, match=r"cannot be read \(Permission denied\)"):
-            additions.open_beside(model, missing("w.bin"))
+            files.open_beside(model, missing("w.bin"))
 
 
 def test_external_data_beside_the_file_a_link_points_to(tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ def test_external_data_beside_the_file_a_link_points_to(tmp_path: Path) -> None:
     for name in ("m.onnx", "w.bin"):
         (tmp_path / "blobs" / name).write_bytes(b"x")
         (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
-    opened = additions.open_beside(tmp_path / "snapshot" / "m.onnx", missing("w.bin"))
+    opened = files.open_beside(tmp_path / "snapshot" / "m.onnx", missing("w.bin"))
     os.close(opened["w.bin"])
 
 
 def test_models_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        additions.open_model(tmp_path / "absent.onnx")
+        files.open_model(tmp_path / "absent.onnx")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(InvalidArgument):
-        additions.open_model(tmp_path / "loop")
+        files.open_model(tmp_path / "loop")

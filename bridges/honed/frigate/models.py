@@ -22,7 +22,7 @@ from honed.protocol.errors import (
 )
 from honed.protocol.params import ModelParams
 from honed.runtime import AsyncClient
-from honed.runtime.calling.additions import model_name_for
+from honed.runtime.calling.files import model_name_for
 
 from .messages import Frame
 from .settings import FrigateSettings

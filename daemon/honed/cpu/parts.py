@@ -26,7 +26,7 @@ from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
 from honed.protocol.wire import close_all
 from honed.runtime.calling import transport
-from honed.runtime.calling.regions import map_descriptor
+from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartTensor
 from honed.runtime.compiled.parts import covers, met_sizes
 from honed.runtime.dtypes import dtype

@@ -10,12 +10,12 @@ from typing import Any
 
 from honed.protocol.errors import DeadlineExceeded, Unavailable
 
-from .calling import endpoint
+from .calling import transport
 from .calling.aiolink import AsyncLink
 from .calling.calls import register, unregister
 from .calling.operations import Operations
-from .calling.regions import Region
 from .calling.sequences import AsyncSequence
+from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T
 
 
@@ -76,7 +76,7 @@ class AsyncClient(Operations, performing=_performing):
         """End the connection; a later call opens a new one."""
         self._forget_scratch()
         if self._link is not None:
-            self._link.fail(endpoint.connection_lost())
+            self._link.fail(transport.connection_lost())
             self._link = None
 
     async def __aenter__(self) -> AsyncClient:

@@ -24,10 +24,10 @@ from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault, close_all
 
-from .calling import endpoint, sequences, transport
+from .calling import sequences, transport
 from .calling.calls import register, unregister
 from .calling.operations import Operations
-from .calling.regions import Region
+from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T, limit_of
 
 
@@ -192,8 +192,8 @@ class Link:
 
     def __init__(self, path: str, send_timeout: float | None) -> None:
         """Raises Unavailable where no service answers. `send_timeout` in seconds; None: no limit."""
-        self._socket = endpoint.connect(path, send_timeout)
-        self._peer = endpoint.client_peer()
+        self._socket = transport.connect(path, send_timeout)
+        self._peer = transport.client_peer()
         self._sending = threading.Lock()  # what goes out; taken before `_lock`
         self._lock = threading.RLock()  # what comes in, and who waits
         self._changed = threading.Condition(self._lock)  # of that
@@ -220,7 +220,7 @@ class Link:
                 transport.send(self._socket, self._peer)
             except BaseException as error:
                 # Part of the frame may be out: nothing more can be said on this connection.
-                lost = endpoint.connection_lost()
+                lost = transport.connection_lost()
                 self._fail(lost)
                 if isinstance(error, OSError):
                     raise lost from error
@@ -259,11 +259,11 @@ class Link:
             try:
                 transport.send(self._socket, self._peer)
             except OSError:
-                self._fail(endpoint.connection_lost())
+                self._fail(transport.connection_lost())
 
     def close(self) -> None:
         """End the connection; waiting threads get Unavailable."""
-        self._fail(endpoint.connection_lost())
+        self._fail(transport.connection_lost())
         with self._sending:
             self._socket.close()
 
@@ -272,7 +272,7 @@ class Link:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
         if waiting.answer is None:
-            raise waiting.error or endpoint.connection_lost()
+            raise waiting.error or transport.connection_lost()
         if waiting.answer.error is not None:
             raise waiting.answer.error
         return waiting.answer
@@ -282,14 +282,14 @@ class Link:
             if _readable(self._socket, _left(deadline)):
                 self._receive()
         except OSError:
-            self._fail(endpoint.connection_lost())
+            self._fail(transport.connection_lost())
         except PeerFault as fault:
             self._fail(fault.error)
         except DeadlineExceeded:
             raise
         except BaseException:
             # Ctrl-C may have come between reading and delivering: answers could be lost.
-            self._fail(endpoint.connection_lost())
+            self._fail(transport.connection_lost())
             raise
         finally:
             with self._lock:

@@ -14,7 +14,7 @@ import pytest
 from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
 from honed.protocol.wire import Arrivals
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.exported import exported
+from honed.runtime.calling.files import exported
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import Service, descriptors, wait_for

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from honed.protocol import methods
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.regions import MEMORY, Region
-from honed.runtime.calling.scratch import LARGE, MOST_SENT, Scratch, region_bytes
+from honed.runtime.calling.shared_memory import LARGE, MEMORY, MOST_SENT, Region, Scratch, region_bytes
 from tests.daemon.running import Service, descriptors, wait_for
 from tests.runtime.builder import add_constant
 

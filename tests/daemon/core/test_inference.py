@@ -14,7 +14,7 @@ from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams
-from honed.runtime.calling.regions import Region
+from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import Tensor
 
 INPUTS = (

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
 from honed.runtime import Client
-from honed.runtime.calling.scratch import LARGE
+from honed.runtime.calling.shared_memory import LARGE
 from tests.daemon.changes.test_engines import dense, engine, expected, tensor, write
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # asyncio is the service's
     import asyncio
 
     from honed.runtime.calling.aiolink import AsyncLink
-    from honed.runtime.calling.endpoint import Progress
+    from honed.runtime.calling.transport import Progress
 
 R = TypeVar("R")
 

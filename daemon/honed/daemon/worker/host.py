@@ -27,7 +27,7 @@ from honed.protocol.results import Empty, MetSizes
 from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime import strings
 from honed.runtime.calling import transport
-from honed.runtime.calling.regions import map_descriptor
+from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype
 
 from .calls import (

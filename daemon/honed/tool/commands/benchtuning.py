@@ -9,7 +9,7 @@ from pathlib import Path
 
 from honed.daemon.settings.places import places
 from honed.jobs.commands import Tune
-from honed.runtime.calling.exported import ExportedFiles
+from honed.runtime.calling.files import ExportedFiles
 from honed.tool.parser import UsageError, add_compile_options, unique
 
 BENCHES = ("mali-g610",)  # as the compiler has them

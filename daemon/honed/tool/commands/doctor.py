@@ -12,7 +12,7 @@ from honed.machine import profilefile
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import Status
-from honed.runtime.calling import endpoint
+from honed.runtime.calling import transport
 from honed.tool.doctor import check_machine, check_opencl, check_service, gather, service
 from honed.tool.doctor.finding import Finding, failed
 from honed.tool.doctor.readings import Readings
@@ -69,8 +69,8 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     """What can be read, and what stands in the way of reading more."""
     uid = os.getuid()
     troubles = []
-    path = arguments.socket or endpoint.default_socket(os.environ)
-    system = path == endpoint.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
+    path = arguments.socket or transport.default_socket(os.environ)
+    system = path == transport.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
     daemon, status = service.read_daemon(path, system=system)
     try:
         folders = _folders(status, uid)

@@ -12,7 +12,7 @@ from honed.jobs.commands import Export, Import
 from honed.jobs.events import Exported, Imported
 from honed.machine.files import replacing
 from honed.protocol.errors import Internal
-from honed.runtime.calling.additions import open_model
+from honed.runtime.calling.files import open_model
 from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line

@@ -12,8 +12,8 @@ from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseRecei
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault, close_all
 
-from . import endpoint, transport
-from .endpoint import Progress
+from . import transport
+from .transport import Progress
 
 
 class AsyncLink:
@@ -24,7 +24,7 @@ class AsyncLink:
         connected: sockets.socket,
         peer: Peer,
         *,
-        lost: Callable[[], HonedError] = endpoint.connection_lost,
+        lost: Callable[[], HonedError] = transport.connection_lost,
     ) -> None:
         """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
         connected.setblocking(False)
@@ -47,11 +47,11 @@ class AsyncLink:
             await asyncio.get_running_loop().sock_connect(connecting, path)
         except OSError as error:
             connecting.close()
-            raise endpoint.cannot_connect(path, error) from error
+            raise transport.cannot_connect(path, error) from error
         except BaseException:
             connecting.close()
             raise
-        return cls(connecting, endpoint.client_peer())
+        return cls(connecting, transport.client_peer())
 
     async def exchange(
         self,

@@ -39,9 +39,8 @@ from honed.protocol.strict import Map
 from honed.runtime import strings
 from honed.runtime.dtypes import STRING, dtype, from_datatype
 
-from . import endpoint, scratch
-from .regions import Region
-from .scratch import Scratch
+from . import shared_memory, transport
+from .shared_memory import Region, Scratch
 from .steps import Ask, Steps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
@@ -101,7 +100,7 @@ class Inferences:
         None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
         """
         limit_of(timeout)
-        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
         self._made = 0  # regions so far
@@ -188,7 +187,7 @@ class Inferences:
         ready = self._scratch.take(given + room)
         if ready is not None:
             return Lent(ready, room)
-        region = self._new_region(scratch.region_bytes(given + room))
+        region = self._new_region(shared_memory.region_bytes(given + room))
         self._regions[region.name] = region  # a connection that is made meanwhile knows it
         try:
             yield register(region)

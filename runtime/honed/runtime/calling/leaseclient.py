@@ -22,7 +22,7 @@ from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseRecei
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault, close_all
 
-from . import endpoint, transport
+from . import transport
 from .steps import limit_of
 
 _RETRY_SECONDS = 1.0  # while no service answers
@@ -45,7 +45,7 @@ class LeaseHolder:
         path; None looks where honed listens. timeout: seconds the service may take for an answer; None,
         infinity, and a day or more set no limit.
         """
-        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
         self.timeout = _seconds(timeout)
         self.why = "not asked yet"  # the lease is not held
@@ -125,14 +125,14 @@ class LeaseHolder:
         try:
             transport.send(connected, peer)
         except OSError as error:
-            raise endpoint.connection_lost() from error
+            raise transport.connection_lost() from error
         while self._answer is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(f"the service did not answer within {self.timeout:g} s; see its log")
             self._receive(left)
             if self._connected is None:
-                raise endpoint.connection_lost()
+                raise transport.connection_lost()
         if self._answer.error is not None:
             raise self._answer.error
         if not isinstance(self._answer.result, dict):
@@ -141,7 +141,7 @@ class LeaseHolder:
 
     def _connect(self) -> tuple[sockets.socket, Peer]:
         if self._connected is None:
-            self._connected = endpoint.connect(self.socket, limit_of(self.timeout)), endpoint.client_peer()
+            self._connected = transport.connect(self.socket, limit_of(self.timeout)), transport.client_peer()
             self._lease = self._revoked = 0  # a new service counts its leases from 1
         return self._connected
 
@@ -155,12 +155,12 @@ class LeaseHolder:
             return
         try:
             if not transport.receive(connected, peer):
-                self._lose(str(endpoint.connection_lost()))
+                self._lose(str(transport.connection_lost()))
                 return
             while (event := peer.next_event()) is not None:
                 self._take(event)
         except OSError as error:
-            self._lose(str(endpoint.cannot_connect(self.socket, error)))
+            self._lose(str(transport.cannot_connect(self.socket, error)))
         except (PeerFault, HonedError, KeyError, TypeError, ValueError) as error:
             self._lose(f"the service said something that makes no sense ({error}); compare versions")
 

@@ -42,12 +42,11 @@ from honed.protocol.results import ModelBrought
 from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
 
-from . import additions
-from .additions import Given, shapes_of
+from . import files
 from .calls import InferenceAnswer, Inferences, InSequence, Outputs
-from .endpoint import Progress
-from .exported import ExportedFiles, exported, exported_file
+from .files import ExportedFiles, Given, exported, exported_file, shapes_of
 from .steps import USUAL, Ask, Steps, T, Usual, operation
+from .transport import Progress
 
 
 class Operations(Inferences):
@@ -234,7 +233,7 @@ class Operations(Inferences):
             variants=tuple(map(shapes_of, variants)) or None,
             state=dict(state) if state else None,
         )
-        return (yield from additions.add(Path(path), name, options, calibration, progress))
+        return (yield from files.add(Path(path), name, options, calibration, progress))
 
     @operation
     def bring(
@@ -261,7 +260,7 @@ class Operations(Inferences):
             precision=None if precision == "auto" else precision,
             engine=engine,
         )
-        return (yield from additions.bring(model, external or {}, options, progress))
+        return (yield from files.bring(model, external or {}, options, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
@@ -272,7 +271,7 @@ class Operations(Inferences):
         version came meanwhile, ModelRefused where it is not this model.
         """
         params = PublishParams(name=model, expected=expected, why=why)
-        descriptor = additions.open_model(Path(path))
+        descriptor = files.open_model(Path(path))
         try:
             return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
         finally:

@@ -19,7 +19,7 @@ from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 
-from .endpoint import Progress
+from .transport import Progress
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,12 +1,19 @@
-"""Moves bytes and descriptors between a socket and a `Peer`, whatever waits for the socket."""
+"""Where the service is reached, and how bytes move between a socket and a `Peer`. No NumPy."""
 
 from __future__ import annotations
 
 import array
+import os
 import socket
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Peer
-from honed.protocol.wire import close_all
+from honed.protocol.strict import Map
+from honed.protocol.wire import FrameLimits, close_all
+
+# ---- Moves bytes and descriptors between a socket and a `Peer`, whatever waits for the socket ----
 
 _CHUNK = 128 << 10  # bytes read at once
 _ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
@@ -58,3 +65,61 @@ def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
     return data, list(descriptors), flags
+
+
+# ---- Where the service is reached, how a client speaks there, and the errors where nobody answers ----
+#
+# No NumPy.
+
+SYSTEM_SOCKET = "/run/honed/honed.sock"
+Progress = Callable[[Map], None]
+_ANSWERS = FrameLimits(max_bytes=1 << 30)
+_REQUESTS = FrameLimits()
+
+
+def client_peer() -> Peer:
+    """A client's end of a connection to the service."""
+    return Peer(serves=False, receiving=_ANSWERS, sending=_REQUESTS)
+
+
+def connect(path: str, timeout: float | None) -> socket.socket:
+    """A socket connected to the service; raises Unavailable or PermissionDenied where nobody answers.
+
+    `timeout` in seconds, of this and of all that is done with the socket; None: no limit.
+    """
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connecting.settimeout(timeout if timeout is None else max(timeout, 1e-3))  # 0 would never block
+        connecting.connect(path)
+    except OSError as error:
+        connecting.close()
+        raise cannot_connect(path, error) from error
+    return connecting
+
+
+def default_socket(environment: Mapping[str, str]) -> str:
+    """Where the service listens: $HONED_SOCKET, the system's place if it is there or for root, the user's."""
+    if environment.get("HONED_SOCKET"):
+        return environment["HONED_SOCKET"]
+    runtime_dir = environment.get("XDG_RUNTIME_DIR")
+    if os.path.exists(SYSTEM_SOCKET) or not runtime_dir or os.geteuid() == 0:
+        return SYSTEM_SOCKET
+    return str(PurePosixPath(runtime_dir) / "honed" / "honed.sock")
+
+
+def cannot_connect(path: str, error: OSError) -> HonedError:
+    """The error for a socket nobody answers at."""
+    if isinstance(error, PermissionError):
+        return PermissionDenied(
+            f"{path} may not be opened by this user; run 'sudo usermod -aG honed USER' and log in again, "
+            "with -aG honed,honed-admin for one who adds and removes models"
+        )
+    return Unavailable(
+        f"no service answers at {path} ({error.strerror}); start it with 'systemctl start honed', "
+        "or 'honed' as an ordinary user"
+    )
+
+
+def connection_lost() -> Unavailable:
+    """The error for requests whose connection went away before they were answered."""
+    return Unavailable("the service closed the connection before it answered; call again, its log says why")

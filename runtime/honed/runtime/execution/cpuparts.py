@@ -27,7 +27,7 @@ from honed.protocol.params import Data
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.wire import PeerFault
 from honed.runtime.calling import transport
-from honed.runtime.calling.regions import Region
+from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CpuPart, PartTensor
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.parts import open_count

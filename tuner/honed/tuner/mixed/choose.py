@@ -19,7 +19,7 @@ from honed.machine import mali
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime.calling.calibration import files_in
+from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import all_single, in_half
@@ -170,7 +170,7 @@ def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[st
 
     Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
     """
-    return [_checked_set(path, inputs) for path in files_in(folder)]
+    return [_checked_set(path, inputs) for path in calibration_files(folder)]
 
 
 def _checked_set(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:

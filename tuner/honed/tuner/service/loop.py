@@ -20,7 +20,7 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.strict import Map
-from honed.runtime.calling.exported import ExportedFiles
+from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin

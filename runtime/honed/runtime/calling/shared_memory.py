@@ -11,7 +11,8 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.params import ROOM_ALIGN
+from honed.protocol.wire import FrameLimits
 from honed.runtime.dtypes import dtype
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes
@@ -111,3 +113,109 @@ class Region:
 def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.uint8]:
     """The bytes of a region that the service has admitted; unmapped when the array goes."""
     return np.frombuffer(mmap.mmap(descriptor, byte_size, offset=offset), np.uint8)
+
+
+# ---- Shared memory that a client hands large tensors over in by itself ----
+#
+# A tensor that goes over the socket is copied in and out of it twice on its way to the engine, in pieces of
+# 128 KiB; one in shared memory once (docs/measurements.md has times). No I/O: `calls` makes regions.
+
+LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
+MOST_SENT = FrameLimits().max_bytes  # of a request that goes over the socket
+_LEAST = 1 << 18  # bytes of a region
+_MOST = 1 << 29  # bytes of a region that lies ready; a larger one is given back after its request
+_KEPT = 4  # regions that lie ready, for as many requests at once
+_MODELS = 256  # whose outputs' sizes are remembered
+
+
+class Scratch:
+    """The regions that lie ready, and what requests are known to need. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._free: list[Region] = []
+        self._dropped: list[Region] = []
+        self._answers: dict[str, int] = {}  # bytes of a model's outputs, the most there were
+
+    def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
+        """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
+        given, room = _together(inputs), self._answers.get(model, 0)
+        return (given, room) if LARGE <= given + room <= MEMORY else (0, 0)
+
+    def check_sendable(self, inputs: Sequence[int], why: ResourceExhausted | None) -> None:
+        """Raise what keeps large inputs out of shared memory, where a message cannot hold them either.
+
+        `why` there is no region for them, None where none was asked for.
+        """
+        whole = sum(inputs)
+        if whole <= MOST_SENT:
+            return
+        if why is not None:
+            raise why
+        if _together(inputs) > MEMORY:
+            raise ResourceExhausted(
+                f"the request's tensors have {whole} bytes, and a client shares at most {MEMORY} by itself; "
+                "place them in a region of your own (the client's `region`)"
+            )
+
+    def answered(self, model: str, outputs: Sequence[int]) -> None:
+        """Remember of how many bytes the outputs of a request were that had no place of the app's."""
+        if model not in self._answers and len(self._answers) >= _MODELS:
+            del self._answers[next(iter(self._answers))]
+        self._answers[model] = max(_together(outputs), self._answers.get(model, 0))
+
+    def take(self, nbytes: int) -> Region | None:
+        """The smallest of the regions that lie ready which has so many bytes; None: make one."""
+        large = [region for region in list(self._free) if region.nbytes >= nbytes]
+        for region in sorted(large, key=lambda region: region.nbytes):
+            try:
+                self._free.remove(region)
+            except ValueError:
+                continue  # another thread took it
+            region.clear()
+            return region
+        return None
+
+    def give_back(self, region: Region) -> None:
+        """A request was answered, so that nobody uses the region any more."""
+        if region.nbytes > _MOST:
+            self.drop(region)
+            return
+        self._free.append(region)
+        while len(self._free) > _KEPT:
+            self.drop(self._free.pop(0))
+
+    def drop(self, region: Region) -> None:
+        """The service may still be using the region, or it is not needed; it shall be forgotten."""
+        self._dropped.append(region)
+
+    @contextmanager
+    def lent(self, region: Region) -> Iterator[None]:
+        """For a request. One that fails may run on, so that its region is not used again."""
+        try:
+            yield
+        except BaseException:
+            self.drop(region)
+            raise
+        self.give_back(region)
+
+    def dropped(self) -> Iterator[Region]:
+        """Regions that are to be closed, and that the service is still to be told of."""
+        while self._dropped:
+            yield self._dropped.pop()
+
+    def close(self) -> None:
+        """Give the memory that lies ready back."""
+        while self._free:
+            self.drop(self._free.pop())
+
+
+def region_bytes(nbytes: int) -> int:
+    """Of a region for so many: a power of two, so that requests of several sizes share it."""
+    if nbytes > _MOST:
+        return nbytes  # none lies ready
+    return max(_LEAST, 1 << (nbytes - 1).bit_length())
+
+
+def _together(nbytes: Sequence[int]) -> int:
+    """Bytes that such tensors take at most, each aligned."""
+    return sum(nbytes) + ROOM_ALIGN * len(nbytes)

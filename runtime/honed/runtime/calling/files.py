@@ -1,23 +1,27 @@
-"""Models that are added, and those that apps bring: their files are opened here and sent along."""
+"""Files that go to the service with a model that is added, and files that it gives back."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from honed.protocol import methods
-from honed.protocol.errors import InvalidArgument, MissingFiles, NotFound
+from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
+from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 
-from . import calibration
-from .endpoint import Progress
 from .steps import Ask, Reply, Steps
+from .transport import Progress
+
+# ---- Models that are added, and those that apps bring: their files are opened here and sent along ----
 
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file
@@ -112,7 +116,7 @@ def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
     """Descriptors of the sets of inputs in a folder, by name; raises NotFound or InvalidArgument."""
     opened: dict[str, int] = {}
     try:
-        for path in calibration.files_in(Path(folder)) if folder is not None else ():
+        for path in calibration_files(Path(folder)) if folder is not None else ():
             opened[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         close_all(opened.values())
@@ -189,3 +193,119 @@ def _digest(name: str, descriptor: int) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InvalidArgument(f"{name} cannot be read ({error.strerror}); give an ordinary file") from error
+
+
+# ---- Folders of calibration inputs: one .npz file a set, holding an array for each
+# input of a model by name ----
+
+MAX_INPUT_SETS = 16
+
+
+def calibration_files(folder: Path) -> list[Path]:
+    """The sets of a folder by name; raises NotFound without it, InvalidArgument for none or too many."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.suffix == ".npz")
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no folder {folder} of calibration inputs; check --calibration") from error
+    except OSError as error:
+        raise InvalidArgument(
+            f"calibration folder {folder} cannot be read ({error.strerror}); give a folder you may read"
+        ) from error
+    if not found:
+        raise InvalidArgument(
+            f"calibration folder {folder} holds no .npz file; write one for each set of inputs, "
+            "as numpy.savez('0.npz', INPUT=array) does"
+        )
+    if len(found) > MAX_INPUT_SETS:
+        raise InvalidArgument(
+            f"calibration folder {folder} holds {len(found)} sets of inputs; give at most {MAX_INPUT_SETS}"
+        )
+    return found
+
+
+# ---- Files that the service gave away: open, and in the caller's hands ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFiles:
+    """Open files, read-only, whose positions nobody shares; close it, or use it as a context manager.
+
+    sha256: of the compiled file.
+    sources: what it was compiled from, by the names it was added under, the model file first; empty for a
+        model that was added compiled.
+    shapes, precision: as they were asked for.
+    """
+
+    compiled: BinaryIO
+    sources: Mapping[str, BinaryIO]
+    sha256: str
+    shapes: Mapping[str, tuple[int, ...]]
+    precision: str
+
+    def save_sources(self, folder: Path) -> Path:
+        """Copy the sources into `folder` under their names and give the model file's path.
+
+        Raises Internal for a name that leads out of the folder, and OSError.
+        """
+        for name, source in self.sources.items():
+            path = folder / _inside(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source.seek(0)
+            with path.open("xb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        return folder / next(iter(self.sources))
+
+    def save_compiled(self, path: Path) -> Path:
+        """Copy the compiled file to `path` and give that; raises OSError."""
+        self.compiled.seek(0)
+        with path.open("xb") as target:
+            shutil.copyfileobj(self.compiled, target, 1 << 20)
+        return path
+
+    def close(self) -> None:
+        """Close every file; may be called again."""
+        for file in (self.compiled, *self.sources.values()):
+            file.close()
+
+    def __enter__(self) -> ExportedFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
+    """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
+    try:
+        told = MODEL_EXPORT.result_of(result)
+        names = told.files
+        if not names or len(set(names[1:])) != len(names) - 1 or len(names) != len(descriptors):
+            raise Internal(
+                f"{len(descriptors)} descriptors came for the model's files {names}; compare versions"
+            )
+    except Internal:
+        close_all(descriptors)
+        raise
+    compiled, *sources = (os.fdopen(descriptor, "rb") for descriptor in descriptors)
+    return ExportedFiles(
+        compiled=compiled,
+        sources=dict(zip(names[1:], sources, strict=True)),
+        sha256=told.sha256,
+        shapes=told.shapes,
+        precision=told.precision,
+    )
+
+
+def exported_file(descriptors: Sequence[int]) -> BinaryIO:
+    """The one file that came with an answer, open for reading; raises Internal where it is not one."""
+    if len(descriptors) != 1:
+        close_all(descriptors)
+        raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")
+    return os.fdopen(descriptors[0], "rb")
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise Internal(f"the service names a file {name[:80]!r} that leads elsewhere; compare versions")
+    return path
