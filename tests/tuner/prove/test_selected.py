@@ -14,8 +14,7 @@ from onnx import numpy_helper, parser
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
-from honed.runtime.execution.proof import compare
-from honed.runtime.execution.rows import aligned
+from honed.runtime.execution.proof import aligned, compare
 from honed.tuner import compile as compiling
 from honed.tuner.prove import selected, steps
 from honed.tuner.prove.confined import DEFAULT_LIMITS

@@ -16,7 +16,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, SourceModel
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
+from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
 
 from . import frontend
 from .assemble import assemble

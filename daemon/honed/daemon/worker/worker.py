@@ -27,9 +27,8 @@ from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor, load
-from honed.runtime.execution.partlimits import UNLIMITED, PartLimits
-from honed.runtime.execution.proof import Difference, check_numbered, compare, probe_count
-from honed.runtime.execution.rows import aligned
+from honed.runtime.execution.partcalls import UNLIMITED, PartLimits
+from honed.runtime.execution.proof import Difference, aligned, check_numbered, compare, probe_count
 
 from .calls import (
     BuildModel,

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 from honed.machine.devices import Device
 from honed.machine.files import replacing
-from honed.machine.opencl import cl, context, driver_call
+from honed.machine.opencl import cl, context, driver_call, most_work_items
 from honed.protocol.errors import DeviceError, HonedError
 from honed.protocol.strict import to_plain
+from honed.runtime.compiled.model import CompiledModel, Kernel
+from honed.runtime.compiled.plan import allocations, constants_of
 
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32
@@ -90,3 +93,86 @@ def _complaint(error: Any) -> str:
     return next(
         (line for line in lines if "error" in line.casefold() and "BUILD_PROGRAM" not in line), lines[0]
     )[:200]
+
+
+# ---- Whether a compiled model can run on the device at hand, which need not be the
+# one it was compiled for ----
+
+_DOTS = "_4x8packed_"  # part of the names of cl_khr_integer_dot_product's functions
+
+
+def check(model: CompiledModel, device: Device) -> None:
+    """Raise DeviceError where the device lacks something that `model` needs."""
+    limits = device.profile.limits
+    needs = {arg.dtype for kernel in model.kernels for arg in kernel.args}
+    for dtype, extension, has in (
+        ("float16", "cl_khr_fp16", limits.fp16),
+        ("float64", "cl_khr_fp64", limits.fp64),
+    ):
+        if dtype in needs and not has:
+            raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
+    if not limits.int8_dots and any(_DOTS in source for source in model.sources):
+        raise _unfit(device, "has no cl_khr_integer_dot_product, which the model's kernels of bytes need")
+    for kernel in model.kernels:
+        _check_geometry(kernel, device)
+    cut = [
+        b for b in model.buffers if b.nbytes and (b.place in ("prepared", "scratch") or b.within is not None)
+    ]
+    if any(b.offset % limits.base_align_bytes for b in cut):
+        raise _unfit(
+            device, f"needs buffers aligned to {limits.base_align_bytes} bytes and the model's are not"
+        )
+    sections = [*allocations(model.buffers, "scratch"), *allocations(model.buffers, "prepared")]
+    largest = max((*map(len, sections), *(b.nbytes for b in model.buffers)), default=0)
+    if largest > limits.max_alloc_bytes:
+        raise _unfit(
+            device, f"allocates at most {limits.max_alloc_bytes} bytes at once and the model needs {largest}"
+        )
+    total = _most_bytes(model)
+    if total > limits.global_mem_bytes:
+        raise _unfit(device, f"has {limits.global_mem_bytes} bytes of memory and the model needs {total}")
+
+
+def _most_bytes(model: CompiledModel) -> int:
+    """Bytes of device memory: what the model keeps, and most while it is prepared, step by step."""
+    kept = constants_of(model, model.steps)
+    held = model.arena_bytes + model.prepared_bytes
+    own = (b for b in model.buffers if b.within is None)
+    held += sum(b.nbytes for b in own if b.place in ("input", "output"))
+    held += sum(model.buffers[index].nbytes for index in kept)
+    lent = (constants_of(model, (step,)) - kept for step in model.prepare)
+    return held + max((sum(model.buffers[index].nbytes for index in step) for step in lent), default=0)
+
+
+def check_built(built: Any, kernel: Kernel, device: Device) -> None:
+    """Raise DeviceError where a built pyopencl Kernel has other arguments or cannot have its work-groups."""
+    if built.num_args != len(kernel.args):
+        raise DeviceError(
+            f"kernel {kernel.name!r} has {built.num_args} arguments in its source and {len(kernel.args)} in "
+            "its model; compile the model again"
+        )
+    with driver_call(f"describe kernel {kernel.name!r}"):
+        most = most_work_items(built, device.cl, kernel.block)
+    if math.prod(kernel.block) > most:
+        raise _unfit(
+            device,
+            f"runs kernel {kernel.name!r} with at most {most} work-items and it needs "
+            f"{math.prod(kernel.block)}",
+        )
+
+
+def _check_geometry(kernel: Kernel, device: Device) -> None:
+    limits = device.profile.limits
+    fits = all(size <= most for size, most in zip(kernel.block, limits.max_work_item_sizes, strict=True))
+    if not fits or math.prod(kernel.block) > limits.max_work_group_size:
+        raise _unfit(
+            device,
+            f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} has "
+            f"{list(kernel.block)}",
+        )
+
+
+def _unfit(device: Device, why: str) -> DeviceError:
+    return DeviceError(
+        f"the model does not fit {device.spec}: it {why}; compile the model again for this device"
+    )

@@ -2,7 +2,7 @@
 
 Where scores nearly tie, two right computations order rows differently. The model is evaluated once more with
 the rows that a TopK selects in another order: an output that comes out in that order along one axis, however
-it was computed from the selection, is compared as a set of rows (`honed.runtime.execution.rows`).
+it was computed from the selection, is compared as a set of rows (`honed.runtime.execution.proof`).
 """
 
 from __future__ import annotations

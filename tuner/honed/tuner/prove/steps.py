@@ -21,8 +21,7 @@ import onnx
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST
-from honed.runtime.execution.proof import Difference, compare
-from honed.runtime.execution.rows import aligned
+from honed.runtime.execution.proof import Difference, aligned, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits

@@ -17,7 +17,7 @@ from honed.runtime.compiled.model import CpuPart, FormTimes, PartTensor
 from honed.runtime.engines import compiled_serves
 from honed.runtime.execution.cpuparts import CpuParts, OpenParts
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partlimits import PROVING_MIB, PartLimits
+from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
 
 _ROUNDS = 7  # runs of each
 _SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # of a form's rows, at which it is tried whether it is still faster
