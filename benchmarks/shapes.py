@@ -27,7 +27,7 @@ import onnx
 import onnxruntime
 
 from benchmarks.serving import service
-from honed.onnxfile.dimensions import forget_names
+from honed.onnxfile.reading import forget_names
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 

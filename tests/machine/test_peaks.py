@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from honed.machine import bounds, peaks, profilefile
+from honed.machine import bounds, microbench, peaks, profilefile
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
-from honed.machine.microbench import arithmetic, memory
-from honed.machine.microbench.arithmetic import ArithmeticForm
+from honed.machine.microbench import ArithmeticForm
 from honed.machine.profile import DevicePeaks
 
 FOUND = DevicePeaks(
@@ -152,7 +151,7 @@ def test_raised_peaks_are_kept_and_none_is_lowered(
 
 @pytest.mark.parametrize(("family", "widest"), [("cpu", 12), ("mali", 8), ("gpu", 8)])
 def test_forms_hold_what_fits_the_registers(family: str, widest: int) -> None:
-    forms = arithmetic.forms(FAMILIES[family].accumulators)
+    forms = microbench.forms(FAMILIES[family].accumulators)
     assert len(set(forms)) == len(forms)
     assert {form.width for form in forms} == {1, 2, 4, 8, 16}
     assert ArithmeticForm(8, 12) in forms, "AVX2 needs 8 lanes and more than 8 chains"
@@ -161,16 +160,16 @@ def test_forms_hold_what_fits_the_registers(family: str, widest: int) -> None:
 
 def test_the_best_form_runs_again_with_its_neighbours() -> None:
     rates = {ArithmeticForm(1, 4): 1.0, ArithmeticForm(8, 12): 9.0, ArithmeticForm(4, 8): 5.0}
-    assert arithmetic.finalists(rates, 1024) == [
+    assert microbench.finalists(rates, 1024) == [
         ArithmeticForm(8, 12),
         ArithmeticForm(8, 12, "mad"),
         ArithmeticForm(8, 12, group=256),
         ArithmeticForm(4, 8),
     ]
-    assert ArithmeticForm(8, 12, group=256) not in arithmetic.finalists(rates, 128)
+    assert ArithmeticForm(8, 12, group=256) not in microbench.finalists(rates, 128)
 
 
 def test_a_form_does_the_operations_it_counts() -> None:
-    source = arithmetic.source(ArithmeticForm(4, 8), "half")
+    source = microbench.arithmetic_source(ArithmeticForm(4, 8), "half")
     assert source.count("fma(") * 2 * 4 == ArithmeticForm(4, 8).operations(1) == 2 * 4 * 8 * 4
-    assert memory.source(16).count("in[get_global_id(0) + ") == 16
+    assert microbench.memory_source(16).count("in[get_global_id(0) + ") == 16

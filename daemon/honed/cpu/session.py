@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, OpenTensor
 from honed.machine.limits import thread_stacks
-from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
-from honed.onnxfile.reading import read, shown
+from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
 from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,

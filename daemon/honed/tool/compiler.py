@@ -8,9 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
-from honed.jobs.commands import Job
+from honed.jobs.commands import Died, Job, Listener
 from honed.jobs.events import News, NoEvent, R
-from honed.jobs.listening import Died, Listener
 from honed.machine import children
 from honed.machine.children import Bounds, RunningChild
 from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted

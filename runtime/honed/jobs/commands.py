@@ -12,12 +12,26 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.machine.children import python
+from honed.machine.children import FREE, Bounds, Death, python, started
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import MetSizes, OptimisationCheck
 
-from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, Learned, R, Tuned, Written
+from .events import (
+    Compiled,
+    Done,
+    Exported,
+    Faults,
+    Fitted,
+    History,
+    Imported,
+    Learned,
+    News,
+    R,
+    Tuned,
+    Written,
+)
+from .events import parse as parse_event
 
 J = TypeVar("J", bound="Job[Any]")
 PRECISIONS = ("auto", "fp32", "fp16")
@@ -371,3 +385,47 @@ def _texts(flag: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{flag}={name}={','.join(map(str, shape))}" for name, shape in value.items()]
     return [f"{flag}={value:.12g}" if isinstance(value, float) else f"{flag}={value}"]
+
+
+# ---- What a child that does a job has told so far, and what it comes to ----
+
+
+class Died(Exception):
+    """The child ended without a last word, or badly after it; the text is a clause about it."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(str(death))
+        self.death = death
+
+
+class Listener(Generic[R]):
+    """Hears the lines of one child."""
+
+    def __init__(self, job: Job[R]) -> None:
+        self._result = job.result()
+        self._last: R | HonedError | None = None
+
+    def hear(self, line: bytes) -> News | None:
+        """The news of a line; None for the last word, which is kept. Raises NoEvent for anything else."""
+        event = parse_event(line, self._result)
+        if isinstance(event, News):
+            return event
+        self._last = event
+        return None
+
+    def result(self, death: Death) -> R:
+        """What the job came to, once the child has ended; raises what it reported, and Died."""
+        if isinstance(self._last, HonedError):
+            raise self._last
+        if self._last is None or death.status != 0:
+            raise Died(death)
+        return self._last
+
+
+def do(job: Job[R], bounds: Bounds = FREE, *, seconds: float) -> R:
+    """Have a child do a job within `seconds`; raises what it reports, Died, and NoEvent for other output."""
+    listener = Listener(job)
+    with started(job.program(), bounds, seconds=seconds) as child:
+        for line in child.lines():
+            listener.hear(line)
+        return listener.result(child.death())

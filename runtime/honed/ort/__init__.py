@@ -13,13 +13,17 @@ from typing import Any
 
 from honed.runtime.version import HONED_VERSION as _VERSION
 
-from .devices import OrtAllocatorType, OrtArenaCfg, OrtDevice, OrtMemoryInfo, OrtMemType
 from .modelproto import ModelMetadata, NodeArg
 from .options import PROVIDERS as _PROVIDERS
 from .options import (
     ExecutionMode,
     ExecutionOrder,
     GraphOptimizationLevel,
+    OrtAllocatorType,
+    OrtArenaCfg,
+    OrtDevice,
+    OrtMemoryInfo,
+    OrtMemType,
     RunOptions,
     SessionOptions,
 )

@@ -1,31 +1,104 @@
-"""InferenceSession: an ONNX file that the service serves to this app."""
+"""InferenceSession: an ONNX file that the service serves to this app.
+
+ONNX Runtime itself serves it where it is installed and the app allows that.
+"""
 
 from __future__ import annotations
 
+import enum
+import importlib
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from honed import standin
 from honed.protocol import errors as honed_errors
 from honed.protocol.errors import Busy, HonedError, NotFound, ResourceExhausted, Unavailable
 from honed.runtime import maps
 from honed.runtime.client import Client
 from honed.runtime.maps import Maps
 
-from . import errors, genuine
-from .devices import OrtAllocatorType, OrtMemoryInfo, OrtMemType
+from . import errors
 from .errors import Fail, InvalidArgument, said, translated, unsaid
 from .modelproto import ModelMetadata, NodeArg, read_file
-from .options import RunOptions, SessionOptions, requested
+from .options import (
+    FALLBACK,
+    OrtAllocatorType,
+    OrtMemoryInfo,
+    OrtMemType,
+    RunOptions,
+    SessionOptions,
+    requested,
+)
 from .values import IOBinding, OrtValue, numpy_type, type_of
+
+# ---- ONNX Runtime itself, where it is installed and an app allows it to serve what honed cannot ----
+
+_NAME = "onnxruntime"
+_kept: list[ModuleType | None] = []
+
+
+def genuine_session(given: Any, options: SessionOptions, kwargs: Mapping[str, Any]) -> Any:
+    """A session of ONNX Runtime's own, with the same options; None where it is not installed."""
+    found = _module()
+    if found is None:
+        return None
+    return found.InferenceSession(
+        given, sess_options=_translated(options, found), providers=["CPUExecutionProvider"], **kwargs
+    )
+
+
+def genuine_run_options(options: RunOptions | None) -> Any:
+    """What an app has set for a run of such a session, as ONNX Runtime's own."""
+    found = _module()
+    if options is None or found is None:
+        return None
+    made = found.RunOptions()
+    for name, value in options.given().items():
+        setattr(made, name, value)
+    for key, value in options.entries().items():
+        made.add_run_config_entry(key, value)
+    return made
+
+
+def _translated(options: SessionOptions, found: ModuleType) -> Any:
+    """What an app has set, as ONNX Runtime's own options."""
+    made = found.SessionOptions()
+    for name, value in options.given().items():
+        if isinstance(value, enum.IntEnum):
+            value = getattr(found, type(value).__name__)(int(value))
+        setattr(made, name, value)
+    for name, size in options.sizes().items():
+        made.add_free_dimension_override_by_name(name, size)
+    for key, value in options.entries().items():
+        if key != FALLBACK:
+            made.add_session_config_entry(key, value)
+    return made
+
+
+def _module() -> ModuleType | None:
+    if not _kept:
+        with standin.apart():
+            try:
+                _kept.append(importlib.import_module(_NAME))
+            except ImportError:
+                _kept.append(None)
+            for name in [each for each in sys.modules if each.partition(".")[0] == _NAME]:
+                del sys.modules[name]
+    return _kept[0]
+
+
+# ---- InferenceSession: an ONNX file that the service serves to this app ----
 
 Array = NDArray[Any]
 _RUN_SECONDS = 600.0
@@ -191,7 +264,7 @@ class InferenceSession:
                 return [made[name] for name in names]
             except (HonedError, errors.NotImplemented) as error:
                 self._stand_in(error)
-        found: list[Array | Maps] = self._genuine.run(names, feed, genuine.run_options(run_options))
+        found: list[Array | Maps] = self._genuine.run(names, feed, genuine_run_options(run_options))
         return found
 
     def run_async(
@@ -361,7 +434,7 @@ class InferenceSession:
         with self._changing:
             if self._genuine:
                 return
-            found = genuine.session(self._given, self._sess_options, self._kwargs)
+            found = genuine_session(self._given, self._sess_options, self._kwargs)
             if found is None:
                 if limit:
                     hint = "where onnxruntime is installed the app runs such a model itself"

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from honed.runtime import dtypes, strings
 
 from . import errors
-from .devices import check_on_host
 from .errors import InvalidArgument, said
 from .modelproto import TYPES
+from .options import check_on_host
 
 Array = NDArray[Any]
 _ONNX = {each.name: each.onnx for each in dtypes.CARRIED}

@@ -23,9 +23,8 @@ from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.jobs.commands import Check, Compile, Job
+from honed.jobs.commands import Check, Compile, Died, Job, Listener
 from honed.jobs.events import News, NoEvent, R, Stage
-from honed.jobs.listening import Died, Listener
 from honed.machine import profilefile
 from honed.machine.aiochildren import Child, spawn
 from honed.machine.children import Bounds, kill_group

@@ -22,8 +22,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
-from honed.jobs.commands import CheckOptimisations
-from honed.jobs.listening import Died
+from honed.jobs.commands import CheckOptimisations, Died
 from honed.machine.children import Bounds
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck

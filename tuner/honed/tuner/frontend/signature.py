@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from honed.onnxfile.dimensions import UNNAMED
+from honed.onnxfile.reading import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 

@@ -20,8 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from honed.onnxfile.dimensions import MISLED, UNNAMED, forget_names
-from honed.onnxfile.reading import read, shown
+from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.jobs.commands import Compile
+from honed.jobs.commands import Compile, Died, do
 from honed.jobs.events import Ranking
-from honed.jobs.listening import Died, do
 from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, Internal, ModelRefused
