@@ -12,7 +12,7 @@ from honed.hub import pushing, remote
 from honed.hub.index import NamedKey
 from honed.jobs.events import Learned, LearnedTask
 from honed.tool import main as tool
-from honed.tool.hublearning import print_learned
+from honed.tool.commands.hub import print_learned
 from honed.tool.output import Output
 
 from .test_hub_pull import ATTIC, OWNER, Machine, of

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from honed.runtime import Client
-from honed.tool.report.gather import gather
+from honed.tool.report.contents import gather
 from honed.tool.report.page import page
 
 _KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one

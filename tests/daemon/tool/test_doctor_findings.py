@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from honed.jobs.priorfile import PriorFile
-from honed.tool.doctor import check_machine, check_opencl, check_service
-from honed.tool.doctor.finding import Finding, failed
+from honed.tool.doctor import checks
+from honed.tool.doctor.checks import Finding, failed
 from honed.tool.doctor.readings import Daemon, Package, Readings
 
 from .doctor_trees import (
@@ -32,9 +32,9 @@ from .doctor_trees import (
 
 def judge(readings: Readings) -> list[Finding]:
     return [
-        *check_opencl.check(readings),
-        *check_machine.check(readings),
-        *check_service.check(dataclasses.replace(readings, packages=())),
+        *checks.check_opencl(readings),
+        *checks.check_machine(readings),
+        *checks.check_service(dataclasses.replace(readings, packages=())),
     ]
 
 
@@ -331,14 +331,16 @@ def test_software(tmp_path: Path) -> None:
         Package(name="apache-tvm-ffi", part="tuner", version="0.1.15", wanted="0.1.14.post1"),
     )
     readings = dataclasses.replace(readings, packages=packages, venv=False)
-    findings = check_service.check(readings)
+    findings = checks.check_service(readings)
     assert about(findings, "numpy is missing", "apt install python3-numpy").level == "fail"
     assert about(findings, "systemd-python is missing", "python3-systemd").level == "warn"
     assert about(findings, "apache-tvm-ffi is 0.1.15", "0.1.14.post1").level == "warn"
     absent = dataclasses.replace(packages[2], version=None)
-    findings = check_service.check(dataclasses.replace(readings, packages=(absent,)))
+    findings = checks.check_service(dataclasses.replace(readings, packages=(absent,)))
     about(findings, "apache-tvm-ffi missing", "apt install honed-tuner")
-    findings = check_service.check(dataclasses.replace(readings, packages=(*packages[:2], absent), venv=True))
+    findings = checks.check_service(
+        dataclasses.replace(readings, packages=(*packages[:2], absent), venv=True)
+    )
     about(findings, "numpy is missing", f"install honed[all] into {sys.prefix}")
     about(findings, "systemd-python is missing", "install honed[systemd] into ")
     about(findings, "apache-tvm-ffi missing", "install honed[all] into ")

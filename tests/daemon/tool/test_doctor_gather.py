@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from honed.tool.doctor import gather, probe
-from honed.tool.doctor.accounts import read_names
-from honed.tool.doctor.machine import read_machine
-from honed.tool.doctor.service import explain, read_daemon
+from honed.tool.doctor.gather import explain, read_daemon, read_machine, read_names
 
 from .doctor_trees import Answers, Tree, kbase, opencl, panthor, pc
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from honed.runtime.errors import NotFound
 from honed.tool.commands.tasks import milliseconds, short
-from honed.tool.view import picture, plot
-from honed.tool.view.picture import draw
-from honed.tool.view.plot import Curve, Mark
+from honed.tool.view import plot
+from honed.tool.view.plot import Curve, Mark, draw_picture
 
 POINTS = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e9)), min_size=1, max_size=40).map(sorted)
 
@@ -59,7 +58,7 @@ def test_ticks_are_round_and_reach_the_end(largest: float, count: int, whole: bo
 def drawn(kind: Literal["png", "svg"], *curves: Curve) -> bytes:
     pytest.importorskip("matplotlib")
     file = io.BytesIO()
-    draw(file, kind, *curves)
+    draw_picture(file, kind, *curves)
     return file.getvalue()
 
 
@@ -87,7 +86,7 @@ def test_no_label_lies_over_another(at: tuple[float, float]) -> None:
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 10)
     marks = [(Mark(x=at[0], y=at[1], label=f"version {n}: 4.03 ms"), "red") for n in range(30)]
-    boxes = picture.write_labels(axes, marks)
+    boxes = plot.write_labels(axes, marks)
     assert boxes
     assert all(one.x0 >= 0 and one.x1 <= 960 and one.y1 <= 540 for one in boxes)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
@@ -96,7 +95,7 @@ def test_no_label_lies_over_another(at: tuple[float, float]) -> None:
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(NotFound, match="apt install python3-matplotlib"):
-        draw(io.BytesIO(), "png", curve([(0, 1.0)]))
+        draw_picture(io.BytesIO(), "png", curve([(0, 1.0)]))
 
 
 @pytest.mark.parametrize(

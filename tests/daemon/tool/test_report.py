@@ -25,11 +25,9 @@ from honed.protocol.results import LatencyPoint
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean
-from honed.tool.report.contents import Report, gain, served_median, task_shares
-from honed.tool.report.curves import served
-from honed.tool.report.gather import gather
+from honed.tool.report.charts import Linear, Logarithmic, Scale, heights, served, times
+from honed.tool.report.contents import Report, gain, gather, served_median, task_shares
 from honed.tool.report.page import page
-from honed.tool.report.scales import Linear, Logarithmic, Scale, heights, times
 from tests.daemon.conftest import SIZE
 from tests.daemon.running import Service
 

@@ -13,7 +13,7 @@ from honed.protocol.results import (
     ProfiledRow,
     ShownKernel,
 )
-from honed.tool.view.trace import trace
+from honed.tool.commands.profiling import trace
 
 KERNEL = ShownKernel(
     name="add", grid=(4, 1, 1), block=(64, 1, 1), flops=256, bytes=3072, task="t1", schedule="prior:cpu-1",

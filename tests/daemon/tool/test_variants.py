@@ -10,7 +10,7 @@ from rich.console import Console
 
 from honed.protocol.results import ShownVariant
 from honed.tool.parser import shape_sets
-from honed.tool.view.forms import variants_table
+from honed.tool.view.tables import variants_table
 
 
 def test_an_input_given_again_begins_another_set() -> None:

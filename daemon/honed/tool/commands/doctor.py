@@ -13,8 +13,8 @@ from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import Status
 from honed.runtime.calling import transport
-from honed.tool.doctor import check_machine, check_opencl, check_service, gather, service
-from honed.tool.doctor.finding import Finding, failed
+from honed.tool.doctor import checks, gather
+from honed.tool.doctor.checks import Finding, failed
 from honed.tool.doctor.readings import Readings
 from honed.tool.output import Console, Output, clean, line
 from honed.tool.parser import Parser, define
@@ -54,10 +54,10 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
         return None
     readings, troubles = _readings(arguments)
     findings = [
-        *check_opencl.check(readings),
-        *check_machine.check(readings),
+        *checks.check_opencl(readings),
+        *checks.check_machine(readings),
         *troubles,
-        *check_service.check(readings),
+        *checks.check_service(readings),
     ]
     ok = not failed(findings)
     document = {"ok": ok, "findings": tuple(findings), "readings": readings}
@@ -71,12 +71,12 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     troubles = []
     path = arguments.socket or transport.default_socket(os.environ)
     system = path == transport.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
-    daemon, status = service.read_daemon(path, system=system)
+    daemon, status = gather.read_daemon(path, system=system)
     try:
         folders = _folders(status, uid)
     except InvalidArgument as error:
         folders = []
-        troubles.append(check_service.SERVICE.warn(str(error), "set HOME to the user's folder"))
+        troubles.append(checks.SERVICE.warn(str(error), "set HOME to the user's folder"))
     readings = gather.gather(
         root=Path("/"),
         environ=os.environ,

@@ -16,13 +16,11 @@ from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
-from honed.tool.compiler import followed, run
-from honed.tool.inservice import started_in_service
+from honed.tool.compiler import followed, run, started_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records
-from honed.tool.view.picture import draw
-from honed.tool.view.plot import Curve, Mark, microseconds, text
+from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 
 from .tasks import milliseconds
 from .versions import version_rows
@@ -168,7 +166,7 @@ def _draw(path: Path, curve: Curve | None, model: str) -> None:
     if curve is None:
         raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
     with replacing(path) as file:
-        draw(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
+        draw_picture(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
 
 
 def _print_curve(console: Console, curve: Curve) -> None:

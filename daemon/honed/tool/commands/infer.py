@@ -1,20 +1,165 @@
-"""Command infer: run a model once."""
+"""`hone infer`: a model's inputs from .npy files or made up, one run, and its outputs to .npy files."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.machine.files import replacing
+from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import MODEL_METADATA
 from honed.protocol.params import ModelParams
+from honed.protocol.results import TensorMetadata
+from honed.runtime import strings
 from honed.runtime.calling.calls import InferenceAnswer
 from honed.runtime.client import Client
-from honed.tool import arrays
-from honed.tool.arrays import Array, ArraySummary
+from honed.runtime.dtypes import STRING, from_datatype
 from honed.tool.output import Console, Output, line, shape_text, table
-from honed.tool.parser import Parser, define, named_file, patience, unique
+from honed.tool.parser import Parser, UsageError, define, named_file, patience, unique
+
+# ---- A model's inputs from .npy files or made up, and its outputs to .npy files ----
+
+Array = NDArray[Any]
+Tensors = Sequence[TensorMetadata]
+_WORD = "honed"  # where text is made up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySummary:
+    """The least and the largest finite value, None where there is none, and how many are not finite."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    max: float | None
+    not_finite: int
+
+
+def collect(
+    inputs: Tensors, files: Mapping[str, Path], *, model: str, random: bool, seed: int
+) -> dict[str, Array]:
+    """An array for every input: from its file, or made up where `random`.
+
+    Raises UsageError for unknown and missing names, and what `load` raises.
+    """
+    wanted = {tensor.name: tensor for tensor in inputs}
+    for name in files:
+        if name not in wanted:
+            raise UsageError(f"{model} has no input {name!r}; its inputs are {described(inputs)}")
+    missing = [tensor for name, tensor in wanted.items() if name not in files]
+    if missing and not random:
+        raise UsageError(
+            f"{model} {'also ' if files else ''}needs {described(missing)}; "
+            "give each with --input NAME=FILE.npy, or --random to have them made up"
+        )
+    generator = np.random.default_rng(seed)
+    return {
+        name: load(files[name], tensor) if name in files else generated(tensor, generator)
+        for name, tensor in wanted.items()
+    }
+
+
+def described(tensors: Tensors) -> str:
+    """Names and types of tensors in one line."""
+    return ", ".join(f"{t.name} ({_type(t)})" for t in tensors) or "none"
+
+
+def load(file: Path, tensor: TensorMetadata) -> Array:
+    """The array of a .npy file, which must have the tensor's type and shape; never unpickles."""
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no file {file} for input {tensor.name}; check the path") from error
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be read ({error.strerror}); check it") from error
+    except (ValueError, EOFError) as error:
+        raise InvalidArgument(f"{file} is not a .npy file of numbers; write it with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
+    expected = from_datatype(tensor.datatype).name
+    found = STRING.name if strings.is_text(array) else array.dtype.name
+    if found != expected or not _takes(tensor.shape, array.shape):
+        raise InvalidArgument(
+            f"{file} is {shape_text(found, array.shape)} and input {tensor.name} is "
+            f"{_type(tensor)}; convert it with astype and reshape"
+        )
+    return array
+
+
+def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether a tensor of this shape, in which -1 is any size, may be of the one given."""
+    return len(shape) == len(given) and all(size in (-1, n) for size, n in zip(shape, given, strict=True))
+
+
+def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
+    """Made-up values: normal for floats, a word for text, 0 or 1 for the rest, which are seldom out of range.
+
+    Sizes that are open are 1.
+    """
+    kind = from_datatype(tensor.datatype).numpy
+    shape = tuple(1 if size < 0 else size for size in tensor.shape)
+    if tensor.datatype == STRING.datatype:
+        return np.full(shape, _WORD, object)
+    if kind.kind == "f":
+        return generator.standard_normal(shape).astype(kind)
+    return generator.integers(0, 2, shape).astype(kind)
+
+
+def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
+    """Write each array to a .npy file in `folder`, whole or not at all; the folder is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise PermissionDenied(f"folder {folder} cannot be made; check who owns the one above it") from error
+    except OSError as error:
+        raise InvalidArgument(f"folder {folder} cannot be made ({error.strerror}); name another") from error
+    files = {name: folder / file for name, file in file_names(list(arrays)).items()}
+    for name, file in files.items():
+        with replacing(file) as stream:
+            array = arrays[name]
+            np.save(stream, array.astype(str) if strings.is_text(array) else array, allow_pickle=False)
+    return files
+
+
+def file_names(names: Sequence[str]) -> dict[str, str]:
+    """A file name for each output, all different: what file names should not hold becomes "_"."""
+    found: dict[str, str] = {}
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:200] or "output"
+        taken = {file.casefold() for file in found.values()}
+        candidates = (f"{stem}.npy", *(f"{stem}_{i}.npy" for i in range(1, len(names) + 1)))
+        found[name] = next(file for file in candidates if file.casefold() not in taken)
+    return found
+
+
+def summary(array: Array) -> ArraySummary:
+    """What can be said of an array in a line."""
+    if strings.is_text(array):
+        return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
+    finite = np.isfinite(array)
+    values = array[finite]
+    return ArraySummary(
+        dtype=array.dtype.name,
+        shape=array.shape,
+        min=values.min().item() if values.size else None,
+        max=values.max().item() if values.size else None,
+        not_finite=int(array.size - values.size),
+    )
+
+
+def _type(tensor: TensorMetadata) -> str:
+    return shape_text(from_datatype(tensor.datatype).name, tensor.shape)
+
+
+# ---- Command infer: run a model once ----
 
 
 def define_infer(infer: Parser) -> None:
@@ -58,7 +203,7 @@ def add_input_options(parser: Parser) -> None:
 
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
     """An array for every input of the model: from its file, or made up where `random`."""
-    return arrays.collect(
+    return collect(
         client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
         unique("--input", arguments.input),
         model=arguments.model,
@@ -72,8 +217,8 @@ def _infer(arguments: argparse.Namespace, output: Output) -> None:
         values = inputs(client, arguments, random=arguments.random)
         answer = client.answer(arguments.model, values, timeout=arguments.timeout)
     outputs = answer.outputs
-    files = arrays.save(arguments.output_dir, outputs) if arguments.output_dir else {}
-    found = {name: arrays.summary(array) for name, array in outputs.items()}
+    files = save(arguments.output_dir, outputs) if arguments.output_dir else {}
+    found = {name: summary(array) for name, array in outputs.items()}
     document = {
         "model": arguments.model,
         "engine": answer.engine,

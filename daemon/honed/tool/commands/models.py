@@ -1,8 +1,9 @@
-"""Commands on the service's models: status, list, show, remove."""
+"""Commands on the service and its models: status, list, show, remove, set, metrics."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,15 @@ from typing import Any
 from honed.daemon.observe.faults import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
-from honed.protocol.methods import METRICS, MODEL_SHOW, MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
-from honed.protocol.params import HintFigures, ModelParams
+from honed.protocol.methods import (
+    METRICS,
+    MODEL_SET,
+    MODEL_SHOW,
+    MODEL_STATISTICS,
+    REPOSITORY_INDEX,
+    SERVER_STATUS,
+)
+from honed.protocol.params import HintFigures, ModelParams, SetParams
 from honed.protocol.results import (
     ComparedOutput,
     DevicePeaks,
@@ -34,23 +42,25 @@ from honed.tool.output import (
     figure_text,
     line,
     moment_text,
+    print_json,
     seconds_text,
     shape_text,
     table,
 )
-from honed.tool.parser import Parser, UsageError, define
-from honed.tool.view.devices import (
+from honed.tool.parser import Parser, UsageError, define, shape, unique
+from honed.tool.view.tables import (
     device_text,
     devices_table,
+    in_parts,
     lease_rows,
     placement_text,
     served_by,
     signals,
+    variants_table,
     worker_text,
 )
-from honed.tool.view.forms import in_parts, variants_table
 
-from .setting import described
+# ---- Commands on the service's models: status, list, show, remove ----
 
 
 def define_status(status: Parser) -> None:
@@ -384,3 +394,94 @@ def _compared(entry: ComparedOutput) -> str:
     error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
     covered = "" if entry.covered is None else f", {entry.covered:.0%} of it covered"
     return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}{covered}"
+
+
+# ---- Command set: how a model is served ----
+
+_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
+
+
+def define_set(parser: Parser) -> None:
+    """What `hone set` takes."""
+    define(
+        parser,
+        _set,
+        details=(
+            "With --batch, requests that differ in their first dimension only are run as one: each waits for "
+            "others until the batch is full, or --delay is over. That is for models whose file leaves the "
+            "first size of all inputs and outputs open, and is tried out first. With --warm-up "
+            "a model is run on zeros when it is loaded, before it serves."
+        ),
+        examples=(
+            "hone set embedder --batch 8 --delay 2\nhone set embedder --batch 0\n"
+            "hone set detector --warm-up 3 --shape images=1,3,640,640"
+        ),
+    )
+    parser.add_argument("model", metavar="M", help="the model's name")
+    parser.add_argument("--batch", metavar="N", type=int, help="run up to N rows together; 0: none")
+    parser.add_argument(
+        "--delay",
+        metavar="MS",
+        type=float,
+        help=f"milliseconds that a request waits ({_DELAY_MS:g})",
+    )
+    parser.add_argument("--warm-up", metavar="N", type=int, help="runs before it serves; 0: none")
+    parser.add_argument(
+        "--shape",
+        metavar="IN=1,3,224,224",
+        action="append",
+        type=shape,
+        help="the shape in which to warm up an input whose sizes the model leaves open",
+    )
+
+
+def _set(arguments: argparse.Namespace, output: Output) -> None:
+    given = (arguments.batch, arguments.delay, arguments.warm_up, arguments.shape)
+    if all(each is None for each in given):
+        raise UsageError("give --batch, --delay, --warm-up or --shape")
+    delay = _DELAY_MS if arguments.delay is None and arguments.batch else arguments.delay
+    params = SetParams(
+        name=arguments.model,
+        max_batch=arguments.batch,
+        batch_delay_us=None if delay is None else round(delay * 1000),
+        warm_up=arguments.warm_up,
+        warm_up_shapes=unique("--shape", arguments.shape) if arguments.shape else None,
+    )
+    with Client(arguments.socket) as client:
+        told = client.ask(MODEL_SET, params, timeout=None)
+    output.emit(
+        {"model": arguments.model, **strict.to_plain(told)},
+        lambda console: line(console, f"{arguments.model}: {described(told)}."),
+    )
+
+
+def described(settings: ModelSettings) -> str:
+    """A model's settings in words."""
+    parts = []
+    if settings.max_batch:
+        delay = settings.batch_delay_us / 1000
+        parts.append(f"up to {settings.max_batch} rows run together, after {delay:g} ms at most")
+    if settings.warm_up:
+        parts.append(f"{settings.warm_up} runs warm it up")
+    return ", ".join(parts) or "each request runs by itself, nothing warms it up"
+
+
+# ---- Command metrics: every figure of the service, for collectors ----
+
+
+def define_metrics(metrics: Parser) -> None:
+    """What `hone metrics` takes."""
+    define(
+        metrics,
+        _metrics,
+        details="docs/metrics.md says what each means. With --json it is one document with more detail.",
+        examples="hone metrics\nhone metrics --json",
+    )
+
+
+def _metrics(arguments: argparse.Namespace, output: Output) -> None:
+    with Client(arguments.socket) as client:
+        if output.json:
+            print_json(client.ask(METRICS))
+        else:
+            sys.stdout.write(client.openmetrics())

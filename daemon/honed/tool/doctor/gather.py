@@ -1,30 +1,40 @@
-"""Reads everything the doctor judges: files beneath a root folder, and what children answer."""
+"""Reads everything the doctor judges: files beneath a root folder, the service, and what children answer."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import platform
+import re
 import shutil
+import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
-from honed.protocol.errors import InvalidArgument
+from honed.machine import sysfs
+from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
+from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
+from honed.protocol.service import Status
+from honed.runtime.client import Client
 
 from . import probe
-from .accounts import read_names
-from .machine import lines, read_machine
 from .readings import (
     Account,
+    Clock,
     Daemon,
+    DeviceNode,
     Ended,
     Folder,
+    GpuHardware,
+    Hardware,
     IcdFile,
     OpenCL,
     OpenCLLoader,
@@ -34,6 +44,297 @@ from .readings import (
     Readings,
     Stack,
 )
+
+# ---- Users and groups of a system, from the passwd and group files beneath its root folder ----
+#
+# Users that only a directory service knows are not in these files; the running user's groups therefore come
+# from the process itself.
+
+
+@dataclass(frozen=True, slots=True)
+class AccountNames:
+    """What /etc/passwd and /etc/group say."""
+
+    users: dict[int, tuple[str, int]]  # uid -> name, primary gid
+    groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
+
+    def user(self, uid: int) -> str:
+        """The name of a user id; the number itself where it has none."""
+        return self.users[uid][0] if uid in self.users else str(uid)
+
+    def group(self, gid: int) -> str:
+        """The name of a group id; the number itself where it has none."""
+        return self.groups[gid][0] if gid in self.groups else str(gid)
+
+    def running(self, uid: int, gids: frozenset[int]) -> Account:
+        """The account of a process with these ids."""
+        return self._account(self.user(uid), uid, gids)
+
+    def named(self, name: str) -> Account | None:
+        """The account of that name as it would log in, None where there is none."""
+        for uid, (user, gid) in self.users.items():
+            if user == name:
+                gids = {gid} | {g for g, (_, members) in self.groups.items() if name in members}
+                return self._account(name, uid, frozenset(gids))
+        return None
+
+    def has_group(self, name: str) -> bool:
+        """Whether the system has a group of that name."""
+        return any(group == name for group, _ in self.groups.values())
+
+    def _account(self, name: str, uid: int, gids: frozenset[int]) -> Account:
+        groups = {self.group(gid) for gid in gids}
+        return Account(name=name, uid=uid, gids=tuple(sorted(gids)), groups=tuple(sorted(groups)))
+
+
+def read_names(root: Path) -> AccountNames:
+    """The users and groups in `root`/etc; malformed lines are passed over, as libc does."""
+    users: dict[int, tuple[str, int]] = {}
+    for fields in _entries(root / "etc/passwd", 7):
+        if fields[2].isdigit() and fields[3].isdigit():
+            users.setdefault(int(fields[2]), (fields[0], int(fields[3])))
+    groups: dict[int, tuple[str, frozenset[str]]] = {}
+    for fields in _entries(root / "etc/group", 4):
+        if fields[2].isdigit():
+            groups.setdefault(int(fields[2]), (fields[0], frozenset(filter(None, fields[3].split(",")))))
+    return AccountNames(users=users, groups=groups)
+
+
+def _entries(path: Path, width: int) -> list[list[str]]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    return [fields for line in text.splitlines() if len(fields := line.split(":")) == width]
+
+
+# ---- Reads the hardware and the kernel from /sys, /proc and /dev beneath a root
+# folder; judges nothing ----
+#
+# Paths: the kernel's ABI documentation (sysfs-class-devfreq, drm render nodes) and Arm's kbase driver, which
+# makes /dev/mali0 as a misc device. Links are followed by name only, so that any root will do.
+
+_GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
+_FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
+_DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
+
+
+def read_machine(root: Path, names: AccountNames) -> Hardware:
+    """Everything `readings.Machine` holds, for the system whose root folder is `root`."""
+    memory = _meminfo(_text(root / "proc/meminfo"))
+    gpus = (*_platform_gpus(root), *_pci_gpus(root))
+    paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
+    return Hardware(
+        model=_text(root / "proc/device-tree/model").strip("\0 ") or _text(root / _DMI_NAME),
+        kernel=_text(root / "proc/sys/kernel/osrelease"),
+        cpus=sum(1 for p in _glob(root, "sys/devices/system/cpu/cpu[0-9]*") if p.name[3:].isdigit()),
+        memory_bytes=memory.get("MemTotal", 0),
+        available_bytes=memory.get("MemAvailable", 0),
+        gpus=gpus,
+        nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
+        clocks=tuple(map(_clock, sysfs.gpu_clocks(root))),
+        gpu_celsius=temperatures(root).get("gpu-thermal"),
+        panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
+    )
+
+
+_DMI_NAME = "sys/class/dmi/id/product_name"
+
+
+def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
+    """GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
+    places = ("sys/bus/platform/devices", "sys/devices/platform")
+    folders = {
+        p.name: p for place in places for end in (".gpu", ".gpu-*") for p in _glob(root, f"{place}/*{end}")
+    }
+    found = []
+    for _, folder in sorted(folders.items()):
+        driver = _link_name(folder / "driver")
+        compatible = re.search(r"^OF_COMPATIBLE_0=(.*)$", _text(folder / "uevent"), re.MULTILINE)
+        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
+        nodes |= {f"/dev/{p.name}" for p in _glob(folder, "misc/mali*")}
+        if driver == "mali":
+            nodes |= {f"/dev/{p.name}" for p in _glob(root, "sys/class/misc/mali[0-9]*")}
+        if driver in _GPU_DRIVERS:
+            nodes |= {
+                f"/dev/dri/{p.name}"
+                for p in _glob(root, "sys/class/drm/renderD*")
+                if _link_name(p / "device/driver") == driver
+            }
+        found.append(
+            GpuHardware(
+                name=folder.name,
+                driver=driver,
+                compatible=compatible[1] if compatible else "",
+                nodes=tuple(sorted(nodes)),
+            )
+        )
+    return tuple(found)
+
+
+def _pci_gpus(root: Path) -> tuple[GpuHardware, ...]:
+    found = []
+    for folder in _glob(root, "sys/bus/pci/devices/*"):
+        if not _text(folder / "class").startswith(_DISPLAY_CLASS):
+            continue
+        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
+        driver = _link_name(folder / "driver")
+        if driver == "nvidia":
+            nodes |= {f"/dev/{p.name}" for p in _glob(root, "dev/nvidia[0-9]*")} | {"/dev/nvidiactl"}
+        found.append(GpuHardware(name=folder.name, driver=driver, compatible="", nodes=tuple(sorted(nodes))))
+    return tuple(found)
+
+
+def _loose_nodes(root: Path) -> set[str]:
+    """Nodes of GPU drivers whose device was not found above, as in containers that hide parts of /sys."""
+    return {"/dev/mali0"} | {
+        f"/dev/dri/{p.name}"
+        for p in _glob(root, "sys/class/drm/renderD*")
+        if _link_name(p / "device/driver") in _GPU_DRIVERS
+    }
+
+
+def _node(root: Path, path: str, names: AccountNames) -> DeviceNode:
+    place = root / path.lstrip("/")
+    status = place.stat()
+    return DeviceNode(
+        path=path,
+        owner=names.user(status.st_uid),
+        uid=status.st_uid,
+        group=names.group(status.st_gid),
+        gid=status.st_gid,
+        mode=status.st_mode & 0o7777,
+        openable=os.access(place, os.R_OK | os.W_OK),
+    )
+
+
+def _clock(folder: Path) -> Clock:
+    return Clock(
+        name=folder.name,
+        current=sysfs.number(folder / "cur_freq") or 0,
+        minimum=sysfs.number(folder / "min_freq") or 0,
+        maximum=sysfs.number(folder / "max_freq") or 0,
+        governor=_text(folder / "governor"),
+    )
+
+
+def _meminfo(text: str) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    return {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _glob(root: Path, pattern: str) -> list[Path]:
+    return sorted(root.glob(pattern))
+
+
+def _link_name(link: Path) -> str:
+    """The last part of where a link points, "" where there is none."""
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
+    return sysfs.read(path) or ""
+
+
+def lines(path: Path) -> Iterable[str]:
+    """The lines of a text file that are neither empty nor comments."""
+    return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
+
+
+# ---- Asks the service how it is, the way any client would ----
+
+_TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
+_UNIT = "honed.service"
+State = Literal["answers", "absent", "refused", "forbidden", "silent"]
+
+
+def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | None]:
+    """What a client sees at the socket `path`, and the service's status, None where it does not tell it.
+
+    With `system` the one expected there is the system's, and systemd is asked where that does not answer.
+    """
+    state, error = _connect(path)
+    if state != "answers":
+        return _reading(path, state, error, unit=_failed_unit() if system else ""), None
+    with Client(path, timeout=_TIMEOUT) as client:
+        try:
+            version = client.ask(SERVER_METADATA).version
+            status = client.ask(SERVER_STATUS)
+        except PermissionDenied as denied:
+            return _reading(path, "answers", str(denied), version=version), None
+        except HonedError as failure:
+            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), None
+    return _reading(path, "answers", "", version=version, status=status), status
+
+
+def _connect(path: str) -> tuple[State, str]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        try:
+            connection.connect(path)
+        except PermissionError as error:
+            return "forbidden", str(error.strerror)
+        except FileNotFoundError:
+            return "absent", "the socket is not there" if Path(
+                path
+            ).parent.is_dir() else "its folder is not there"
+        except OSError as error:  # refused, timed out, a path too long for a socket
+            return "refused", str(error.strerror or error)
+    return "answers", ""
+
+
+def _failed_unit() -> str:
+    """Why systemd has no service running, in the service's own words; "" where it has, or cannot be asked."""
+    command = ["systemctl", "show", "--property=ActiveState,SubState,Result,StatusText", _UNIT]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return explain(dict(each.partition("=")[::2] for each in told.splitlines()))
+
+
+def explain(unit: dict[str, str]) -> str:
+    """The same from the properties of its unit."""
+    if unit.get("ActiveState") != "failed" and unit.get("SubState") != "auto-restart":
+        return ""
+    said = unit.get("StatusText", "")
+    return f"{_UNIT} has failed ({unit.get('Result', 'unknown')}){f': {said}' if said else ''}"
+
+
+def _reading(
+    path: str,
+    state: State,
+    error: str,
+    *,
+    version: str = "",
+    status: Status | None = None,
+    unit: str = "",
+) -> Daemon:
+    device = status.device if status else None
+    return Daemon(
+        socket=path,
+        state=state,
+        error=error,
+        version=version,
+        may_infer=status is not None,
+        worker=status.worker.state if status else "",
+        worker_reason=status.worker.reason if status else "",
+        device=f"{device.name} ({device.platform})" if device else "",
+        lost=tuple(
+            f"{each.spec or each.name} ({each.worker.reason})"
+            for each in (status.devices[1:] if status else ())
+            if each.worker.state == "failed"
+        ),
+        cpu_engine=status is None or any(each.engine == "cpu" for each in status.devices),
+        unit=unit,
+    )
+
+
+# ---- Reads everything the doctor judges: files beneath a root folder, and what children answer ----
 
 LOADER = "libOpenCL.so.1"
 VARIABLES = (

@@ -11,7 +11,7 @@ from honed.tool.output import Console, Output, bytes_text, line
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter
 
-from .gather import gather
+from .contents import gather
 from .page import page
 
 

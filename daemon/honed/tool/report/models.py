@@ -10,14 +10,25 @@ from honed.protocol.service import Figures, ModelFigures, Spans
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text
-from honed.tool.view.devices import placement_text
-from honed.tool.view.forms import in_parts
+from honed.tool.view.tables import in_parts, placement_text
 
-from .chart import drawn
+from .charts import drawn, served, tuned
 from .contents import ReportedModel, gain, served_median
-from .curves import served, tuned
-from .markup import Cell, Ids, badge, element, facts, more, name_of, table
-from .words import QUANTILES, day, gain_text, moment, state_badge
+from .markup import (
+    QUANTILES,
+    Cell,
+    Ids,
+    badge,
+    day,
+    element,
+    facts,
+    gain_text,
+    moment,
+    more,
+    name_of,
+    state_badge,
+    table,
+)
 
 _LATENCIES = (">p50", ">p95", ">p99")
 

@@ -9,12 +9,9 @@ from xml.etree.ElementTree import Element
 from honed.tool.output import seconds_text
 
 from .contents import Report, gain
-from .faulty import count, faults
-from .machine import machine
-from .markup import Ids, document, element, name_of
+from .markup import Ids, day, document, element, gain_text, name_of
 from .models import card, overview
-from .words import day, gain_text
-from .work import spent, tuning
+from .sections import faults_count, faults_section, machine_section, spent_section, tuning_section
 
 _PARTS = (
     ("models", "Models"),
@@ -38,11 +35,11 @@ def page(report: Report) -> str:
                 "Time in requests counts less the longer ago it was; it decides what is tuned first.",
                 class_="about",
             ),
-            spent(report.models, ids),
+            spent_section(report.models, ids),
         ],
-        "tuning": [tuning(report)],
-        "faults": [faults(report)],
-        "machine": [machine(report)],
+        "tuning": [tuning_section(report)],
+        "faults": [faults_section(report)],
+        "machine": [machine_section(report)],
     }
     sections = [element("section", element("h2", title), *contents[name], id=name) for name, title in _PARTS]
     style = resources.files(__package__ or "").joinpath("page.css").read_text()
@@ -101,7 +98,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str, str]]:
     gains = [(won, model.listed.name) for model in models if (won := gain(model.history)) is not None]
     best = max(gains, default=None)
     yield "Best tuned", gain_text(best[0]) if best else "-", f"as fast: {best[1]}" if best else "nothing yet"
-    found = count(report)
+    found = faults_count(report)
     yield "Faults", str(found) if found else "none", "see below" if found else "seen so far"
 
 

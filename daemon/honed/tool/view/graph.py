@@ -18,8 +18,8 @@ from honed.tool.output import Output, bytes_text, line
 from honed.tool.parser import UsageError
 
 from .boxes import draw
-from .forms import compiled_share
 from .svg import page, picture
+from .tables import compiled_share
 
 _RUNS = 5  # inferences that times are the mean of
 
