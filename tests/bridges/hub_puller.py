@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from honed.hub import pulling, remote
-from honed.hub.memory import HubMemory
-from honed.hub.shelf import Shelf
+from honed.hub.memory import HubMemory, Shelf
 from honed.jobs.events import Imported
 
 from .test_hub_pull import ATTIC, CELLAR, HERE, NOW

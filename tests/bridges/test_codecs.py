@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from honed.frigate import messages
 from honed.http import inference
-from honed.http.tensors import from_json, to_json
+from honed.http.inference import from_json, to_json
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import Inferred as Result
 from honed.protocol.results import InferredOutput, InferTimes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from honed.frigate import boxes, detections
+from honed.frigate import detections
 from honed.protocol.errors import InvalidArgument
 
 from . import frigate_reference
@@ -111,11 +111,11 @@ def test_a_kind_that_is_not_known_is_refused() -> None:
     arrays.arrays(np.float32, (12,), elements=st.floats(0, 1, width=32), unique=True),
 )
 def test_what_is_kept_overlaps_nothing_better(found: np.ndarray, scores: np.ndarray) -> None:
-    kept = boxes.best(found, scores, 100)
+    kept = detections.best(found, scores, 100)
     assert list(kept) == sorted(kept, key=lambda i: -scores[i])
     assert (scores[kept] > 0.4).all()
     for index in set(range(12)) - set(kept.tolist()):
         better = [k for k in kept if scores[k] > scores[index]]
         one = found[index].astype(np.float64)
-        over = boxes._overlaps(one, found[better].astype(np.float64))
+        over = detections._overlaps(one, found[better].astype(np.float64))
         assert scores[index] <= np.float32(0.4) or (over > 0.4).any() or np.isnan(over).any()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.hub import gathering, pushing, remote
 from honed.hub import index as indexes
-from honed.hub.gathering import Gathered
+from honed.hub import looking, pushing, remote
 from honed.hub.index import NamedKey
+from honed.hub.looking import Gathered
 from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey
 from honed.protocol.errors import InvalidArgument
@@ -38,7 +38,7 @@ def gathered(
     to.mkdir()
     owner = OWNER.public if trusted is None else None
     store, seen = remote.store(str(hub)), memory or HubMemory()
-    done = gathering.gather(store, trusted or {}, owner, seen, to, NOW)
+    done = looking.gather(store, trusted or {}, owner, seen, to, NOW)
     return done, "".join(path.read_text() for path in sorted(to.glob("*.jsonl")))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from honed.hub import gathering, objects, pulling, pushing, remote
 from honed.hub import index as indexes
+from honed.hub import looking, objects, pulling, pushing, remote
 from honed.hub.index import BoardIndex, IndexedFile, NamedKey
 from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey, SecretKey
@@ -287,10 +287,10 @@ def test_what_got_lost_is_put_there_again(hub: Path) -> None:
 
 
 def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_MOST", 600)
+    monkeypatch.setattr(looking, "_MOST", 600)
     (to := tmp_path / "to").mkdir()
     store = remote.store(str(hub))
-    done = gathering.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, HubMemory(), to, NOW)
+    done = looking.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, HubMemory(), to, NOW)
     assert (done.keys, done.records) == (1, 2)
     assert "more than" in done.problems[0]
     assert sum(path.stat().st_size for path in to.iterdir()) < 2 * 600

@@ -19,8 +19,8 @@ from honed.hub import index as indexes
 from honed.hub import looking, objects, pushing, remote
 from honed.hub.index import NamedKey, Overview
 from honed.hub.looking import LOOKS, to_ask
+from honed.hub.memory import MAX_FILE, KeptFile, Shelf
 from honed.hub.minisign import PublicKey, SecretKey
-from honed.hub.shelf import MAX_FILE, KeptFile, Shelf
 from honed.protocol.errors import Unavailable
 
 from .hubserver import Asked, counting
@@ -271,7 +271,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(letters: int) -> KeptFile:
         return KeptFile(text="x" * letters, signature="", tag="", looked_s=NOW)
 
-    monkeypatch.setattr("honed.hub.shelf.MAX_WHOLE", 100)
+    monkeypatch.setattr("honed.hub.memory.MAX_WHOLE", 100)
     shelf = Shelf("x")
     shelf.put("a", kept(60))
     shelf.put("b", kept(60))
@@ -279,7 +279,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.put("a", kept(30))
     shelf.put("b", kept(60))
     assert set(shelf.files) == {"a", "b"}
-    monkeypatch.setattr("honed.hub.shelf.MAX_WHOLE", 10 * MAX_FILE)
+    monkeypatch.setattr("honed.hub.memory.MAX_WHOLE", 10 * MAX_FILE)
     shelf.put("a", kept(MAX_FILE + 1))
     assert set(shelf.files) == {"b"}
 

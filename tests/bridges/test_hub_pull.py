@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.hub import index as indexes
-from honed.hub import objects, pulling, pushing, reading, remote
+from honed.hub import objects, pulling, pushing, remote
+from honed.hub import web as hub_web
 from honed.hub.index import NamedKey, Withdrawn
-from honed.hub.memory import HubMemory
+from honed.hub.memory import HubMemory, Shelf
 from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
-from honed.hub.shelf import Shelf
 from honed.jobs.events import Imported
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.results import DeviceIdentity
@@ -300,9 +300,9 @@ def test_a_hub_that_is_away_is_told() -> None:
 
 
 def test_a_file_that_takes_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "WHOLE_SECONDS", 0.0)
+    monkeypatch.setattr(hub_web, "WHOLE_SECONDS", 0.0)
     with pytest.raises(Unavailable, match="took more than"):
-        reading.bounded(lambda _: b"x", 1000, "slow")
+        hub_web.bounded(lambda _: b"x", 1000, "slow")
 
 
 def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from honed.daemon.features.user_models.quota import AppsSettings
 from honed.daemon.settings.schema import CpuSettings, Limits
 from honed.daemon.tuning.process import TunerSettings
-from honed.frigate.settings import FrigateSettings
+from honed.frigate.bridge import FrigateSettings
 from honed.http.settings import HttpSettings
 from honed.machine.families import FAMILIES
 from honed.protocol.strict import from_plain

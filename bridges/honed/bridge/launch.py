@@ -1,21 +1,117 @@
-"""How the program of a bridge starts: its options, its log, its exit status."""
+"""How the program of a bridge starts: options, settings, addresses it may listen on, exit status."""
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import os
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from honed.protocol.errors import HonedError
+from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.version import HONED_VERSION
 
-from .settings import load
+# ---- Which addresses a bridge may listen on ----
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+_ENDPOINT: Final = re.compile(r"(ipc|tcp)://(.+)")
+_TCP: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:([0-9]{1,5})")
+_MAX_SOCKET_PATH: Final = 107  # bytes of sun_path
+
+
+def ip_address(text: str) -> IpAddress:
+    """The address; raises InvalidArgument for names and whatever else is none."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        raise InvalidArgument(f"address is {text!r}; give an IP address, as 127.0.0.1 or ::1") from None
+
+
+def check_endpoint(endpoint: str, *, network: bool) -> None:
+    """Raise InvalidArgument unless `endpoint` is a path or an address that ZeroMQ can be bound to.
+
+    Addresses that other machines reach are allowed with `network` only.
+    """
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None:
+        raise InvalidArgument(
+            f"endpoint is {endpoint!r}; give ipc:// with a path, or tcp:// with address:port"
+        )
+    kind, place = found.groups()
+    if kind == "ipc":
+        if not place.startswith("/") or len(place.encode()) > _MAX_SOCKET_PATH or "\0" in place:
+            raise InvalidArgument(
+                f"endpoint is {endpoint!r}; give an absolute path of at most {_MAX_SOCKET_PATH} bytes after ipc://"
+            )
+        return
+    parts = _TCP.fullmatch(place)
+    if parts is None or not 0 < int(parts[2]) < 65536:
+        raise InvalidArgument(
+            f"endpoint is {endpoint!r}; give an IP address and a port, as tcp://127.0.0.1:5555"
+        )
+    if not ip_address(parts[1]).is_loopback and not network:
+        raise InvalidArgument(
+            f"endpoint is {endpoint!r}, which other machines reach, and anyone there could use it; "
+            "give network = true if that is meant"
+        )
+
+
+# ---- A bridge's settings: a TOML file without tables, whose keys are the fields of a
+# dataclass with defaults ----
 
 T = TypeVar("T")
+_MAX_BYTES: Final = 64 << 10
+_MOST: Final = 1e9  # of any number: more is a slip of the pen
+
+
+def load(kind: type[T], file: Path, *, required: bool) -> T:
+    """The settings in `file`; the defaults where it is not there and not `required`.
+
+    `kind` is a dataclass whose fields all have defaults, and raises InvalidArgument for values it does not
+    allow. Raises InvalidArgument that names the file and what is wrong.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        if required:
+            raise InvalidArgument(f"there is no configuration file {file}; check --config") from None
+        return kind()
+    except OSError as error:
+        raise InvalidArgument(
+            f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    if len(data) > _MAX_BYTES:
+        raise InvalidArgument(f"configuration file {file} is larger than {_MAX_BYTES} bytes; shorten it")
+    try:
+        content = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
+    try:
+        return from_plain(kind, content, where=str(file))
+    except Mismatch as error:
+        known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
+        raise InvalidArgument(f"{error}; the settings are {known}") from error
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{file}: {error}") from error
+
+
+def check_numbers(settings: Any, **least: float) -> None:
+    """Raise InvalidArgument where a setting is less than its least value, or no sensible number."""
+    for name, minimum in least.items():
+        value = getattr(settings, name)
+        if not minimum <= value <= _MOST:  # false for NaN, too
+            raise InvalidArgument(f"{name} is {value!r}; give a number from {minimum:g} to {_MOST:g}")
+
+
+# ---- How the program of a bridge starts: its options, its log, its exit status ----
 
 
 def parser(program: str, description: str, config: Path) -> argparse.ArgumentParser:

@@ -14,8 +14,7 @@ from typing import Final
 from honed.bridge import launch
 from honed.runtime import AsyncClient
 
-from .bridge import Bridge
-from .settings import FrigateSettings
+from .bridge import Bridge, FrigateSettings
 
 CONFIG: Final = Path("/etc/honed/honed-frigate.toml")
 

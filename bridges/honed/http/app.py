@@ -1,31 +1,94 @@
-"""The application: one route for each thing that can be asked, answered by the service."""
+"""The application: one route for each thing that can be asked, who may ask it, and the live page."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from honed.protocol import errors, methods
-from honed.protocol.errors import HonedError, InvalidArgument, NotFound, ResourceExhausted
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelMetadata
 from honed.protocol.strict import to_plain
-from honed.runtime import AsyncClient
+from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import GRACE
+from honed.tool.report.contents import gather
+from honed.tool.report.page import page
 
 from . import inference
-from .guard import Guard
-from .live import LivePage
 from .settings import HttpSettings
+
+# ---- Who may ask what: requests that a web page had a browser make are refused, however it did so ----
+#
+# A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
+# it has its own name resolve to this address, and that name is in Host.
+
+
+class Guard:
+    """Knows the names that this server goes by."""
+
+    def __init__(self, address: str, hosts: Iterable[str]) -> None:
+        self._hosts = {"localhost", "127.0.0.1", "::1", address, *hosts}
+
+    def check(self, request: Request) -> None:
+        """Raise PermissionDenied for a request that is not addressed to this server, or comes from a page."""
+        host = request.headers.get("host", "")
+        if not self._own(f"//{host}"):
+            raise PermissionDenied(
+                f"this server is not called {host[:200]!r}; ask for localhost, or add the name to hosts"
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise PermissionDenied(f"pages of {origin[:200]!r} may not ask this server")
+
+    def _own(self, url: str) -> bool:
+        try:
+            name = urlsplit(url).hostname
+        except ValueError:
+            return False
+        return "*" in self._hosts or name in self._hosts
+
+
+# ---- The page of `hone report`, live: for people, who ask for it with a browser ----
+
+_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
+_REFRESH: Final = "15"  # seconds after which a browser asks again
+
+
+class LivePage:
+    """Draws the page of the service at `socket`, one at a time."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._drawing = asyncio.Lock()
+        self._drawn = -_KEPT  # when, by time.monotonic
+        self._html = ""
+
+    async def answer(self, request: Request) -> Response:
+        """The page; raises a HonedError where the service does not answer."""
+        async with self._drawing:
+            if time.monotonic() - self._drawn >= _KEPT:
+                self._html = await asyncio.to_thread(self._draw)
+                self._drawn = time.monotonic()
+        return HTMLResponse(self._html, headers={"Refresh": _REFRESH, "X-Content-Type-Options": "nosniff"})
+
+    def _draw(self) -> str:
+        with Client(self._socket) as client:
+            return page(gather(client, records=False))
+
+
+# ---- The application: one route for each thing that can be asked, answered by the service ----
 
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.bridge.addresses import ip_address
-from honed.bridge.settings import check_numbers
+from honed.bridge.launch import check_numbers, ip_address
 from honed.protocol.errors import InvalidArgument
 
 

@@ -9,25 +9,24 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from honed.jobs.events import Imported
 from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
-from honed.protocol.params import HistoryParams
+from honed.protocol.params import HintFigures, HistoryParams
 from honed.protocol.results import DeviceIdentity
 from honed.runtime.client import Client
 
 from . import pulling, pushing, remote
 from .index import Withdrawn
-from .memory import HubMemory
+from .memory import HubMemory, KeyStanding, Shelf
 from .minisign import PublicKey, SecretKey
 from .pulling import Pulled
 from .pushing import Pushed
 from .settings import HubConfig
-from .shelf import Shelf
 
 SYSTEM: Final = Path("/var/lib/honed-hub")
 
@@ -221,3 +220,51 @@ def _withdrawn(brought: str) -> Withdrawn:
     if not workload:
         raise InvalidArgument(f"the service tells of a schedule {brought[:80]!r}; compare versions")
     return Withdrawn(workload, digest)
+
+
+# ---- What is to be said of the hub: what waits there, whose records are taken, and
+# what became of them ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubStatus:
+    """`waiting` records are in the hub and were not taken; `problem` is why it cannot be looked at, or "".
+
+    `last_problem` and `retry_seconds` are of honed-hub's last try; `hints` are records taken, by their key.
+    """
+
+    url: str
+    key: str
+    pulled_s: float | None
+    pushed_s: float | None
+    last_problem: str
+    retry_seconds: float
+    problem: str
+    waiting: int
+    sources: tuple[KeyStanding, ...]
+    hints: dict[str, HintFigures]
+
+
+def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubStatus:
+    """Look at the hub at `url`, "": at none. Nothing is changed, here or there."""
+    memory, own = place.remembered(), place.own()
+    told = HubStatus(
+        url=url,
+        key=str(own) if own else "",
+        pulled_s=memory.pulled_s,
+        pushed_s=memory.pushed_s,
+        last_problem=memory.problem,
+        retry_seconds=max(0.0, memory.retry_s - time.time()),
+        problem="" if url else "no hub is configured; set hub.url",
+        waiting=0,
+        sources=memory.sources,
+        hints=client.ask(methods.SERVER_STATUS).hints,
+    )
+    if not url:
+        return told
+    try:
+        shelf = Shelf.load(place.shelf, url)
+        looked = pull(client, replace(settings, hold=True), memory, shelf, own)
+    except (Unavailable, InvalidArgument) as error:
+        return replace(told, problem=str(error))
+    return replace(told, waiting=looked.held, sources=tuple(looked.sources))

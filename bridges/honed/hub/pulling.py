@@ -16,10 +16,9 @@ from . import index as indexes
 from . import looking, objects
 from .index import IndexedFile, Withdrawn
 from .looking import FoundIndex
-from .memory import MAX_PROBLEM, HubMemory, KeyStanding
+from .memory import MAX_PROBLEM, HubMemory, KeyStanding, Shelf
 from .minisign import PublicKey
 from .remote import HubStore
-from .shelf import Shelf
 
 MAX_RECORDS: Final = 200_000  # of one pull; what is left comes with the next
 MAX_SOURCE_RECORDS: Final = 50_000  # likewise, of one source, so that none leaves no room for others

@@ -17,7 +17,7 @@ from honed.machine.files import open_regular, replacing
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import web
-from .reading import WHOLE_SECONDS, Looked, bounded, said
+from .web import WHOLE_SECONDS, Looked, bounded, said
 
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull

@@ -32,12 +32,11 @@ from .models import set_aside
 
 if TYPE_CHECKING:
     from honed.hub.index import Keyring, NamedKey
-    from honed.hub.machine import HubPlace
+    from honed.hub.machine import HubPlace, HubStatus
     from honed.hub.memory import KeyStanding
     from honed.hub.minisign import SecretKey
     from honed.hub.pulling import Pulled
     from honed.hub.settings import HubConfig
-    from honed.hub.status import HubStatus
 
 
 _MOST_TASKS = 20  # that are shown, in a screen's height
@@ -109,7 +108,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         yield Path(source)
         return
     check_hub()
-    from honed.hub import gathering, machine, remote
+    from honed.hub import looking, machine, remote
     from honed.hub.minisign import PublicKey
     from honed.hub.settings import HubConfig
 
@@ -123,7 +122,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         trusted, owner = settings.keys, settings.owner
     memory = machine.place(os.environ, os.getuid()).remembered()
     with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:
-        found = gathering.gather(store, trusted, owner, memory, Path(folder), time.time())
+        found = looking.gather(store, trusted, owner, memory, Path(folder), time.time())
         for problem in found.problems:
             print(f"hone: {clean(problem)}", file=sys.stderr)
         if not found.records:
@@ -399,13 +398,13 @@ def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.hub import status
+    from honed.hub import machine
 
     place = _place(arguments)
     with Client(arguments.socket) as client:
         settings = _settings(client)
         given = arguments.url or settings.url
-        told = status.look(client, settings, place, _url(given) if given else "")
+        told = machine.look(client, settings, place, _url(given) if given else "")
     output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
 
 
