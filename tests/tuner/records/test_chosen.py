@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.tuner.records import Records, spread
-from honed.tuner.records.chosen import LEAST_SPREAD, SPREAD
+from honed.tuner.records.exchange import LEAST_SPREAD, SPREAD
 from tests.tuner.records.test_records import SETUP, WRONG, add, new, right, trace
 
 
@@ -44,7 +44,7 @@ def test_of_many_the_fastest_the_slowest_and_the_refused(records: Records) -> No
 
 
 def test_of_very_many_tasks_fewer_each(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.tuner.records.chosen.MOST_SPREAD", 30)
+    monkeypatch.setattr("honed.tuner.records.exchange.MOST_SPREAD", 30)
     for number in range(60):
         add(records, number, right(1.0 + number), workload=("dense", "softmax", "pool")[number % 3])
     assert len(numbers(records)) == max(LEAST_SPREAD, 10)

@@ -28,8 +28,8 @@ from honed.tuner.records import (
     TaskRecord,
     sql,
 )
-from honed.tuner.records.owner import Owner
 from honed.tuner.records.rows import sha256
+from honed.tuner.records.store import Owner
 from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 IDENTITY = DeviceIdentity(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.tuner.records.owner import Owner
+from honed.tuner.records.store import Owner
 from honed.tuner.tune.scratch import scratch, sweep
 
 LEAVES = (

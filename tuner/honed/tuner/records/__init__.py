@@ -10,8 +10,7 @@ with Records.open(path) as records:
 
 from __future__ import annotations
 
-from .chosen import own, spread
-from .exchange import Choose, ImportCounts, export_jsonl, import_jsonl
+from .exchange import Choose, ImportCounts, export_jsonl, import_jsonl, own, spread
 from .hints import PER_TASK as HINTS_PER_TASK
 from .rows import (
     Default,

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from honed.tuner.records.owner import Owner
+from honed.tuner.records.store import Owner
 
 _OWNER = "owner"
 
