@@ -20,8 +20,7 @@ from honed.tuner.farm.joining import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.children import SearchChild
-from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.trials import Trials
 

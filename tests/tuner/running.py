@@ -23,8 +23,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.children import SearchChild
-from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import TuningSession
 from honed.tuner.tune.trials import Trials
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from honed.jobs.events import Form
 from honed.tuner.contest import LESS, Contest, other, told
-from honed.tuner.tune import rivals
+from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
 
 from .test_task import timed
@@ -95,32 +95,32 @@ def _weights(tasks: list[TaskProgress]) -> dict[str, int]:
 
 def test_weights_are_of_the_form_taken_and_change_with_it() -> None:
     tasks = _tasks(100e-6, 40e-6)
-    rivals.settle(tasks, [contest()])
+    task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 9, "q": 0, "s": 2, "v": 0}
     assert {p.task.key: p.rival for p in tasks} == {"one": 0, "q": 9, "s": 9, "v": 9}
     before = latency(tasks).now_us
     for p in tasks[1:]:
         p.found(10e-6, "t")
-    rivals.settle(tasks, [contest()])
+    task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 0, "q": 9, "s": 11, "v": 9}
     assert {p.task.key: p.rival for p in tasks} == {"one": 9, "q": 0, "s": 0, "v": 0}
     assert latency(tasks).now_us == pytest.approx(29 * 10)
     assert latency(tasks).before_us == pytest.approx(before)
     tasks[0].found(20e-6, "t")
-    rivals.settle(tasks, [contest()])
+    task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 9, "q": 0, "s": 2, "v": 0}
 
 
 def test_a_function_that_a_form_calls_twice_counts_twice() -> None:
     twice = Contest(name="n", joined="one", apart=("q", "s", "q"), calls=3, launch=0.0, expected="joined")
     tasks = _tasks(100e-6, 10e-6, calls=3)
-    rivals.settle(tasks, [twice])
+    task.settle_forms(tasks, [twice])
     assert _weights(tasks) == {"one": 0, "q": 6, "s": 5, "v": 0}
 
 
 def test_a_rival_has_its_turns_when_little_is_left_to_win() -> None:
     tasks = _tasks(100e-6, 40e-6)
-    rivals.settle(tasks, [contest()])
+    task.settle_forms(tasks, [contest()])
     judge(tasks)
     chosen = []
     while (one := next_task(tasks)) is not None:
@@ -134,29 +134,29 @@ def test_a_rival_has_its_turns_when_little_is_left_to_win() -> None:
 
 def test_a_form_that_no_schedule_makes_faster_has_no_turns_and_says_why() -> None:
     tasks = _tasks(100e-6, 40e-6, roofline=33e-6)
-    rivals.settle(tasks, [contest()])
+    task.settle_forms(tasks, [contest()])
     judge(tasks)
     assert {p.task.key: p.rival for p in tasks} == {"one": 0, "q": 0, "s": 0, "v": 0}
     skipped = {p.task.key for p in tasks if p.stage is TaskState.SKIPPED and "not taken" in p.reason}
     assert skipped == {"q", "v"}
-    rivals.settle(tasks, [contest(launch=-2e-6)])  # as if less were known of what it takes
+    task.settle_forms(tasks, [contest(launch=-2e-6)])  # as if less were known of what it takes
     judge(tasks)
     assert all(p.stage is TaskState.TUNING for p in tasks), "skipped for as long as it cannot win"
 
 
 def test_both_forms_are_shown() -> None:
     tasks = _tasks(100e-6, 40e-6)
-    (row,) = rivals.rows(tasks, [contest()])
+    (row,) = task.two_forms_rows(tasks, [contest()])
     assert (row.taken, row.calls, row.joined, row.apart) == ("joined", 9, "one", ("q", "s", "v"))
     assert row.joined_us == pytest.approx(100)
     assert row.apart_us == pytest.approx(120)
     tasks[1].best = None
-    assert rivals.rows(tasks, [contest()])[0].apart_us is None
+    assert task.two_forms_rows(tasks, [contest()])[0].apart_us is None
 
 
 def test_what_is_served_in_the_slower_form_is_known() -> None:
     tasks = _tasks(100e-6, 10e-6)
-    forms = rivals.rows(tasks, [contest()])
+    forms = task.two_forms_rows(tasks, [contest()])
     assert forms[0].taken == "apart"
-    assert rivals.lost_by_forms(forms, {"one", "s"}) == pytest.approx(9 * 70)
-    assert rivals.lost_by_forms(forms, {"q", "s", "v"}) == 0
+    assert task.lost_by_forms(forms, {"one", "s"}) == pytest.approx(9 * 70)
+    assert task.lost_by_forms(forms, {"q", "s", "v"}) == 0

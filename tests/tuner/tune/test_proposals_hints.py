@@ -16,8 +16,7 @@ from tests.tuner.records.test_records import SETUP, add, right, trace
 pytest.importorskip("tvm")
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.records import Records
-from honed.tuner.tune.children import ProposedCandidate, SearchBroke, SearchChild
-from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.children import Proposals, ProposedCandidate, SearchChild, SearchFailed
 from honed.tuner.tune.task import TaskProgress, TuningTask
 from tests.tuner.records.test_hints import measured, take_in
 
@@ -40,7 +39,7 @@ class Child:
         (text,) = traces
         match json.loads(text)[1]:
             case 1:
-                raise SearchBroke("its process died")
+                raise SearchFailed("its process died")
             case 2:
                 return []
             case 3:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from honed.tuner.records.store import Owner
-from honed.tuner.tune.scratch import scratch, sweep
+from honed.tuner.tune.children import scratch, sweep
 
 LEAVES = (
-    "import os, signal; from honed.tuner.tune.scratch import scratch\n"
+    "import os, signal; from honed.tuner.tune.children import scratch\n"
     "made = scratch('honed-test-'); print(made.name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
 )
 

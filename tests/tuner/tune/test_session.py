@@ -27,8 +27,8 @@ from honed.tuner.tune.children import (
     LoadedTask,
     Proposed,
     ProposedCandidate,
-    SearchBroke,
     SearchChild,
+    SearchFailed,
 )
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
@@ -52,7 +52,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 class Planted:
     """Proposes batches of sources, each once; an exception among them is raised in its turn."""
 
-    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchBroke]) -> None:
+    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchFailed]) -> None:
         self.pid = 1
         self.workload = workload
         self.batches = list(batches)
@@ -96,7 +96,7 @@ class Planted:
 
     def collect(self) -> Proposed:
         batch = self.batches.pop(0) if self.batches else ()
-        if isinstance(batch, SearchBroke):
+        if isinstance(batch, SearchFailed):
             raise batch
         entries = [self._entry(source) for source in batch]
         return Proposed(loaded=self.load(self.asked), entries=entries, way=Way.EVOLUTION, last=False)
@@ -140,7 +140,7 @@ def tuned(
     """Runs a session over planted batches."""
 
     def run(
-        batches: Sequence[Sequence[str] | SearchBroke],
+        batches: Sequence[Sequence[str] | SearchFailed],
         *,
         believed: DeviceProfile = profile,
         on_event: Callable[[TuningSession, dict[str, Any]], None] = lambda _session, _event: None,
@@ -209,7 +209,7 @@ def test_a_history_begins_with_the_default_schedules(tuned: Any, kept: Any) -> N
 
 @pytest.mark.slow
 def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
-    broke = SearchBroke("a step cannot be replayed")
+    broke = SearchFailed("a step cannot be replayed")
     session, _, events = tuned([broke, [marked(1)], []])
     (progress,) = session.tasks
     assert progress.stage is TaskState.TUNED
@@ -218,7 +218,7 @@ def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
 
 
 def test_a_search_that_broke_twice_is_lost(tuned: Any) -> None:
-    broke = SearchBroke("a step cannot be replayed")
+    broke = SearchFailed("a step cannot be replayed")
     session, planted, _ = tuned([broke, broke, [marked(1)]])
     (progress,) = session.tasks
     assert progress.stage is TaskState.LOST
@@ -380,7 +380,7 @@ def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> 
 
 @pytest.mark.slow
 def test_a_batch_that_breaks_beside_another_breaks_in_its_turn(tuned: Any) -> None:
-    broke = SearchBroke("the compiler ended")
+    broke = SearchFailed("the compiler ended")
     session, planted, events = tuned([[slow(1)], broke, [slow(2)], []], ahead=True)
     assert session.trials == 2
     assert len(planted.results) == 2
@@ -530,7 +530,7 @@ class Rivalling(Several):
 
     contest = Contest(name="n", joined="scale0", apart=("scale1",), calls=1, launch=0.0, expected="joined")
 
-    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchBroke]) -> None:
+    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchFailed]) -> None:
         super().__init__(workload, 2)
         self.batches = list(batches)
         self.timed: list[str] = []  # and tried, in this order
@@ -551,7 +551,7 @@ class Rivalling(Several):
 def test_a_rival_is_timed_after_a_round_and_takes_the_place_of_what_it_beats(
     device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
 ) -> None:
-    def run(batches: Sequence[Sequence[str] | SearchBroke]) -> tuple[Rivalling, TuningSession]:
+    def run(batches: Sequence[Sequence[str] | SearchFailed]) -> tuple[Rivalling, TuningSession]:
         planted = Rivalling(workload, batches)
         records = tmp_path / "records.sqlite"
         search = cast("SearchChild", planted)

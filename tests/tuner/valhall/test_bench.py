@@ -23,11 +23,11 @@ from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
     LoadedTask,
+    Proposals,
     Proposed,
     ProposedCandidate,
     SearchChild,
 )
-from honed.tuner.tune.proposals import Proposals
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials

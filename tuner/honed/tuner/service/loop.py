@@ -28,9 +28,8 @@ from honed.tuner.gate import LeaseGate
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED
 from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import OpenedSession
-from honed.tuner.tune.rivals import lost_by_forms
 from honed.tuner.tune.session import SearchBudget
-from honed.tuner.tune.task import headroom, headrooms
+from honed.tuner.tune.task import headroom, headrooms, lost_by_forms
 
 from .choice import PROFILE_SECONDS, Known, PassPlan, Unprofiled, choose, failed, passed
 from .view import TunerView, figures_in, look

@@ -5,7 +5,13 @@ What the searching child does are methods of its parent's hold on it; its death 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +20,42 @@ from honed.jobs.commands import Compile, Died, do
 from honed.jobs.events import Ranking
 from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
-from honed.protocol.errors import DeviceError, HonedError, Internal, ModelRefused
+from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.origin import Way
+from honed.tuner import records as kept
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import DriverChild, Ended
+from honed.tuner.records.store import Owner
+from honed.tuner.verdict import Stored
 
-from .scratch import scratch
-from .task import Found, TuningTask
+from .task import Found, TaskProgress, TuningTask
+
+# ---- Folders for as long as a process runs; what one left behind that was killed is
+# cleared away by the next ----
+
+_OWNER = "owner"
+
+
+def scratch(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """A new temporary folder, once those of the same prefix have gone whose processes have ended."""
+    sweep(Path(tempfile.gettempdir()), prefix)
+    made = tempfile.TemporaryDirectory(prefix=prefix)
+    (Path(made.name) / _OWNER).write_text(str(Owner.this_process()))
+    return made
+
+
+def sweep(place: Path, prefix: str) -> None:
+    """Remove this user's folders in `place` that begin with `prefix` and whose process certainly ended."""
+    for folder in place.glob(f"{prefix}*"):
+        # Another process may be clearing the same away, and folders of others are none of ours.
+        with suppress(OSError, ValueError):
+            about = folder.lstat()
+            ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+            if ours and Owner.parse((folder / _OWNER).read_text()).gone():
+                shutil.rmtree(folder, ignore_errors=True)
+
 
 BATCH = 16  # candidates of a proposal
 COMMAND = python("honed.tuner.tune.searcher")
@@ -42,7 +75,7 @@ class Deadlines:
 _DEADLINES = Deadlines()
 
 
-class SearchBroke(Exception):
+class SearchFailed(Exception):
     """The search of a task failed, crashed or hung; the text says how. Another task may be taken up.
 
     `killed`: its process was ended by SIGKILL, which is not its own doing.
@@ -53,7 +86,7 @@ class SearchBroke(Exception):
         self.killed = killed
 
 
-class NoSchedule(SearchBroke):
+class NoSchedule(SearchFailed):
     """No schedule rule fits the function of a task; asking again is of no use."""
 
 
@@ -171,12 +204,12 @@ class SearchChild:
     def _found(self, message: Mapping[str, object]) -> Found:
         try:
             answer = self._twice(message, self._deadlines.extract)
-        except SearchBroke as broke:
+        except SearchFailed as broke:
             raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
         return from_plain(Found, answer, where="what was extracted")
 
     def load(self, task: TuningTask) -> LoadedTask:
-        """Take up a task. Raises SearchBroke, as all below do."""
+        """Take up a task. Raises SearchFailed, as all below do."""
         answer = self._ask({"do": "load", **_named(task)}, self._deadlines.load)
         self._held.add(task.key)
         return _loaded(answer)
@@ -244,7 +277,7 @@ class SearchChild:
         """Ask, and once again where the child was ended by a signal from elsewhere."""
         try:
             return self._ask(message, seconds)
-        except SearchBroke as broke:
+        except SearchFailed as broke:
             if not broke.killed:
                 raise
             return self._ask(message, seconds)
@@ -257,11 +290,11 @@ class SearchChild:
             answer = ask(self._started())
         except Ended as ended:
             self._child = None
-            raise SearchBroke(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
+            raise SearchFailed(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
         if "refused" in answer:
             raise ModelRefused(str(answer["refused"]), tuple(answer["reasons"]))
         if "failed" in answer:
-            raise SearchBroke(str(answer["failed"]))
+            raise SearchFailed(str(answer["failed"]))
         return answer
 
     def _started(self) -> DriverChild:
@@ -284,7 +317,7 @@ class SearchChild:
         started = self._child
         try:
             self._answered(lambda child: child.ask(message, self._deadlines.start))
-        except SearchBroke:
+        except SearchFailed:
             self._stop()
             raise
         return started
@@ -333,3 +366,160 @@ def compile_apart(job: Compile) -> None:
         raise DeviceError(f"compiling with the best schedules failed: {died}") from died
     if compiled.fell_back:
         raise ModelRefused(compiled.fell_back)
+
+
+# ---- What the searching child proposes, and when it is asked: while a batch is
+# measured, for the next one ----
+
+
+class Proposals:
+    """The searching child as a session asks it. Not for several threads."""
+
+    def __init__(
+        self,
+        search: SearchChild,
+        records: kept.Records,
+        setup: kept.Setup,
+        *,
+        ahead: bool,
+        hints: int = kept.HINTS_PER_TASK,
+    ) -> None:
+        """With `ahead`, batches are made while others are measured.
+
+        Of a task so many `hints` of a hub may be tried in a day.
+        """
+        self.search = search
+        self.seconds = 0.0  # waited for it so far
+        self._records = records
+        self._setup = setup
+        self._ahead = ahead
+        self._hints = hints
+        self._told: set[str] = set()  # tasks whose records the present child knows
+        self._child: int | None = None
+        self._begun: TaskProgress | None = None  # that a batch is being made for
+        self._made: dict[str, Proposed] = {}  # by task
+
+    def load(self, task: TuningTask) -> LoadedTask:
+        """Take up a task; raises SearchFailed, as all below do."""
+        with self._waiting():
+            return self._loaded(task, self.search.load(task))
+
+    def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
+        """Take up a task, with its default schedule.
+
+        Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
+        """
+        with self._waiting():
+            made = self.search.default(task, following, settle=not self._ahead)
+            self._loaded(task, made.loaded)
+            return made
+
+    def hinted(self, task: TuningTask) -> bool:
+        """Whether a hub's records have something to try for a task."""
+        return bool(self._records.hints(task.key, self._setup, self._hints))
+
+    def next(self, progress: TaskProgress) -> Proposed:
+        """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
+        made = self._made.pop(progress.task.key, None)
+        if made is not None:
+            return made
+        with self._waiting():
+            return self._stale(progress) or self._proposed(progress)
+
+    def begin(self, progress: TaskProgress | None) -> None:
+        """Have the next batch of a task made beside what follows, until `settle`."""
+        if not self._ahead or progress is None or progress.task.key in self._made:
+            return
+        stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)
+        if progress.rounds == 0 and stale:
+            return
+        with suppress(SearchFailed):  # shows when it is asked for
+            self._begin(progress)
+            self._begun = progress
+
+    def settle(self) -> None:
+        """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            with suppress(SearchFailed), self._waiting():
+                self._made[begun.task.key] = self._collected(begun)
+
+    def learn(self, task: TuningTask, results: Mapping[str, float | None]) -> Ranking | None:
+        """Tell what a batch took; gives how well it had been ranked, where that can be said."""
+        if self._child is None or self.search.pid != self._child:
+            return None  # its successor reads the records
+        with self._waiting():
+            return self.search.learn(task.key, results)
+
+    def _stale(self, progress: TaskProgress) -> Proposed | None:
+        if progress.rounds:
+            return None
+        key = progress.task.key
+        stale = self._records.stale(key, self._setup)
+        entries = self._hinted(progress.task)
+        if not stale and not entries:
+            return None
+        loaded = self.load(progress.task)
+        entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
+        return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
+
+    def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
+        """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
+        entries = []
+        for hint in self._records.hints(task.key, self._setup, self._hints):
+            try:
+                self.load(task)
+                found, why = self.search.replay(task.key, [hint.trace]), "it does not fit the task"
+            except SearchFailed as broke:
+                found, why = [], str(broke)
+            if found and found[0].candidate is not None:
+                entries += found
+                continue
+            new = kept.NewCandidate(workload=task.key, setup=self._setup, trace=hint.trace, way=Way.AGAIN)
+            with suppress(kept.InQuarantine, AlreadyExists):
+                self._records.refuse(new, found[0].refused if found else why)
+        return entries
+
+    def _proposed(self, progress: TaskProgress) -> Proposed:
+        self._begin(progress)
+        return self._collected(progress)
+
+    def _begin(self, progress: TaskProgress) -> None:
+        task = progress.task
+        known, kin = self._known(task.key), self._kin(task.key) if progress.rounds == 0 else []
+        self.search.begin(task, known, kin, progress.rounds)
+
+    def _collected(self, progress: TaskProgress) -> Proposed:
+        proposed = self.search.collect()
+        self._child = self.search.pid
+        self._told.add(progress.task.key)
+        return proposed
+
+    def _loaded(self, task: TuningTask, loaded: LoadedTask) -> LoadedTask:
+        self._child = self.search.pid
+        if loaded.fresh:
+            self._told.discard(task.key)
+        return loaded
+
+    def _known(self, key: str) -> list[tuple[str, float | None]]:
+        """Traces measured before on this setup; those in quarantine come as refused."""
+        if self.search.pid != self._child:
+            self._told.clear()
+        if key in self._told:
+            return []  # the child knows them already
+        return [
+            (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
+            for c in self._records.history(key, self._setup)
+        ]
+
+    def _kin(self, key: str) -> list[str]:
+        """The best of all other tasks; which of them are kin, the child finds out."""
+        return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began

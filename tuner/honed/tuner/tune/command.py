@@ -1,27 +1,137 @@
-"""The jobs that tune a model, and that list its tasks."""
+"""The jobs that tune a model and publish it, and that list its tasks."""
 
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
+from honed.jobs.commands import Compile, Tune
+from honed.jobs.events import Stage
+from honed.machine import profilefile
 from honed.protocol.errors import NotFound
 from honed.protocol.strict import like
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
+from .children import compile_apart
+from .compare import MedianTimes, compare
 from .opening import BenchChoice, OpenedSession
-from .publishing import Publication, publish
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
 
 if TYPE_CHECKING:
     from honed.tuner.farm.joining import FarmChoice
+
+
+# ---- What a run comes to in the end: a file compiled with the best schedules, and a sentence on it ----
+
+# Below this, a difference between two medians is noise.
+_GAIN = 1.02
+_PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
+_BY_FARM = (
+    "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
+    "compared where it is added"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What was made of a session; as in `honed.jobs.events.Tuned`."""
+
+    sentence: str
+    output: str | None = None
+    before_us: float | None = None
+    after_us: float | None = None
+
+
+def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+    """Compile with the best schedules; compared where the device is here, as a whole.
+
+    On a bench no answer was checked, and by a farm a model is compared where it is added.
+    """
+    if not (job.bench or job.farm):
+        return _measured(job, emit, run)
+    outcome = Publication(
+        sentence=(_PREDICTED if job.bench else _BY_FARM).format(
+            device=run.profile.identity.name, gained=_gained(run.session)
+        )
+    )
+    if job.output is None or not run.session.tasks:
+        return outcome
+    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
+    with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
+        compile_apart(_compilation(job, job.output, run, folder))
+    return replace(outcome, output=str(job.output))
+
+
+def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+    """Compile the best and compare it with what is served now: only what is faster is kept."""
+    session, spec = run.session, run.spec
+    if job.output is None or not session.improved:
+        return Publication(sentence=_nothing(session))
+    assert spec is not None
+    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
+    with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
+        wanted = replace(_compilation(job, job.output, run, folder), device=spec)
+        compile_apart(wanted)
+        current = job.current or Path(folder) / "default.honed"
+        if job.current is None:
+            compile_apart(replace(wanted, output=current, records=None, like=wanted.output))
+        emit(Stage(stage="publish", fraction=0.7, text="compare side by side"))
+        found = compare(current, job.output, spec)
+    outcome = Publication(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
+    if found.wrong or found.new * _GAIN > found.old:
+        job.output.unlink(missing_ok=True)
+        return outcome
+    why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
+    run.records.add_version(session.name, why, found.new)
+    return replace(outcome, output=str(job.output))
+
+
+def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Compile:
+    """For the device that was tuned on; its profile goes to a file in `folder`."""
+    profile = Path(folder) / "profile.toml"
+    profile.write_text(profilefile.dumps(run.profile))
+    return job.derived(
+        Compile, name=None, output=output, device=None, profile=profile, like=job.current, memory_mib=0
+    )
+
+
+def _nothing(session: TuningSession) -> str:
+    """Why nothing faster is there."""
+    if session.trials:
+        return "no schedule faster than the present ones was found"
+    if session.stopped:
+        return "it was stopped before a candidate was tried"
+    reasons = Counter(p.reason for p in session.tasks if p.reason)
+    most = f", most often because: {reasons.most_common(1)[0][0]}" if reasons else ""
+    return f"nothing could be tried: no task is left to tune{most}"
+
+
+def _sentence(found: MedianTimes) -> str:
+    times = f"{found.old * 1e3:.3g} ms before, {found.new * 1e3:.3g} ms now, {found.runs} runs each"
+    if found.wrong:
+        return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"
+    if found.new * _GAIN > found.old:
+        return f"the tuned model is not used: side by side it is not faster ({times})"
+    return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
+
+
+def _gained(session: TuningSession) -> str:
+    model = session.table().model
+    if not session.improved:
+        return _nothing(session)
+    return f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"
+
+
+# ---- The jobs that tune a model, and that list its tasks ----
 
 
 def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:

@@ -28,8 +28,7 @@ from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 
-from .children import BATCH, SearchChild
-from .proposals import Proposals
+from .children import BATCH, Proposals, SearchChild
 from .session import Emit, TuningSession
 from .trials import Trials
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
-from honed.machine.profile import DeviceProfile
+from honed.machine import bounds
+from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.strict import like
 from honed.tuner import records as kept
 from honed.tuner.contest import Contest
@@ -20,12 +21,69 @@ from honed.tuner.records import Records
 from honed.tuner.setup import for_defaults
 from honed.tuner.verdict import Outcome
 
-from . import rivals
-from .children import LoadedTask, NoSchedule, Proposed, ProposedCandidate, SearchBroke
-from .proposals import Proposals
-from .rooflines import Rooflines
-from .task import Found, TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
+from .children import LoadedTask, NoSchedule, Proposals, Proposed, ProposedCandidate, SearchFailed
+from .task import (
+    Found,
+    TaskProgress,
+    TaskState,
+    TuningTask,
+    finish,
+    judge,
+    latency,
+    likely_next,
+    next_task,
+    settle_forms,
+    two_forms_rows,
+)
 from .trials import TrialResult, Trials
+
+# ---- What a device could do at best, which rises with what is measured ----
+
+_PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
+
+
+class Rooflines:
+    """Of tasks, by the device's peaks. These were measured once, and the machine may have been busy then."""
+
+    def __init__(self, profile: DeviceProfile, again: Callable[[], DeviceProfile]) -> None:
+        """`profile` has measured peaks, `again` measures them anew."""
+        self.profile = profile
+        self.rates: dict[str, float] = {}  # bytes per second by task
+        self._again = again
+        self._measured_at = float("-inf")
+
+    def of(self, task: TuningTask) -> float:
+        """Seconds that the task takes at least."""
+        assert self.profile.peaks is not None
+        return task.roofline(self.profile.peaks, self.rates.get(task.key, 0.0))
+
+    def note(self, progress: TaskProgress, rate: float) -> None:
+        """The device was seen to move so many bytes per second at a task's size."""
+        self.rates[progress.task.key] = rate
+        progress.roofline = self.of(progress.task)
+
+    def take(self, found: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
+        """Draw the rooflines anew where some figure is higher than was known."""
+        assert self.profile.peaks is not None
+        peaks = bounds.higher(self.profile.peaks, found)
+        if peaks == self.profile.peaks:
+            return
+        self.profile = replace(self.profile, peaks=peaks)
+        for p in tasks:
+            if not p.task.opaque:
+                p.roofline = self.of(p.task)
+
+    def doubted(self, tasks: Iterable[TaskProgress]) -> bool:
+        """Whether some task comes so near to the peaks, or beyond, that they are worth measuring again."""
+        return any(p.beyond for p in tasks) and time.monotonic() - self._measured_at >= _PEAKS_SECONDS
+
+    def measure_again(self, tasks: Iterable[TaskProgress]) -> None:
+        """Take the peaks as they are measured now, where they are higher."""
+        self._measured_at = time.monotonic()
+        measured = self._again().peaks
+        assert measured is not None
+        self.take(measured, tasks)
+
 
 Emit = Callable[[events.News], None]
 _BREAKS = 2  # times a task's search may break before it is given up
@@ -203,7 +261,7 @@ class TuningSession:
         while progress.default is None and progress.stage is TaskState.TUNING:
             try:
                 self._time_default(progress, following, last=last)
-            except SearchBroke as broke:
+            except SearchFailed as broke:
                 self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
         self._gate.leave()
 
@@ -309,7 +367,7 @@ class TuningSession:
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
             self._end_idle(progress, proposed.entries, self.trials - made)
-        except SearchBroke as error:
+        except SearchFailed as error:
             self._trying.unload()
             batch.broke = True
             self._broken(progress, f"its search ended: {error}", error)
@@ -326,7 +384,7 @@ class TuningSession:
         """Keep what the model is estimated to take after so many more trials, for its history."""
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
-    def _broken(self, progress: TaskProgress, reason: str, broke: SearchBroke) -> None:
+    def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
         key = progress.task.key
         self._breaks[key] += 1
         progress.failures["compiler"] += 1
@@ -422,12 +480,12 @@ class TuningSession:
         return events.TaskTable(
             tasks=tuple(p.row() for p in rows),
             model=latency(self.tasks),
-            forms=rivals.rows(self.tasks, self.contests),
+            forms=two_forms_rows(self.tasks, self.contests),
         )
 
     def _judge(self) -> None:
         """See which forms are taken, and which tasks are worth tuning, by what is known now."""
-        rivals.settle(self.tasks, self.contests)
+        settle_forms(self.tasks, self.contests)
         judge(self.tasks)
 
 
