@@ -19,9 +19,8 @@ from honed.jobs.events import Learned, LearnedTask
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.learn import learn
-from honed.tuner.learn.judged import better, held_out
-from honed.tuner.learn.lines import files, records
-from honed.tuner.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples
+from honed.tuner.learn.command import better, held_out
+from honed.tuner.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples, files, records
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written

@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
 
-from honed.jobs.events import Stage
+from honed.jobs.events import Note, Stage
 from honed.machine.families import family_of
 from honed.machine.profile import DeviceProfile
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound
+from honed.protocol.strict import Mismatch
+from honed.tuner.frontend import Precision
 from honed.tuner.lower.opencl import LoweringFailed
-from honed.tuner.lower.schedule import by_rule
+from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.records.exchange import Line, line_setup
+from honed.tuner.records.exchange import Line, line_setup, lines, parsed
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, scores
 from honed.tuner.search.draw import features_of
+from honed.tuner.tune.extract import extract
 from honed.tuner.verdict import Stored
+
+# ---- Records out of files: those of `hone records export`, and those that lie in a hub ----
+
+_KINDS = (".jsonl", ".jsonl.gz")
+
+
+def files(place: Path) -> list[Path]:
+    """A file, or all of a folder and of those below it; raises NotFound where there are none."""
+    found = sorted(place.rglob("*")) if place.is_dir() else [place]
+    found = [path for path in found if path.is_file() and (path == place or path.name.endswith(_KINDS))]
+    if not found:
+        raise NotFound(f"there are no records at {place}; 'hone records export' writes them, as .jsonl")
+    return found
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(path)) if path.name.endswith(".gz") else path.open("rb")
+
+
+def records(path: Path) -> Iterator[Line | str]:
+    """What the lines of a file say, or why one is no record; raises InvalidArgument where it is damaged."""
+    try:
+        with _opened(path) as file:
+            for number, data in enumerate(lines(file), 1):
+                if data.strip():
+                    try:
+                        yield parsed(data)
+                    except (InvalidArgument, Mismatch) as error:
+                        yield f"{path.name}, line {number}: {error}"
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidArgument(f"{path} cannot be read ({error}); export or fetch it again") from error
+
+
+# ---- The functions that records are of: a record names its task by a hash, and a
+# model has the function ----
+
+Emit = Callable[[Stage | Note], None]
+
+
+def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, tirx.PrimFunc]:
+    """Functions by their tasks' keys, of an ONNX file or of all in a folder, in each precision.
+
+    A model that cannot be compiled is told of and left. Raises NotFound where there is none.
+    """
+    files = sorted(models.rglob("*.onnx")) if models.is_dir() else [models]
+    if not files or not files[0].exists():
+        raise NotFound(f"there is no ONNX file at {models}; give the models that the records are of")
+    found: dict[str, tirx.PrimFunc] = {}
+    for n, file in enumerate(files):
+        emit(Stage(stage="models", fraction=n / len(files), text=file.name))
+        for precision in _precisions(profile):
+            try:
+                found |= _of(file, precision, profile)
+            except HonedError as error:
+                emit(Note(text=f"{file.name} in {precision} is left out: {error}"))
+    return found
+
+
+def _precisions(profile: DeviceProfile) -> Iterable[Precision]:
+    return ("fp32", "fp16") if profile.limits.fp16 else ("fp32",)
+
+
+def _of(file: Path, precision: Precision, profile: DeviceProfile) -> dict[str, tirx.PrimFunc]:
+    tasks = extract(file, {}, precision, profile)
+    return {one.task.key: narrow_indices(one.func) for one in (*tasks.tasks, *tasks.rivals)}
+
 
 OTHER_FAMILY = "of another family of devices"
 UNKNOWN_TASK = "of a task that none of the models has"
