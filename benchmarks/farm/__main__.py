@@ -25,8 +25,8 @@ from tests.tuner.farm.running import RunningFarm
 from honed.machine import devices, peaks
 from honed.tuner.demo import lightglue
 from honed.tuner.farm import rows
+from honed.tuner.farm.boards import FarmChoice, join
 from honed.tuner.farm.certificates import issue
-from honed.tuner.farm.joining import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure import codec
 from honed.tuner.verdict import Outcome

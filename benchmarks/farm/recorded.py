@@ -15,8 +15,7 @@ from honed.jobs import events
 from honed.machine.devices import Device
 from honed.protocol.strict import Map
 from honed.tuner.farm import rows
-from honed.tuner.farm.boards import Came, DaskBoards
-from honed.tuner.farm.joining import FarmChoice, join
+from honed.tuner.farm.boards import Came, DaskBoards, FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for

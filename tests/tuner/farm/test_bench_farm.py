@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from honed.protocol.errors import DeviceError
-from honed.tuner.farm.joining import FarmChoice, join
+from honed.tuner.farm.boards import FarmChoice, join
 from honed.tuner.valhall.compiler import ROOT
 from tests.tuner.running import write_model
 

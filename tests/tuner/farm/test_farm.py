@@ -18,7 +18,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.tuner.farm.joining import FarmChoice, join
+from honed.tuner.farm.boards import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.verdict import Outcome

@@ -12,7 +12,7 @@ from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.origin import Way
 from honed.tuner.farm import rows
-from honed.tuner.farm.joining import FarmChoice, chosen
+from honed.tuner.farm.boards import FarmChoice, chosen
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records

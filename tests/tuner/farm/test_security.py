@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from honed.tuner.farm import scheduler
 from honed.tuner.farm.certificates import issue
-from honed.tuner.farm.security import checked, security
+from honed.tuner.farm.scheduler import checked, security
 
 
 @pytest.mark.parametrize(

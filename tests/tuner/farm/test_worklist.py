@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.tuner.farm.clocks import Clocks
 from honed.tuner.farm.worklist import (
     Action,
     BoardBlame,
     BoardLeft,
     CandidateJudged,
     CandidateWanted,
+    Clocks,
     Event,
     GivenBack,
     HandOut,

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument
 
-from .security import AUTHORITY, CERTIFICATE, KEY
+from .scheduler import AUTHORITY, CERTIFICATE, KEY
 
 AUTHORITY_FOLDER = "authority"  # stays where it was made: who has its key may let anyone in
 _DAYS = 825  # of a certificate

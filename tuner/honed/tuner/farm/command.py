@@ -27,7 +27,7 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
     """Be a board, or the bench of one, until told to stop."""
     _need()
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard
-    from .security import checked, security
+    from .scheduler import checked, security
     from .worker import serve
 
     security(checked(job.url), job.certificates)  # before the device is looked at

@@ -15,8 +15,7 @@ import dask
 from distributed import Security, Status, Worker
 
 from .board import PLACE, FarmBoard
-from .scheduler import NOWHERE, SETTINGS, quiet, stopping
-from .security import checked, security
+from .scheduler import NOWHERE, SETTINGS, checked, quiet, security, stopping
 
 _REST_SECONDS = 5.0  # without being asked, after which the device is left to others
 _LOOK_SECONDS = 1.0

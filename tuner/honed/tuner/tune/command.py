@@ -27,7 +27,7 @@ from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
 
 if TYPE_CHECKING:
-    from honed.tuner.farm.joining import FarmChoice
+    from honed.tuner.farm.boards import FarmChoice
 
 
 # ---- What a run comes to in the end: a file compiled with the best schedules, and a sentence on it ----
@@ -198,7 +198,7 @@ def _farm(job: commands.Search[Any]) -> FarmChoice | None:
     if job.farm is None:
         return None
     try:
-        from honed.tuner.farm.joining import FarmChoice
+        from honed.tuner.farm.boards import FarmChoice
     except ModuleNotFoundError as error:
         raise NotFound(
             f"a farm needs {error.name}, which is not installed; install honed-farm (apt install honed-farm, "

@@ -33,7 +33,7 @@ from .session import Emit, TuningSession
 from .trials import Trials
 
 if TYPE_CHECKING:
-    from honed.tuner.farm.joining import FarmChoice
+    from honed.tuner.farm.boards import FarmChoice
 
 # Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
 # are proposed without knowing what came of the others.
@@ -217,7 +217,7 @@ def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
     `tell` gets sentences on boards that come, go or are slow. Raises what `joining.join` raises, and NotFound
     without Dask.
     """
-    from honed.tuner.farm.joining import join
+    from honed.tuner.farm.boards import join
     from honed.tuner.farm.measurer import FarmMeasurer
 
     joined = join(farm)
