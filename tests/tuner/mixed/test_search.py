@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.tuner.halves import Exemptions
-from honed.tuner.mixed.search import Error, KeptOperators, PrecisionTrials, search
+from honed.tuner.mixed.child import Error, KeptOperators, PrecisionTrials, search
 
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]

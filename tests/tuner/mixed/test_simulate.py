@@ -17,9 +17,8 @@ from onnx.reference import ReferenceEvaluator
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.halves import Exemptions
-from honed.tuner.mixed import simulate
-from honed.tuner.mixed.child import BOUND, PrecisionAnswer, decided
-from honed.tuner.mixed.simulate import Simulation
+from honed.tuner.mixed import child
+from honed.tuner.mixed.child import BOUND, PrecisionAnswer, Simulation, decided
 
 RNG = np.random.default_rng(0)
 
@@ -100,8 +99,8 @@ def _added_one_by_one(left: np.ndarray, right: np.ndarray) -> float:
 def test_errors_of_a_matrix_product_are_those_of_its_elements(shapes: tuple[tuple[int, ...], ...]) -> None:
     left, right = (_normal(*shape) for shape in shapes)
     node = helper.make_node("MatMul", ["a", "b"], ["c"])
-    found = simulate.product_errors(node, (left, right), np.random.default_rng(0))
-    assert found.shape == (simulate.SAMPLE,)
+    found = child.product_errors(node, (left, right), np.random.default_rng(0))
+    assert found.shape == (child.SAMPLE,)
     rows = np.atleast_2d(left).reshape(-1, 40)
     columns = right.swapaxes(-1, -2).reshape(-1, 40)
     halves = [r.astype(np.float16).astype(np.float64) for r in (rows, columns)]
@@ -119,9 +118,9 @@ def test_errors_of_a_convolution_are_of_windows_and_their_filters() -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], **attrs)
     data, weights = _normal(2, 4, 7, 9), np.zeros((6, 2, 3, 2), np.float32)
     weights[:, 1, 2, 1] = 1
-    np.testing.assert_array_equal(simulate.product_errors(node, (data, weights), np.random.default_rng(0)), 0)
+    np.testing.assert_array_equal(child.product_errors(node, (data, weights), np.random.default_rng(0)), 0)
     weights[:] = _normal(6, 2, 3, 2)
-    found = simulate.product_errors(node, (data, weights), np.random.default_rng(0))
+    found = child.product_errors(node, (data, weights), np.random.default_rng(0))
     assert 0 < np.abs(found).max() < 0.05
 
 

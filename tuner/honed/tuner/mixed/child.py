@@ -7,17 +7,468 @@ It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-from honed.tuner.halves import Exemptions, usually
+from honed.runtime.execution.proof import compare
+from honed.tuner.halves import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
 from honed.tuner.prove import confined
 
-from .search import PrecisionTrials, search
-from .simulate import Deviation, Simulation
+# ---- A float32 graph computed on the processor as a device would in fp16, to see how
+# far off its outputs are ----
+#
+# Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result
+# is rounded: what one operation in fp16 gives. Nodes are evaluated with ONNX Runtime where it can, else
+# with ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice
+# those of a sample of their elements.
+
+SAMPLE = 251  # elements of one product; a prime, so that errors taken in turn fall on no row alike
+
+
+def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> Array:
+    """SAMPLE errors of the elements of a MatMul or a Conv whose terms are added up in fp16, as float32.
+
+    The terms are added one by one, each sum rounded to fp16, as a work-item does with one accumulator. A
+    schedule that adds up in parts errs less.
+    """
+    left, right = (_conv if node.op_type == "Conv" else _matmul)(node, operands, rng)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The product of two halves is exact in float32.
+        terms = np.ascontiguousarray((_halved(left) * _halved(right)).T)
+        total = np.zeros(SAMPLE, np.float16)
+        for term in terms:
+            total = (total + term).astype(np.float16)
+        return np.asarray(total - terms.sum(axis=0, dtype=np.float64), np.float32)
+
+
+def _halved(array: Array) -> Array:
+    return array.astype(np.float16).astype(np.float32)
+
+
+def multiply_adds(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Of a MatMul or a Conv."""
+    given = shapes[node.input[1 if node.op_type == "Conv" else 0]]
+    terms = math.prod(given[1:]) if node.op_type == "Conv" else given[-1]
+    return terms * math.prod(shapes[node.output[0]])
+
+
+def _matmul(_: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows and columns whose products are elements of the result, both of shape (SAMPLE, terms)."""
+    left = np.atleast_2d(operands[0])
+    right = operands[1] if operands[1].ndim > 1 else operands[1][:, None]
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    at = tuple(rng.integers(0, size, SAMPLE) for size in batch)
+    rows = np.broadcast_to(left, (*batch, *left.shape[-2:]))
+    columns = np.broadcast_to(right, (*batch, *right.shape[-2:])).swapaxes(-1, -2)
+    return (
+        rows[(*at, rng.integers(0, rows.shape[-2], SAMPLE))],
+        columns[(*at, rng.integers(0, columns.shape[-2], SAMPLE))],
+    )
+
+
+def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Windows of the input and the filters they meet, both of shape (SAMPLE, terms)."""
+    attrs: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    data, weights = operands
+    rank = data.ndim - 2
+    pads = [(attrs["pads"][i], attrs["pads"][i + rank]) for i in range(rank)]
+    padded = np.pad(data, [(0, 0), (0, 0), *pads])
+    filters, channels = weights.shape[:2]
+    reach = [d * (k - 1) + 1 for d, k in zip(attrs["dilations"], weights.shape[2:], strict=True)]
+    windows = []
+    chosen = rng.integers(0, filters, SAMPLE)
+    for chosen_filter in chosen:
+        first = int(chosen_filter) // (filters // attrs["group"]) * channels
+        corner = [
+            int(rng.integers(0, (size - long) // stride + 1)) * stride
+            for size, long, stride in zip(padded.shape[2:], reach, attrs["strides"], strict=True)
+        ]
+        spans = [
+            slice(start, start + long, step)
+            for start, long, step in zip(corner, reach, attrs["dilations"], strict=True)
+        ]
+        of_one = padded[int(rng.integers(0, data.shape[0])), first : first + channels]
+        windows.append(of_one[(slice(None), *spans)].reshape(-1))
+    return np.stack(windows), weights.reshape(filters, -1)[chosen]
+
+
+Run = Callable[[Sequence[Array]], Array]  # of the inputs that are there, in order
+_HALF, _SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+
+
+class Operators:
+    """Makes evaluators of nodes; equal nodes share one."""
+
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, int], threads: int) -> None:
+        """`types` are the element types of all values by name."""
+        self._model = model
+        self._types = types
+        self._threads = threads
+        self._made: dict[bytes, Run] = {}
+
+    def of(self, node: onnx.NodeProto) -> Run:
+        """What evaluates a node; the type of its result does not depend on that of its operands."""
+        return self._evaluator(_alone(node, self._types))
+
+    def halved(self) -> Callable[[Array], Array]:
+        """What rounds float32 to fp16 and gives it as float32; what is too large becomes infinite.
+
+        ONNX Runtime does so several times as fast as NumPy.
+        """
+        nodes = [
+            helper.make_node("Cast", ["input"], ["half"], to=_HALF),
+            helper.make_node("Cast", ["half"], ["output"], to=_SINGLE),
+        ]
+        ends = [[helper.make_tensor_value_info(name, _SINGLE, None)] for name in ("input", "output")]
+        run = self._evaluator(helper.make_graph(nodes, "graph", *ends))
+        return lambda array: run([array])
+
+    def _evaluator(self, graph: onnx.GraphProto) -> Run:
+        model = helper.make_model(
+            graph, ir_version=self._model.ir_version, opset_imports=list(self._model.opset_import)
+        )
+        key = model.SerializeToString(deterministic=True)
+        if key not in self._made:
+            self._made[key] = _onnxruntime(key, self._threads) or _reference(model)
+        return self._made[key]
+
+
+def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
+    """A graph of one node, whose values have names that say nothing and no shapes."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = "node"
+    given = []
+    for index, name in enumerate(node.input):
+        if name:
+            copy.input[index] = f"input_{index}"
+            given.append(helper.make_tensor_value_info(f"input_{index}", types[name], None))
+    copy.output[0] = "output"
+    return helper.make_graph(
+        [copy], "graph", given, [helper.make_tensor_value_info("output", types[node.output[0]], None)]
+    )
+
+
+def _onnxruntime(model: bytes, threads: int) -> Run | None:
+    """None where it is not installed or does not know the operator for these types."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001  it has no common class for what it does not implement
+        return None
+    names = [i.name for i in session.get_inputs()]
+    return lambda given: np.asarray(session.run(None, dict(zip(names, given, strict=True)))[0])
+
+
+def _reference(model: onnx.ModelProto) -> Run:
+    evaluator = ReferenceEvaluator(model)
+    names = [i.name for i in model.graph.input]
+
+    def run(given: Sequence[Array]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(evaluator.run(None, dict(zip(names, given, strict=True)))[0])
+
+    return run
+
+
+# What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a
+# multiply-add. The first two are of the order that 20 us and 1 ns are, at 30 GFLOP/s.
+_NODE, _ELEMENT, _MULTIPLY_ADD = 600_000, 30, 2
+
+# Neighbours err alike, which errors of a sample taken in turn do not: where three models ran in fp16 (rusticl
+# on llvmpipe) outputs were up to 1.8 times as far off as without it.
+_MARGIN = np.float32(2.0)
+_TURN = 89  # elements that errors are moved by when a set comes again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """The output that is furthest off, as a part of its range (`honed.runtime.execution.proof.compare`)."""
+
+    output: str
+    error: float  # infinite where it overflows, or is not equal though no float
+
+
+@dataclass(frozen=True, slots=True)
+class _SimulatedStep:
+    at: int  # its number among the nodes
+    node: onnx.NodeProto
+    run: Run
+    given: tuple[str, ...]
+    last: tuple[str, ...]  # values that nothing reads afterwards
+
+
+class Simulation:
+    """A graph whose floats are all float32, with sets of inputs. Answers depend on nothing else."""
+
+    def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
+        self._graph = model.graph
+        self._sets = sets
+        infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+        types = {i.name: i.type.tensor_type.elem_type for i in infos}
+        types |= {t.name: t.data_type for t in model.graph.initializer}
+        self._shapes = {
+            i.name: tuple(int(d.dim_value) for d in i.type.tensor_type.shape.dim) for i in infos
+        } | {t.name: tuple(t.dims) for t in model.graph.initializer}
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._halved = {
+            name: saturated(value, np.float16).astype(np.float32)
+            for name, value in self._constants.items()
+            if types[name] == TensorProto.FLOAT
+        }
+        self._floats = frozenset(name for name, kind in types.items() if kind == TensorProto.FLOAT)
+        self._rounding = frozenset(n.output[0] for n in operators(self._graph))
+        made = Operators(model, types, threads)
+        self._halve = made.halved()
+        self._steps = self._planned(made)
+        self._errors: dict[tuple[int, str], Array] = {}  # of products added up in fp16, by set
+        self._expected: dict[int, dict[str, Array]] = {}
+
+    @property
+    def operators(self) -> list[str]:
+        """What may be computed in fp16, in order."""
+        return [n.output[0] for n in operators(self._graph)]
+
+    @property
+    def multiply_adds(self) -> dict[str, int]:
+        """Those of every product."""
+        nodes = [n for n in operators(self._graph) if n.op_type in PRODUCTS]
+        return {n.output[0]: multiply_adds(n, self._shapes) for n in nodes}
+
+    @property
+    def cost(self) -> int:
+        """The work of one run, in operations."""
+        made = sum(math.prod(self._shapes[n.output[0]]) for n in self._graph.node)
+        work = _NODE * len(self._graph.node) + _ELEMENT * made
+        return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
+
+    def deviation(self, keep: Exemptions, runs: int) -> Deviation:
+        """How far off the outputs are at most, in so many runs: of the sets in turn.
+
+        A set that comes again has the errors of its products in another order.
+        """
+        worst = Deviation(output="", error=0.0)
+        for run in range(runs):
+            again, number = divmod(run, len(self._sets))
+            for name, value in self.outputs(number, keep, again).items():
+                error = _error(self._expected[number][name], value)
+                if error > worst.error:
+                    worst = Deviation(output=name, error=error)
+        return worst
+
+    def outputs(self, number: int, keep: Exemptions, again: int = 0) -> dict[str, Array]:
+        """Of one set, in fp16 but for what is kept; `again` is how often it was run before."""
+        if number not in self._expected:
+            self._expected[number] = self._in_single(number)
+        single = typed(self._graph, keep)
+        values = {
+            name: self._halve(value) if name in self._floats - single.values else value
+            for name, value in self._sets[number].items()
+        }
+
+        def computed(step: _SimulatedStep) -> Array:
+            result = step.node.output[0]
+            in_half = result not in single.nodes
+            found = step.run([self._operand(n, values, in_half, single.values) for n in step.given])
+            if not in_half or result not in self._rounding:
+                return found
+            if step.node.op_type in PRODUCTS and result not in keep.wide:
+                found = _with_errors(found, np.roll(self._errors[number, result], again * _TURN))
+            return self._halve(found)
+
+        return self._walk(values, computed)
+
+    def _in_single(self, number: int) -> dict[str, Array]:
+        """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
+        values = dict(self._sets[number])
+
+        def computed(step: _SimulatedStep) -> Array:
+            given = [values[n] if n in values else self._constants[n] for n in step.given]
+            result = step.node.output[0]
+            if step.node.op_type in PRODUCTS and result in self._rounding:
+                rng = np.random.default_rng([number, step.at])
+                measured = product_errors(step.node, (given[0], given[1]), rng)
+                self._errors[number, result] = _MARGIN * measured
+            return step.run(given)
+
+        return self._walk(values, computed)
+
+    def _walk(
+        self, values: dict[str, Array], computed: Callable[[_SimulatedStep], Array]
+    ) -> dict[str, Array]:
+        """Compute every node, its result into `values`; gives the outputs."""
+        for step in self._steps:
+            values[step.node.output[0]] = computed(step)
+            for name in step.last:
+                values.pop(name, None)
+        return {o.name: values[o.name] for o in self._graph.output}
+
+    def _planned(self, made: Operators) -> list[_SimulatedStep]:
+        needed = {o.name for o in self._graph.output} | set(self._constants)
+        steps = []
+        for at, node in reversed(list(enumerate(self._graph.node))):
+            given = tuple(name for name in node.input if name)
+            last = tuple(name for name in dict.fromkeys(given) if name not in needed)
+            needed.update(given)
+            steps.append(_SimulatedStep(at, node, made.of(node), given, last))
+        return steps[::-1]
+
+    def _operand(
+        self, name: str, values: Mapping[str, Array], in_half: bool, single: frozenset[str]
+    ) -> Array:
+        """As an operator in fp16, or in float32, reads it."""
+        if name in self._constants:
+            return self._halved[name] if in_half and name in self._halved else self._constants[name]
+        return self._halve(values[name]) if in_half and name in single else values[name]
+
+
+def _with_errors(array: Array, errors: Array) -> Array:
+    """The array with the errors added to its elements, each to one in turn."""
+    found = np.array(array).reshape(-1)
+    whole = found.size - found.size % errors.size
+    rows = found[:whole].reshape(-1, errors.size)
+    rows += errors
+    found[whole:] += errors[: found.size - whole]
+    return found.reshape(array.shape)
+
+
+def _error(expected: Array, found: Array) -> float:
+    if expected.dtype.kind != "f":
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    return compare(expected, found, 0.0).error
+
+
+# ---- Finds what is to be kept in float32, from errors alone: the most sensitive first, in few trials ----
+
+Error = Callable[[Exemptions], float]
+# A group of operators that alone errs by less of the bound than this is not looked at more closely.
+_NEGLIGIBLE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOperators:
+    """What is kept, and the error then."""
+
+    keep: Exemptions
+    error: float
+
+
+class PrecisionTrials:
+    """Errors of what was tried, each once, up to a number of trials."""
+
+    def __init__(self, error: Error, most: int) -> None:
+        self._error = error
+        self.left = most
+        self._known: dict[Exemptions, float] = {}
+
+    def __call__(self, keep: Exemptions) -> float:
+        """The error; a trial more where it is not known."""
+        if keep not in self._known:
+            self.left -= 1
+            self._known[keep] = self._error(keep)
+        return self._known[keep]
+
+
+def search(
+    operators: Sequence[str],
+    products: Sequence[str],
+    usual: frozenset[str],
+    trials: PrecisionTrials,
+    bound: float,
+) -> KeptOperators | None:
+    """The least that has to be kept in float32 for an error within the bound; None: everything.
+
+    `usual` is kept in any case. First operators are kept, with all products added up in float32; then
+    products are added up in fp16 where the error allows.
+    """
+    plain = Exemptions(single=usual)
+    if trials(plain) <= bound:
+        return KeptOperators(keep=plain, error=trials(plain))
+    single = usual
+    most = Exemptions(single=usual, wide=frozenset(products) - usual)
+    if trials(most) > bound:
+        others = [name for name in operators if name not in usual]
+        single = usual | _least(
+            others,
+            lambda kept: trials(Exemptions(single=usual | kept, wide=frozenset(products) - usual - kept)),
+            bound,
+            lambda: trials.left // 2,
+        )
+        if single.issuperset(operators):
+            return None
+    wide = _least(
+        [name for name in products if name not in single],
+        lambda kept: trials(Exemptions(single=single, wide=kept)),
+        bound,
+        lambda: trials.left,
+    )
+    keep = Exemptions(single=single, wide=wide)
+    return KeptOperators(keep=keep, error=trials(keep))
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeGroup:
+    """Neighbours, and the error where they alone are not kept."""
+
+    units: tuple[str, ...]
+    alone: float
+
+
+def _least(
+    units: Sequence[str],
+    error: Callable[[frozenset[str]], float],
+    bound: float,
+    left: Callable[[], int],
+) -> frozenset[str]:
+    """Units to keep for an error within the bound, the most sensitive first; keeping all is known to do.
+
+    Groups of units are halved, the one that errs most first, as long as there are trials left.
+    """
+    if not units:
+        return frozenset()
+    whole = frozenset(units)
+    groups = [_NodeGroup(tuple(units), float("inf"))]
+    while left() >= 2 + (len(groups) + 1).bit_length():
+        coarse = max((g for g in groups if len(g.units) > 1), key=lambda g: g.alone, default=None)
+        if coarse is None or coarse.alone <= bound * _NEGLIGIBLE:
+            break
+        at, middle = groups.index(coarse), len(coarse.units) // 2
+        parts = (coarse.units[:middle], coarse.units[middle:])
+        groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
+    ranked = sorted(groups, key=lambda g: -g.alone)
+    return _fewest([frozenset(g.units) for g in ranked], error, bound, left)
+
+
+def _fewest(
+    ranked: Sequence[frozenset[str]],
+    error: Callable[[frozenset[str]], float],
+    bound: float,
+    left: Callable[[], int],
+) -> frozenset[str]:
+    """The union of the first few sets, as few as do."""
+    fewest, enough = 0, len(ranked)
+    while fewest < enough and left() > 0:
+        middle = (fewest + enough) // 2
+        if error(frozenset().union(*ranked[:middle])) <= bound:
+            enough = middle
+        else:
+            fewest = middle + 1
+    return frozenset().union(*ranked[:enough])
+
 
 # Of an output's range, the largest |reference value|: four roundings to fp16 of a value as large as that.
 BOUND = 2.0**-9
