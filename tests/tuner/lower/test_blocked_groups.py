@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.functions.blocked import BlockedConvolution, blocks_of
+from honed.tuner.lower.functions.layouts import BlockedConvolution, blocks_of
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for

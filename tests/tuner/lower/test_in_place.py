@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import CompiledModel, Copy, KernelArg, Launch, Tensor
-from honed.tuner.lower.in_place import moved_in_place
 from honed.tuner.lower.plan import Plan, plan
-from honed.tuner.lower.program import Function, FunctionCall, KernelLaunch, MemoryValue, Program, Within
+from honed.tuner.lower.program import (
+    Function,
+    FunctionCall,
+    KernelLaunch,
+    MemoryValue,
+    Program,
+    Within,
+    moved_in_place,
+)
 from tests.runtime.builder import PROFILE, Builder
 
 ALIGN = PROFILE.limits.base_align_bytes

@@ -9,7 +9,7 @@ import tvm.script
 from tvm import te, tirx
 
 from honed.machine.devices import Device
-from honed.tuner.lower.functions.blocked import blocking
+from honed.tuner.lower.functions.layouts import blocking
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.printer.bounds import OutOfBounds, bounded
 from honed.tuner.lower.printer.kernel import source_of

@@ -20,11 +20,10 @@ from .cost import function_flops
 from .functions.joining import Joins, never
 from .functions.legalize import legalize_traced
 from .graph import read_program
-from .in_place import moved_in_place
 from .opencl import Lowered, LoweringFailed, lower_function
 from .operands import constant_parameters, mark_constants, marked, unmarked
 from .plan import Plan, plan
-from .program import Function, FunctionCall, KernelLaunch, Program
+from .program import Function, FunctionCall, KernelLaunch, Program, moved_in_place
 from .schedule import SERIAL, default_kernels
 from .target import alignment_of, target_for
 

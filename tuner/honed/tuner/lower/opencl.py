@@ -22,20 +22,20 @@ from tvm_ffi import structural_walk
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import KernelArg
 
-from . import intrinsics
+from . import target
 from .barriers import divergent_barriers
 from .cost import executed_operations
 from .functions import extremes
 from .printer import print_kernels
 from .program import KernelLaunch, MemoryValue
-from .staging import stage_sums
 from .statements import parts, rebuilt
+from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
-intrinsics.register()
+target.register()
 extremes.register()
 
 

@@ -6,7 +6,9 @@ a tensor: reshapes do not appear here, both of their sides are the same value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -126,3 +128,104 @@ class Program:
     calls: tuple[Call, ...]
     views: tuple[ValueView, ...] = ()
     blocks: tuple[PlacedBlock, ...] = ()
+
+
+# ---- Calls that would only copy are none where what they copy can lie in place ----
+#
+# The parts of a concatenation lie one behind the other in its result, and a slice lies in what it is cut
+# out of: where nothing is in the way, each is written where it is read. Values that lie in one another are
+# a block, which one of them fills; what is computed anywhere in it is disjoint from what else is.
+
+_Places = Mapping[int, int]  # of values: bytes from the start of their block
+
+
+def moved_in_place(program: Program, alignment: int) -> Program:
+    """The program without the calls that move values which can lie in place, each in its block.
+
+    Blocks begin, and values lie in them, at multiples of `alignment` (bytes). A call stays where an input, an
+    output or a constant would have to lie within another value, where two values would need the same bytes,
+    and where what is moved depends on constants only, and so is moved once.
+    """
+    found = _Blocks(program, alignment)
+    kept: list[Call] = []
+    views = list(program.views)
+    for call in program.calls:
+        if not (isinstance(call, FunctionCall) and call.moves and found.take(call)):
+            kept.append(call)
+            continue
+        (result,) = call.outputs
+        shape = program.values[result].shape
+        views += [ValueView(operator=name, value=result, shape=shape) for name in call.operators]
+    return replace(program, calls=tuple(kept), views=tuple(views), blocks=found.blocks())
+
+
+def constant_values(program: Program) -> frozenset[int]:
+    """Constants, and the values that are computed of nothing else."""
+    found = {v for v, value in enumerate(program.values) if value.constant is not None}
+    for call in program.calls:
+        if not isinstance(call, HostFunctionCall) and found.issuperset(call.inputs):
+            found.update(call.outputs)
+    return frozenset(found)
+
+
+@dataclass
+class _Blocks:
+    """Values by where they lie, as far as calls were taken."""
+
+    program: Program
+    alignment: int
+    block_of: dict[int, _Places] = field(default_factory=dict)  # of values that lie in one with others
+    moved: set[int] = field(default_factory=set)  # what no call computes any more
+
+    def __post_init__(self) -> None:
+        self._constant = constant_values(self.program)
+        self._owners = {*self.program.inputs, *self.program.outputs}
+
+    def take(self, call: FunctionCall) -> bool:
+        """Let a call's values lie in place, where they can."""
+        places = self._joined(call.moves)
+        if places is None or not self._allowed(places, self.moved | set(call.outputs)):
+            return False
+        self.moved.update(call.outputs)
+        self.block_of.update(dict.fromkeys(places, places))
+        return True
+
+    def blocks(self) -> tuple[PlacedBlock, ...]:
+        """All blocks."""
+        distinct = {id(places): places for places in self.block_of.values()}
+        return tuple(
+            PlacedBlock(whole=self._whole(places), places=tuple(sorted(places.items())))
+            for places in distinct.values()
+        )
+
+    def _joined(self, moves: Iterable[Within]) -> _Places | None:
+        """The blocks of all values that are moved as one; None where a value would lie at two places."""
+        found: dict[int, int] = {}
+        for move in moves:
+            outer = found or self.block_of.get(move.outer, {move.outer: 0})
+            inner = self.block_of.get(move.inner, {move.inner: 0})
+            shift = outer[move.outer] + move.offset - inner[move.inner]
+            placed = {value: at + shift for value, at in inner.items()}
+            if any(outer.get(value, at) != at for value, at in placed.items()):
+                return None
+            found = {**outer, **placed}
+        start = min(found.values(), default=0)
+        return {value: at - start for value, at in found.items()}
+
+    def _allowed(self, places: _Places, moved: set[int]) -> bool:
+        values = self.program.values
+        spans = {value: range(at, at + values[value].nbytes) for value, at in places.items()}
+        computed = sorted((span.start, span.stop) for value, span in spans.items() if value not in moved)
+        whole = spans[self._whole(places)]
+        return (
+            all(at % self.alignment == 0 and spans[value] for value, at in places.items())
+            and self._constant.isdisjoint(places)
+            and all(one.stop <= whole.stop for one in spans.values())
+            and whole.start == 0
+            and all(end <= start for (_, end), (start, _) in pairwise(computed))
+            and self._owners.intersection(places) <= {self._whole(places)}
+        )
+
+    def _whole(self, places: _Places) -> int:
+        """The largest value of a block; of several, one that has memory of its own."""
+        return max(places, key=lambda value: (self.program.values[value].nbytes, value in self._owners))

@@ -11,7 +11,7 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
-from honed.tuner.lower.preparation import PreparedRoom, prepared_steps
+from honed.tuner.lower.plan import PreparedRoom, prepared_steps
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.verdict import Verdict
 

@@ -29,8 +29,7 @@ from honed.tuner.lower.module import legal_model, task_key
 from honed.tuner.lower.operands import mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
-from honed.tuner.lower.staging import in_stages
-from honed.tuner.lower.sums import most_additions, reductions
+from honed.tuner.lower.sums import in_stages, most_additions, reductions
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 from honed.tuner.prepare import compiled_before, prepare

@@ -1,6 +1,6 @@
 """Concatenations and slices that could be in place are kept out of fused functions, where that pays.
 
-Whether they are in place the program decides (see `in_place`); here a function is told that all it does is
+Whether they are in place the program decides (`moved_in_place`); here a function is told that all it does is
 to move. A concatenation that is fused with what makes or reads it costs no launch of its own, and stays so
 unless without it no more launches are left, and less is moved.
 """

@@ -14,7 +14,7 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from honed.tuner.lower.dotnames import DOT_ADD
-from honed.tuner.lower.intrinsics import is_dot
+from honed.tuner.lower.target import is_dot
 
 from . import types
 from .blocks import Blocks
