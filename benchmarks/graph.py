@@ -26,14 +26,14 @@ from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
-from honed.tuner.attend import attention_seconds, joins, separable_seconds
+from honed.tuner.compiler.fusion import attention_seconds, joins, separable_seconds
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.lower.functions.joining import Joins, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.schedules import first_kernels
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.valhall.benches import predicted
 

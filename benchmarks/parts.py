@@ -20,7 +20,7 @@ from honed.cpu.session import Session
 from honed.machine.devices import select
 from honed.runtime import load
 from honed.runtime.execution.executor import Executor
-from honed.tuner.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import CompileRequest, compile_file
 
 from .running import Arrays, apart, in_turns
 

@@ -14,12 +14,13 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import Executor
-from honed.tuner import attend, frontend
-from honed.tuner.assemble import assemble
+from honed.tuner import frontend
+from honed.tuner.compiler import fusion
+from honed.tuner.compiler.assemble import assemble
+from honed.tuner.compiler.proof import opened
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
-from honed.tuner.running import opened
-from honed.tuner.schedules import first_kernels
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,7 +35,7 @@ def normalised(
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
     """Its kernels as the service has them before any trial."""
-    joins = attend.joins(profile)
+    joins = fusion.joins(profile)
     return lower_module(frontend.import_relax(model), profile, first=first_kernels, joins=joins)
 
 

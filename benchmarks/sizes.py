@@ -21,7 +21,7 @@ from honed.machine.devices import Device, select
 from honed.protocol.results import MetSizes
 from honed.runtime import load
 from honed.runtime.execution.executor import Executor
-from honed.tuner.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import CompileRequest, compile_file
 
 from .running import Arrays, apart, in_turns
 

@@ -15,7 +15,8 @@ from benchmarks.valhall.tasks import BenchTask, profile, tasks
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import SourceModel
-from honed.tuner.assemble import assemble
+from honed.tuner.compiler.assemble import assemble
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Normalised, Precision, TensorSpec
 from honed.tuner.lower.module import LoweredModel
 from honed.tuner.lower.opencl import Lowered
@@ -23,7 +24,6 @@ from honed.tuner.lower.program import Function, FunctionCall, Program
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.prove.probes import Expected
-from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import workload
 
 _ALIGNMENT = 512  # bytes: what the strictest of the drivers here wants of sub-buffers

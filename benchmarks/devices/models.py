@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.tuner.compile import CompileRequest, compile_file
+from honed.tuner.compiler.compile import CompileRequest, compile_file
 from honed.tuner.frontend import Precision
 
 from .kernels import mali

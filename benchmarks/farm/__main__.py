@@ -29,7 +29,7 @@ from honed.tuner.farm.boards import FarmChoice, join
 from honed.tuner.farm.certificates import issue
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure import codec
-from honed.tuner.verdict import Outcome
+from honed.tuner.records.verdict import Outcome
 
 from .recorded import Recording, keep, record
 

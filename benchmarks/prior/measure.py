@@ -17,8 +17,8 @@ from pathlib import Path
 from honed.machine.surveying import survey
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records.verdict import Outcome, Verdict
 from honed.tuner.tune.extract import extract, workload
-from honed.tuner.verdict import Outcome, Verdict
 
 from .schedules import Tried, record, schedules
 from .zoo import add_kinds, write

@@ -13,10 +13,10 @@ from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written
+from honed.tuner.records.verdict import Stored, Timing
 from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import Extracted
-from honed.tuner.verdict import Stored, Timing
 
 _EACH = 6  # draws from each sketch
 

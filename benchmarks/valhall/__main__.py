@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.tuner.schedules import first_kernels
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS

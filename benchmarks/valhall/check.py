@@ -17,13 +17,13 @@ from rich.table import Table
 from tests.tuner.printer.tvm_printer import tvm_printer
 
 from honed.machine.profile import DeviceProfile
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.compiler import NotBuilt
 from honed.tuner.valhall.judge import MachineCodeJudge, seconds

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from tvm import te, tirx, topi
 
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Precision
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
-from honed.tuner.schedules import first_kernels
 from honed.tuner.search.draw import Drawing
 from honed.tuner.tune.extract import workload
 from honed.tuner.valhall.compiler import NotBuilt

@@ -156,8 +156,8 @@ def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
 
 def test_what_lowers_functions_is_in_the_sum() -> None:
     from honed.daemon.settings import schema
+    from honed.machine.forked import OWN_MIB
     from honed.tuner.__main__ import MOST_PROCESSES as COMPILING
-    from honed.tuner.forked import OWN_MIB
     from honed.tuner.tune.searcher import MOST_PROCESSES as TUNING
 
     assert (schema.LOWERING, schema.LOWERING_MIB) == (COMPILING + TUNING, OWN_MIB)

@@ -24,7 +24,7 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.verdict import Outcome
+from honed.tuner.records.verdict import Outcome
 
 from .liars import family
 

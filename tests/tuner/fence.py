@@ -28,11 +28,11 @@ from honed.machine import devices
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.tuner import frontend
-from honed.tuner.attend import joins
+from honed.tuner.compiler.compile import prepare
+from honed.tuner.compiler.fusion import joins
+from honed.tuner.compiler.schedules import NOTHING, first_kernels
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.program import Function, MemoryValue
-from honed.tuner.prepare import prepare
-from honed.tuner.schedules import NOTHING, first_kernels
 
 from .graphs_random import random_model
 from .search.search_functions import profile_of

@@ -26,10 +26,10 @@ from honed.machine import devices
 from honed.machine.devices import Device
 from honed.protocol.errors import HonedError, Internal
 from honed.runtime.execution.executor import load
-from honed.tuner import prepare
-from honed.tuner.compile import CompileRequest, compile_file
-from honed.tuner.cut import cut
-from honed.tuner.cut.partition import Worth
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.partition import cut
+from honed.tuner.compiler.partition.divide import Worth
 from honed.tuner.prove import confined
 
 RIGHT, REFUSED = "right", "refused"
@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args()
-    prepare.cut = lambda model, shapes: cut(model, shapes, CHEAP)
+    compiling.cut = lambda model, shapes: cut(model, shapes, CHEAP)
     confined.run = in_this_process
     device, counted = devices.discover()[0], Counter[str]()
     for seed in range(options.first, options.first + options.count):

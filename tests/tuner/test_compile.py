@@ -22,13 +22,13 @@ from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.errors import Internal, ModelRefused
 from honed.runtime.execution.executor import load
-from honed.tuner import compile as compiling
-from honed.tuner.compile import STAGES
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.compile import STAGES
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower import plan
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.plan import Lifetime
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.running import run_model
 
 pytestmark = pytest.mark.tvm
 SECONDS = 120

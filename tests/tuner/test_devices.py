@@ -12,8 +12,8 @@ from benchmarks.supervising import work_off
 from tvm import te
 
 from honed.runtime.errors import DeviceError
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.target import target_for
-from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import workload
 
 

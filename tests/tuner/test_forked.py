@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 import psutil
 import pytest
 
-from honed.tuner.forked import OWN_MIB, Forked
+from honed.machine.forked import OWN_MIB, Forked
 
 TOOLS = {"twice": lambda number: 2 * number}  # not to be pickled: it is inherited
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from honed.machine.devices import Device
-from honed.tuner import prepare
-from honed.tuner.cut import cut
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.partition import cut
 from honed.tuner.prove import confined
 
 from .partitions_random import CHEAP, REFUSED, RIGHT, Drawn, in_this_process, outcome
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.tvm
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts whatever can be cut, and starts no children for it."""
-    monkeypatch.setattr(prepare, "cut", lambda model, shapes: cut(model, shapes, CHEAP))
+    monkeypatch.setattr(compiling, "cut", lambda model, shapes: cut(model, shapes, CHEAP))
     monkeypatch.setattr(confined, "run", in_this_process)
 
 

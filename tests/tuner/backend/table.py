@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from honed.onnxfile.contrib_schemas import RUNTIMES_OWN
 from honed.tuner.frontend.builder import schema
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.flow import MAX_TRIPS
@@ -18,7 +19,6 @@ from honed.tuner.frontend.load import MAX_OPSET
 from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import FAMILIES
 from honed.tuner.prove.specials import OPERATORS as SPECIALS
-from honed.tuner.standins import RUNTIMES_OWN
 
 from . import cases
 from .run import RIGHT_LIST

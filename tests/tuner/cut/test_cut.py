@@ -17,9 +17,10 @@ from onnx.reference.op_run import OpRun
 
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
-from honed.tuner import frontend, prepare
-from honed.tuner.cut import Cut, PartModel, cut
-from honed.tuner.cut.partition import Partition, Unit, Worth, divide, with_less_to_hand_over
+from honed.tuner import frontend
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.partition import Cut, PartModel, cut
+from honed.tuner.compiler.partition.divide import Partition, Unit, Worth, divide, with_less_to_hand_over
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.partnodes import PART_DOMAIN
 from honed.tuner.prove import confined
@@ -230,10 +231,10 @@ def test_without_the_cpu_engine_nothing_is_cut(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = frontend.load(detector(tmp_path))
-    assert prepare.prepare(model, {}, "fp32", device.profile).cut is not None
-    monkeypatch.setattr(prepare, "has_cpu_engine", lambda: False)
+    assert compiling.prepare(model, {}, "fp32", device.profile).cut is not None
+    monkeypatch.setattr(compiling, "has_cpu_engine", lambda: False)
     with pytest.raises(ModelRefused, match="NonMaxSuppression"):
-        prepare.prepare(model, {}, "fp32", device.profile)
+        compiling.prepare(model, {}, "fp32", device.profile)
 
 
 def test_types_of_operators_that_onnx_does_not_define_are_asked_of_onnx_runtime() -> None:

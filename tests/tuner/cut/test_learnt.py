@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
 from honed.runtime.execution.executor import load
-from honed.tuner import prepare
-from honed.tuner.compile import CompileRequest, compile_file
-from honed.tuner.cut import Cut, cut, valuetypes
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.partition import Cut, cut, valuetypes
 from honed.tuner.prove import confined
 from tests.tuner.partitions_random import CHEAP, OPSETS, in_this_process
 
@@ -127,7 +127,7 @@ def test_a_recurrence_with_lengths_of_the_run_is_a_part_in_between(op: str) -> N
 
 def test_a_scalar_after_a_choice_is_a_scalar(device: Device, tmp_path: Path, monkeypatch: Any) -> None:
     """As a speech-quality model gives; its file states another shape, of another input."""
-    monkeypatch.setattr(prepare, "cut", lambda whole, shapes: cut(whole, shapes, CHEAP))
+    monkeypatch.setattr(compiling, "cut", lambda whole, shapes: cut(whole, shapes, CHEAP))
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("NonZero", ["a"], ["places"]),

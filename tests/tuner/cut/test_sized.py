@@ -24,11 +24,11 @@ from honed.runtime.engines import compiled_serves
 from honed.runtime.execution.executor import load
 from honed.runtime.execution.proof import check_numbered, probe_count
 from honed.tuner import frontend
-from honed.tuner.compile import CompileRequest, compile_file
-from honed.tuner.cut import Cut, cut
-from honed.tuner.cut.rows import by_rows
+from honed.tuner.compiler import sized
+from honed.tuner.compiler.compile import CompileRequest, compile_file
+from honed.tuner.compiler.partition import Cut, cut
+from honed.tuner.compiler.partition.rows import by_rows
 from honed.tuner.frontend.signature import TensorSpec
-from honed.tuner.sized import timing
 from honed.tuner.tune.extract import extract
 from tests.daemon.split_models import detector, images, reference, two_stage
 
@@ -322,7 +322,7 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
 
     x = PartTensor(name="x", dtype="float32", shape=(-1, 2))
     sized_part = CpuPart(onnx=0, inputs=(x,), outputs=(), nodes=1, flops=1, why=(), sized=True, by_rows=True)
-    both = timing._Both(cast(Any, Engine()), 0, sized_part, cast(Any, None))
+    both = sized._Both(cast(Any, Engine()), 0, sized_part, cast(Any, None))
     device = cast(Any, SimpleNamespace(profile=SimpleNamespace(family=SimpleNamespace(processor=processor))))
     given = {"x": np.zeros((rows, 2), np.float32)}
     least = both.least(given, compiled_us, device, slower_too=False)

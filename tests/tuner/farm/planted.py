@@ -11,7 +11,7 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
 from honed.tuner.farm import rows
 from honed.tuner.farm.boards import Came
-from honed.tuner.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 
 def right(seconds: float = 1e-3, yardstick: float = 1e-4) -> rows.Ruling:

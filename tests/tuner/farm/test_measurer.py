@@ -16,10 +16,10 @@ from honed.tuner.farm.boards import FarmChoice, chosen
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
+from honed.tuner.records.verdict import Outcome, Stored
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
 from honed.tuner.valhall.benches import predicted
-from honed.tuner.verdict import Outcome, Stored
 from tests.tuner.liars import honest
 
 from .planted import PlantedBoard, PlantedBoards, right

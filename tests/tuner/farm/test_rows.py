@@ -15,7 +15,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import to_plain
 from honed.tuner.farm import rows
 from honed.tuner.measure import codec
-from honed.tuner.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from tests.tuner.liars import honest
 
 FINITE = st.floats(min_value=1e-9, max_value=1e3)

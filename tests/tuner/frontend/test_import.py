@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine import devices
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.frontend import import_relax, normalise
-from honed.tuner.running import run_model
 
 relax = pytest.importorskip("tvm.relax")
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.graph import Pass, lengths
 from honed.tuner.graph.lengths import round_lengths
-from honed.tuner.running import run_model
 
 from .graphs import after, answers, operators, parsed, weights
 

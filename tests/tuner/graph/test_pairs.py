@@ -13,11 +13,11 @@ from onnx import helper
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
-from honed.tuner.running import run_model
 from tests.tuner.search.search_functions import imagined
 
 from .graphs import after, answers, operators, parsed, weights

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attention_seconds, joins
+from honed.tuner.compiler.fusion import attention_seconds, joins
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.chains import fold_chains

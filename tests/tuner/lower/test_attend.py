@@ -11,12 +11,12 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attention_seconds, joins
+from honed.tuner.compiler.fusion import attention_seconds, joins
+from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.module import lower_module
-from honed.tuner.running import run_model
-from honed.tuner.schedules import first_kernels
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of
 

@@ -17,12 +17,12 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, MeasureLimits
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records.verdict import Outcome
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches.blocked import blocked_group_tile, blocked_groups
 from honed.tuner.tune.extract import workload
-from honed.tuner.verdict import Outcome
 from tests.tuner.search.search_functions import draws, imagined, profile_of
 
 pytestmark = pytest.mark.tvm

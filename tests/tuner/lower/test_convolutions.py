@@ -13,9 +13,9 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
-from honed.tuner.assemble import assemble
+from honed.tuner.compiler.assemble import assemble
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.module import lower_module
-from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import extract
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of

@@ -12,9 +12,9 @@ from tvm import tirx
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower.functions.layouts import block, block_channels, block_lanes, blocked_shape
 from honed.tuner.lower.module import lower_module
-from honed.tuner.running import run_model
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined
 

@@ -12,10 +12,10 @@ from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
 from honed.machine.devices import Device
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.running import run_model
 
 from .lowering import Make, normal, only_function, relax_module, run_lowered
 

@@ -12,11 +12,11 @@ from onnx import parser
 from tvm import relax, s_tir, te, tirx, topi
 
 from honed.machine.devices import Device
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower.module import LONGEST_NAME, kernel_name, lower_module
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import NAMES, target_for
-from honed.tuner.running import run_model
 from tests.runtime.builder import PROFILE
 
 from .lowering import normal, only_function, relax_module, run_lowered

@@ -17,10 +17,10 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, Launch, SourceModel
 from honed.runtime.execution.executor import Executor, load
 from honed.tuner import frontend
-from honed.tuner.assemble import assemble
+from honed.tuner.compiler.assemble import assemble
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.module import LoweredModel, lower_module, task_key
 from honed.tuner.measure.candidate import Candidate, prepared_launches
-from honed.tuner.schedules import first_kernels
 from honed.tuner.tune.extract import Extracted, extract, workload
 from tests.tuner.search.search_functions import imagined, profile_of
 

@@ -9,7 +9,7 @@ import pytest
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import CompiledModel, Launch, SourceModel
 from honed.tuner import frontend
-from honed.tuner.assemble import assemble
+from honed.tuner.compiler.assemble import assemble
 from honed.tuner.lower.module import lower_module
 from tests.runtime.builder import PROFILE
 from tests.tuner.graph.graphs import SAME, TOWERS, parsed, weights

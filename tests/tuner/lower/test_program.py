@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART, Copy, HostCall, Launch, Step
 from honed.runtime.errors import ModelRefused
-from honed.tuner import partcall
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.module import lower_module
@@ -33,7 +33,7 @@ def _kinds(steps: tuple[Step, ...]) -> list[str]:
 
 def _part(value: relax.Var) -> relax.Call:
     """What the first output of part 3 is to Relax, of the type of what it is given."""
-    return relax.call_dps_packed(partcall.symbol(3, 0), relax.Tuple([value]), value.ty)
+    return relax.call_dps_packed(model.part_symbol(3, 0), relax.Tuple([value]), value.ty)
 
 
 def _between(builder: relax.BlockBuilder, v: Mapping[str, relax.Var]) -> relax.Expr:

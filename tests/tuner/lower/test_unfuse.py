@@ -16,9 +16,9 @@ from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
-from honed.tuner import compile as compiling
-from honed.tuner.compile import CompileRequest, CompileResult, compile_file
-from honed.tuner.contest import Contest, told
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler.compile import CompileRequest, CompileResult, compile_file
+from honed.tuner.compiler.fusion import Contest, told
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records

@@ -23,7 +23,7 @@ from honed.tuner.measure.candidate import MeasureLimits, Workload
 from honed.tuner.measure.checks import NAMES
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 from tests.tuner.liars import compiler_abort, honest, kinds
 
 N = 4096

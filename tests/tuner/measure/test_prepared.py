@@ -17,7 +17,7 @@ from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches, prepared_launches
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.verdict import Outcome
+from honed.tuner.records.verdict import Outcome
 from tests.tuner.liars import honest
 
 N = 4096

@@ -17,8 +17,8 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, NotFound
 from honed.runtime.execution.proof import Difference
-from honed.tuner import compile as compiling
-from honed.tuner import proving
+from honed.tuner.compiler import compile as compiling
+from honed.tuner.compiler import proof
 from honed.tuner.frontend import TensorSpec, normalise
 from honed.tuner.mixed import choose
 from honed.tuner.mixed.choose import why_not_half
@@ -243,7 +243,7 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
     asked: list[str] = []
 
     def probed(
-        _device: object, draft: proving.Attempt, _expected: object
+        _device: object, draft: proof.Attempt, _expected: object
     ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
         precision = draft.model.source.precision
         asked.append(precision)
@@ -251,7 +251,7 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
         found = Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0)
         return (found,), ()
 
-    monkeypatch.setattr(proving, "_probed", probed)
+    monkeypatch.setattr(proof, "_probed", probed)
     told: list[float] = []
     made = compiling.compile_file(
         _request(tmp_path, device=device), lambda _stage, fraction, _text: told.append(fraction)

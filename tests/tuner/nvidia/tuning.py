@@ -17,16 +17,16 @@ import numpy as np
 from tvm import te, tirx, topi
 
 from honed.machine.profile import DeviceProfile
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.schedules import first_kernels
+from honed.tuner.records.verdict import Verdict
 from honed.tuner.search import rules
 from honed.tuner.search.batches import Batches, Evolution
 from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.verdict import Verdict
 from tests.tuner.liars import honest
 
 from .prebuild import build_all

@@ -17,11 +17,11 @@ from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
+from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower import schedule
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.target import target_for
-from honed.tuner.running import run_model
 from honed.tuner.search import rules
 from tests import models
 from tests.tuner.backend import cases

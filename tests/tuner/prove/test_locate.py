@@ -142,7 +142,7 @@ def test_values_read_by_subgraphs_are_looked_at() -> None:
 
 @pytest.mark.tvm
 def test_it_names_the_node_of_what_was_really_compiled(device: Device) -> None:
-    from honed.tuner.running import run_model
+    from honed.tuner.compiler.proof import run_model
 
     def compiled(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         changed = onnx.ModelProto()

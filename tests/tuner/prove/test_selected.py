@@ -15,7 +15,7 @@ from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
 from honed.runtime.execution.proof import aligned, compare
-from honed.tuner import compile as compiling
+from honed.tuner.compiler import compile as compiling
 from honed.tuner.prove import selected, steps
 from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate

@@ -19,7 +19,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
-from honed.tuner import compile as compiling
+from honed.tuner.compiler import compile as compiling
 from honed.tuner.prove import opened, steps
 from honed.tuner.prove.inputs import generate
 from tests.tuner.test_compile import planted

@@ -24,12 +24,12 @@ from honed.tuner.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADA
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written
+from honed.tuner.records.verdict import Timing
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
-from honed.tuner.verdict import Timing
 
 _SIZES = ((16, 24, 32), (8, 64, 48), (32, 32, 32), (64, 16, 80), (24, 96, 16), (48, 40, 64))
 _EACH = 3

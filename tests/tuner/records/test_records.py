@@ -30,7 +30,7 @@ from honed.tuner.records import (
 )
 from honed.tuner.records.rows import sha256
 from honed.tuner.records.store import Owner
-from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"

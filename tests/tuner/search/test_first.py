@@ -17,9 +17,9 @@ from honed.jobs import priorfile
 from honed.jobs.priorfile import PriorFile
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
-from honed.tuner.schedules import first_kernels
 from honed.tuner.search import costmodel, shipped
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, Drawing
@@ -49,7 +49,7 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
         def predict(self, features: np.ndarray) -> np.ndarray:
             return np.arange(len(features), dtype=np.float32)
 
-    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: LastFirst())
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: LastFirst())
     one = imagined("mali")
     rule, _, passed_over = first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
@@ -75,8 +75,8 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
             scores[2:3] = 1.0
             return scores
 
-    monkeypatch.setattr("honed.tuner.schedules.Drawing", Tracked)
-    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: LikesTheThird())
+    monkeypatch.setattr("honed.tuner.compiler.schedules.Drawing", Tracked)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: LikesTheThird())
     one = imagined("mali")
     first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     sketches = len(set(asked))
@@ -172,7 +172,7 @@ def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: Devi
 def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     one = imagined("cpu")
     assert not first_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
-    monkeypatch.setattr("honed.tuner.schedules.prior_of", lambda _family: None)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: None)
     assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.Monk
             raise LoweringFailed("it is not to my taste")
         return lower_function(func, *others)
 
-    monkeypatch.setattr("honed.tuner.schedules.lower_function", picky)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.lower_function", picky)
     rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
     assert rule == passed_over[0].split(": ")[0]
     assert passed_over == [f"{rule}: it is not to my taste"] * 2
@@ -205,7 +205,7 @@ def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.Monk
 def test_where_no_pick_can_be_lowered_a_rule_does() -> None:
     one = imagined("cpu")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("honed.tuner.schedules._TRIED", 0)
+        patch.setattr("honed.tuner.compiler.schedules._TRIED", 0)
         assert first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
 
 

@@ -25,6 +25,7 @@ from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records.verdict import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.parts import Sketch
@@ -36,7 +37,6 @@ from honed.tuner.search.sketches.pointwise import pointwise
 from honed.tuner.search.sketches.windowed import windowed
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
-from honed.tuner.verdict import Outcome
 
 from .search_functions import GRAPHS, draws, profile_of, tasks
 

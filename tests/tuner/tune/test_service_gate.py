@@ -10,7 +10,7 @@ import pytest
 
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.errors import PermissionDenied
-from honed.tuner.gate import LeaseGate
+from honed.tuner.measure.gate import LeaseGate
 
 
 class StandInLease(LeaseHolder):

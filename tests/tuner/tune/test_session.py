@@ -17,10 +17,11 @@ from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.surveying import survey
 from honed.runtime.origin import Origin, ScheduleSource, Way
-from honed.tuner.contest import Contest
+from honed.tuner.compiler.fusion import Contest
+from honed.tuner.compiler.schedules import recorded
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
-from honed.tuner.schedules import recorded
+from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
@@ -34,7 +35,6 @@ from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
 from honed.tuner.valhall.benches import PLATFORM
-from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 from tests.tuner import running
 from tests.tuner.liars import honest
 from tests.tuner.measure.test_liars import InjectedLog, cs_fatal

@@ -19,6 +19,7 @@ from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
+from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
@@ -37,7 +38,6 @@ from honed.tuner.valhall.count import Counts
 from honed.tuner.valhall.judge import MachineCodeJudge, seconds
 from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
 from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
-from honed.tuner.verdict import Outcome
 
 ITEMS = 1024
 SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y

@@ -21,7 +21,7 @@ from honed.protocol.results import OptimisationCheck
 from honed.runtime.compiled.model import Launch
 
 if TYPE_CHECKING:
-    from .compile import CompileRequest
+    from .compiler.compile import CompileRequest
 
 Emit = Callable[[News], None]
 MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
@@ -72,7 +72,7 @@ def _emitter() -> Callable[[News | Result | HonedError], None]:
 
 def _check(job: commands.Check, emit: Emit) -> events.Done:
     request = _request(job.derived(commands.Compile, output=job.file), emit)
-    from .compile import check_file
+    from .compiler.compile import check_file
 
     check_file(request, _reporting(emit))
     return events.Done()
@@ -80,7 +80,7 @@ def _check(job: commands.Check, emit: Emit) -> events.Done:
 
 def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
     request = _request(job.derived(commands.Compile, output=job.file), emit)
-    from .fit import fit_file
+    from .compiler.fit import fit_file
 
     return fit_file(request)
 
@@ -95,7 +95,7 @@ def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> Optimi
 
 def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
     request = _request(job, emit)
-    from .compile import compile_file
+    from .compiler.compile import compile_file
 
     began = time.monotonic()
     compiled = compile_file(request, _reporting(emit))
@@ -128,7 +128,7 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     gc.disable()  # what importing the compiler makes, all of it stays: looking through it costs a fifth of it
     from honed.machine import devices, profilefile
 
-    from .compile import CompileRequest
+    from .compiler.compile import CompileRequest
 
     gc.freeze()
     gc.enable()

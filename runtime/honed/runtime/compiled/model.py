@@ -333,3 +333,21 @@ class CompiledModel:
         if self.split is not None:
             return self.split.outputs
         return tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)
+
+
+# ---- What Relax calls an output of a part that the CPU engine runs: between the frontend and lowering ----
+
+_PREFIX = "honed.cpu_part."
+
+
+def part_symbol(part: int, output: int) -> str:
+    """The name of the function that stands for output `output` of part `part`."""
+    return f"{_PREFIX}{part}.{output}"
+
+
+def part_named(function: str) -> tuple[int, int] | None:
+    """Which part and output a function stands for; None for any other."""
+    if not function.startswith(_PREFIX):
+        return None
+    part, output = function.removeprefix(_PREFIX).split(".")
+    return int(part), int(output)

@@ -22,13 +22,13 @@ from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unav
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.version import HONED_VERSION
-from honed.tuner.gate import Gate, LeaseGate
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimits, Workload
+from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records.verdict import Verdict
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import OfflineCompiler
 from honed.tuner.valhall.measurer import BenchMeasurer
-from honed.tuner.verdict import Verdict
 
 from . import rows
 

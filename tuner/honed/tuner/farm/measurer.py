@@ -15,7 +15,7 @@ from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import rows
 from .boards import Came, DaskBoards

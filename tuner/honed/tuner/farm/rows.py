@@ -17,7 +17,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.verdict import Verdict
+from honed.tuner.records.verdict import Verdict
 
 VERSION = 1  # of these rows; a board of another is not given work
 MAX_BYTES = 1 << 30

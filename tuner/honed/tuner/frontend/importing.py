@@ -17,7 +17,7 @@ from onnx import NodeProto, helper, numpy_helper
 from tvm import relax
 
 from honed.protocol.errors import ModelRefused
-from honed.tuner import partcall
+from honed.runtime.compiled import model
 
 from .normalise import Normalised
 from .partnodes import PART_OP
@@ -202,7 +202,7 @@ def _pool(functions: Mapping[int, Callable[..., Any]], **extra: Any) -> Import:
 
 
 def _cpu_part(node: Node) -> Any:
-    target = partcall.symbol(node.attrs["part"], node.attrs["output"])
+    target = model.part_symbol(node.attrs["part"], node.attrs["output"])
     kind = relax.TensorType(list(node.attrs.get("shape", ())), node.result)
     return relax.call_dps_packed(target, relax.Tuple(list(node.inputs)), kind)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx
 from onnx import checker
 
+from honed.onnxfile.contrib_schemas import RUNTIMES_OWN
 from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
 from honed.protocol.errors import ModelRefused
-from honed.tuner.standins import RUNTIMES_OWN
 
 from .builder import schema
 from .canonical import canonise, drop_unneeded, put_back, stand_in_types

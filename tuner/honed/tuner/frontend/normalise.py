@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.halves import Exemptions, put_casts, saturated, usually
+from honed.tuner.mixed.fp16_casts import Exemptions, put_casts, saturated, usually
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
@@ -63,9 +63,9 @@ def normalise(
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
-    `parts` of it run in the CPU engine (`honed.tuner.cut`), in whose place nodes of PART_DOMAIN stand.
-    Raises ModelRefused with every reason found, InvalidArgument where `shapes` or `precision` cannot be
-    met by the model or the device.
+    `parts` of it run in the CPU engine (`honed.tuner.compiler.partition`), in whose place nodes of
+    PART_DOMAIN stand. Raises ModelRefused with every reason found, InvalidArgument where `shapes` or
+    `precision` cannot be met by the model or the device.
     """
     limits, found = limits or FrontendLimits(), Reasons()
     start = begin(model, shapes or {}, limits, found)

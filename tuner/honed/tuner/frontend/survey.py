@@ -9,7 +9,7 @@ from types import MappingProxyType
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from honed.tuner.standins import with_stand_ins
+from honed.onnxfile.contrib_schemas import with_stand_ins
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads

@@ -24,11 +24,11 @@ from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup, lines, parsed
+from honed.tuner.records.verdict import Stored
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, scores
 from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
-from honed.tuner.verdict import Stored
 
 # ---- Records out of files: those of `hone records export`, and those that lie in a hub ----
 

@@ -13,8 +13,8 @@ from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART
-from honed.tuner import partcall
 
 from .functions.apart import move_of
 from .program import Call, FunctionCall, HostFunctionCall, MemoryValue, Program, ValueView, Within
@@ -137,7 +137,7 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
         _read_call_tir(reader, binding.var, value, outputs)
         return None
     called = str(getattr(value.args[0], "global_symbol", "")) if name == "relax.call_dps_packed" else ""
-    if (part := partcall.named(called)) is not None:
+    if (part := model.part_named(called)) is not None:
         _read_part(reader, binding.var, value, outputs, part)
         return None
     return f"{name.removeprefix('relax.')} has no kernel"

@@ -11,10 +11,10 @@ from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi import structural_hash
 
+from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
-from honed.tuner.forked import Forked
 
 from .cost import function_flops
 from .functions.joining import Joins, never

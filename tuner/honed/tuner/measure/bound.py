@@ -9,7 +9,7 @@ from typing import Any
 from honed.machine.opencl import cl, most_work_items
 from honed.machine.profile import DeviceLimits
 from honed.runtime.execution import programs
-from honed.tuner.verdict import Outcome
+from honed.tuner.records.verdict import Outcome
 
 from .candidate import Candidate
 from .checks import Finished, Launched, Refusal, private_memory

@@ -13,7 +13,7 @@ from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
 from honed.tuner.lower.plan import PreparedRoom, prepared_steps
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
-from honed.tuner.verdict import Verdict
+from honed.tuner.records.verdict import Verdict
 
 if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not

@@ -19,7 +19,7 @@ from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.runtime.execution import proof
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
-from honed.tuner.verdict import Outcome
+from honed.tuner.records.verdict import Outcome
 
 # ---- A row of a table of checks, and the refusal it may give ----
 

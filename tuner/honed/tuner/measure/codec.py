@@ -13,7 +13,7 @@ import msgpack
 
 from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
-from honed.tuner.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 from .candidate import Candidate, Workload
 

@@ -14,7 +14,7 @@ import numpy as np
 from honed.machine import surveying
 from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import bound, checks
 from .bound import BoundCandidate

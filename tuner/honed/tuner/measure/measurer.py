@@ -14,7 +14,7 @@ from honed.machine.kernellog import FaultStory, Reader, Severity
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.strict import from_plain, to_plain
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import checks, codec
 from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload

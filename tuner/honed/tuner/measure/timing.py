@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from honed.machine.opencl import cl
-from honed.tuner.verdict import Timing
+from honed.tuner.records.verdict import Timing
 
 from .bound import BoundCandidate, Reader
 from .candidate import MeasureLimits

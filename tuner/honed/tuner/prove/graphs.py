@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from honed.onnxfile.contrib_schemas import with_stand_ins
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
-from honed.tuner.standins import with_stand_ins
 
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
 

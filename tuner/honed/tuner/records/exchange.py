@@ -13,7 +13,7 @@ from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.params import marks_of
-from honed.tuner.verdict import Stored, Timing
+from honed.tuner.records.verdict import Stored, Timing
 
 from . import hints
 from .rows import (

@@ -13,7 +13,7 @@ from typing import Any, Final
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
-from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
-from honed.tuner.verdict import Outcome, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import hints, sql
 from .database import Opened, explained, open_database, transaction

@@ -24,8 +24,8 @@ from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin
-from honed.tuner.gate import LeaseGate
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED
+from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
 from honed.tuner.tune.opening import OpenedSession
 from honed.tuner.tune.session import SearchBudget

@@ -28,7 +28,7 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import DriverChild, Ended
 from honed.tuner.records.store import Owner
-from honed.tuner.verdict import Stored
+from honed.tuner.records.verdict import Stored
 
 from .task import Found, TaskProgress, TuningTask
 
@@ -184,8 +184,8 @@ class SearchChild:
     ) -> Found:
         """The model's tasks.
 
-        `calibration` and `like` are as in `honed.tuner.compile.Request`. Raises ModelRefused as compiling
-        does, Internal where the child breaks.
+        `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
+        as compiling does, Internal where the child breaks.
         """
         message = {
             "do": "extract",

@@ -20,10 +20,11 @@ from tvm_ffi import structural_walk
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.compiled.model import CompiledModel
-from honed.tuner import frontend, sized
-from honed.tuner.attend import Joining, joins
-from honed.tuner.contest import Contest
-from honed.tuner.cut import Cut
+from honed.tuner import frontend
+from honed.tuner.compiler import sized
+from honed.tuner.compiler.compile import compiled_before, prepare
+from honed.tuner.compiler.fusion import Contest, Joining, joins
+from honed.tuner.compiler.partition import Cut
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.module import legal_model, task_key
 from honed.tuner.lower.operands import mark_constants, marked
@@ -32,7 +33,6 @@ from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.sums import in_stages, most_additions, reductions
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
-from honed.tuner.prepare import compiled_before, prepare
 
 from .task import TuningTask
 
@@ -71,8 +71,8 @@ def extract(
 ) -> Extraction:
     """The tasks of an ONNX file, and its calls of parts as a task that cannot be tuned; raises as compiling.
 
-    `calibration` and `like` are as in `honed.tuner.compile.Request`. Parts are there in the sizes that `like`
-    was compiled for, whether the CPU engine was faster or not.
+    `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Parts are there in the
+    sizes that `like` was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
     normalised, before = prepared.normalised, compiled_before(like, prepared, precision)

@@ -14,10 +14,10 @@ from tvm import tirx
 from honed.jobs import events
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.schedules import first_kernels
 from honed.tuner.search import traces
 
 from .extract import adopt

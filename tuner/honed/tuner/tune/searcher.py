@@ -24,16 +24,16 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
+from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
-from honed.tuner.forked import Forked
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate
-from honed.tuner.schedules import first_kernels
 from honed.tuner.search import traces
 from honed.tuner.search.batches import Batches, Evolution, Proposal
 from honed.tuner.search.costmodel import WIDTH, CostModel, Prior, prior_of, ranking

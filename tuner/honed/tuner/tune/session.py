@@ -15,11 +15,11 @@ from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.strict import like
 from honed.tuner import records as kept
-from honed.tuner.contest import Contest
-from honed.tuner.gate import Gate
+from honed.tuner.compiler.fusion import Contest
+from honed.tuner.measure.gate import Gate
 from honed.tuner.records import Records
+from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import for_defaults
-from honed.tuner.verdict import Outcome
 
 from .children import LoadedTask, NoSchedule, Proposals, Proposed, ProposedCandidate, SearchFailed
 from .task import (

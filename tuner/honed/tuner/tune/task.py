@@ -11,7 +11,7 @@ from honed.jobs.events import Estimate, Form, TaskRow, TwoFormsRow
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, Figure
 from honed.protocol.strict import like
-from honed.tuner.contest import LESS, Contest, other
+from honed.tuner.compiler.fusion import LESS, Contest, other
 
 # A task below this share of the model's time could be free and nobody would notice.
 SMALL = 0.002

@@ -16,7 +16,7 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256
-from honed.tuner.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up

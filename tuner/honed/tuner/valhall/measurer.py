@@ -12,7 +12,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workload, inference_launches
 from honed.tuner.measure.checks import Submitted
-from honed.tuner.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 from .compiler import Dump, NotBuilt, OfflineCompiler
 from .judge import MachineCodeJudge, seconds

@@ -20,21 +20,20 @@ from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.origin import Origin, ScheduleSource
-
-from .lower.cost import function_bytes, function_flops
-from .lower.module import Choose
-from .lower.opencl import Lowered, LoweringFailed, lower_function
-from .lower.schedule import by_rule, default_kernels, narrow_indices
-from .records import Records, TuningRecord
-from .search import traces
-from .search.costmodel import Array, Prior, prior_of
-from .search.draw import Draw, Drawing, features_of
-from .search.rules import rules_of, transforms
-from .search.sketches.attention import attention_of
-from .search.sketches.held import loads_of
-from .search.starts import groups_of
-from .setup import for_defaults, setup_for
-from .valhall.benches import PLATFORM as BENCH
+from honed.tuner.lower.cost import function_bytes, function_flops
+from honed.tuner.lower.module import Choose
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
+from honed.tuner.records import Records, TuningRecord
+from honed.tuner.search import traces
+from honed.tuner.search.costmodel import Array, Prior, prior_of
+from honed.tuner.search.draw import Draw, Drawing, features_of
+from honed.tuner.search.rules import rules_of, transforms
+from honed.tuner.search.sketches.attention import attention_of
+from honed.tuner.search.sketches.held import loads_of
+from honed.tuner.search.starts import groups_of
+from honed.tuner.setup import for_defaults, setup_for
+from honed.tuner.valhall.benches import PLATFORM as BENCH
 
 
 @dataclass(frozen=True, slots=True)

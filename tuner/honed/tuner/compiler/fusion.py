@@ -1,36 +1,122 @@
-"""Which functions are one kernel: where that was measured to take less time than several, or is expected to.
-
-A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows saves
-two launches, and scores that are written and read twice. It pays with operands that are read again for each
-tile of rows, and, where there are few tiles, with compute units that have none. One of a convolution of each
-channel by itself and the pointwise one that reads it saves a launch and what is between them, and pays with
-weights that are read again for each tile. The figures are the family's and not those measured of a device,
-which rise as kernels are measured: what is expected, and so what is tuned first, would change with them.
-"""
+"""Which functions are one kernel: where it was measured to take less time than several, or is expected to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tvm import tirx
 
+from honed.jobs.events import Form
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.cost import function_bytes, function_flops
+from honed.tuner.lower.functions.joining import NamedFunction, TwoForms
+from honed.tuner.lower.module import task_key
+from honed.tuner.lower.operands import mark_constants
+from honed.tuner.lower.schedule import narrow_indices
+from honed.tuner.search import rules, traces
+from honed.tuner.search.budget import launches_of
+from honed.tuner.search.decisions import read
+from honed.tuner.search.sketches.attention import Attention, attention_of
+from honed.tuner.search.starts import starts
 
-from .contest import LESS, Contest, told
-from .lower.cost import function_bytes, function_flops
-from .lower.functions.joining import NamedFunction, TwoForms
-from .lower.module import task_key
-from .lower.operands import mark_constants
-from .lower.schedule import narrow_indices
-from .search import rules, traces
-from .search.budget import launches_of
-from .search.decisions import read
-from .search.sketches.attention import Attention, attention_of
-from .search.starts import starts
+# ---- Two forms of the same work, one kernel or several, and which of them is taken ----
+#
+# No I/O, no clocks; the same for the same times, whoever asks.
+
+# Share of a form's time below which the other takes its place: neither rooflines nor measured times are
+# more exact, and a model's form should not change back and forth.
+LESS = 0.95
+_NAME = 40  # characters of a function's name that are told
+_TAKEN: tuple[tuple[Form, str], ...] = (
+    ("joined", "one kernel is taken in the place of several"),
+    ("apart", "several kernels are taken in the place of one"),
+)
+
+
+def other(form: Form) -> Form:
+    """The one that is not this."""
+    return "apart" if form == "joined" else "joined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContestTimes:
+    """Seconds that the best known schedules of each form take in all; None where a part's is not known."""
+
+    joined: float | None
+    apart: float | None
+
+    def of(self, form: Form) -> float | None:
+        """Of one form."""
+        return self.joined if form == "joined" else self.apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """A function, and those of which each is read by the next alone that it would take the place of.
+
+    Functions are named by the keys of their tasks.
+    """
+
+    name: str  # of the one function
+    joined: str
+    apart: tuple[str, ...]
+    calls: int  # of either form in one inference
+    launch: float  # seconds of a launch that are in no recorded time
+    expected: Form  # by the roofline; taken where times are not known
+
+    def keys(self, form: Form) -> tuple[str, ...]:
+        """The tasks that a form runs, one for each of its functions."""
+        return (self.joined,) if form == "joined" else self.apart
+
+    def times(self, seconds: Mapping[str, float]) -> ContestTimes:
+        """What both forms take, by what their tasks do (`seconds`, by key)."""
+        return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
+
+    def taken(self, seconds: Mapping[str, float]) -> Form:
+        """The form that is compiled: the one expected, unless the other was measured to be faster."""
+        times = self.times(seconds)
+        mine, theirs = times.of(self.expected), times.of(other(self.expected))
+        if mine is None or theirs is None or theirs >= LESS * mine:
+            return self.expected
+        return other(self.expected)
+
+    def _sum(self, form: Form, seconds: Mapping[str, float]) -> float | None:
+        keys = self.keys(form)
+        if any(key not in seconds for key in keys):
+            return None
+        return sum(seconds[key] + self.launch for key in keys)
+
+
+def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
+    """A sentence on those that are one kernel, as measured and not as expected, another on the opposite."""
+    sentences = []
+    for form, text in _TAKEN:
+        found = [one for one in contests if one.taken(seconds) == form != one.expected]
+        if found:
+            sentences.append(f"as measured, {text}: {', '.join(_told(one, seconds) for one in found)}")
+    return tuple(sentences)
+
+
+def _told(contest: Contest, seconds: Mapping[str, float]) -> str:
+    times = contest.times(seconds)
+    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.joined, times.apart))
+    return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.apart)})"
+
+
+# ---- Which functions are one kernel: where that was measured to take less time than
+# several, or is expected to ----
+#
+# A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows
+# saves two launches, and scores that are written and read twice. It pays with operands that are read again
+# for each tile of rows, and, where there are few tiles, with compute units that have none. One of a
+# convolution of each channel by itself and the pointwise one that reads it saves a launch and what is
+# between them, and pays with weights that are read again for each tile. The figures are the family's and
+# not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
+# first, would change with them.
 
 _LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows
 _WEIGHTS, _BYTES = 6, 4  # axes of blocked weights of all channels with all, bytes of an element

@@ -25,13 +25,13 @@ from honed.runtime.compiled.model import (
     Tensor,
     View,
 )
+from honed.tuner.frontend import Normalised, TensorSpec
+from honed.tuner.graph import passes_behind
+from honed.tuner.lower.module import LoweredModel
+from honed.tuner.lower.plan import Plan
+from honed.tuner.prove.probes import Expected
 
-from .cut import Cut
-from .frontend import Normalised, TensorSpec
-from .graph import passes_behind
-from .lower.module import LoweredModel
-from .lower.plan import Plan
-from .prove.probes import Expected
+from .partition import Cut
 
 _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 

@@ -1,10 +1,12 @@
-"""Makes compiled forms of a lowered model and compares them with the reference, on a device."""
+"""Makes compiled forms of a lowered model, runs them, and compares them with the reference, on a device."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,14 +21,81 @@ from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution import proof
+from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
+from honed.tuner import frontend
+from honed.tuner.frontend import Normalised, Precision
+from honed.tuner.lower.module import First, LoweredModel, lower_module
+from honed.tuner.prove import locate, probes, reference, specials, steps
+from honed.tuner.prove.probes import Expected
 
 from .assemble import assemble
-from .cut import Cut
-from .frontend import Normalised, Precision
-from .lower.module import First, LoweredModel
-from .prove import locate, probes, reference, specials, steps
-from .prove.probes import Expected
-from .running import opened, run_model, run_sets
+from .fusion import joins
+from .partition import Cut
+from .schedules import first_kernels
+
+# ---- Compiles models in memory and runs them once, unproven ----
+
+
+def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
+    """An executor over a file that is gone when the executor is closed."""
+    with tempfile.TemporaryDirectory(prefix="honed-") as folder:
+        path = Path(folder) / "draft.honed"
+        modelfile.write(path, model, constants)
+        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        return Executor(modelfile.read(path, verify=False), device, parts=parts)
+
+
+def run_model(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    device: Device,
+    precision: Precision = "auto",
+    first: First = first_kernels,
+) -> dict[str, np.ndarray]:
+    """Compile a model of static shapes with schedules that need no trial, and run it once.
+
+    Computes in the model's own types where the precision is "auto".
+    Raises as `compile_file`.
+    """
+    return next(run_sets(model, [inputs], device, precision, first))
+
+
+def run_sets(
+    model: onnx.ModelProto,
+    inputs: Iterable[Mapping[str, np.ndarray]],
+    device: Device,
+    precision: Precision,
+    first: First,
+    processes: int = 0,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Compile likewise, and run with several sets of inputs, one when its outputs are asked for.
+
+    `processes` is as in `CompileRequest`.
+    """
+    profile = device.profile
+    normalised = frontend.normalise(
+        model, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
+    )
+    imported = frontend.import_named(normalised)
+    lowered = lower_module(
+        imported.module,
+        profile,
+        first=first,
+        names=imported.names,
+        processes=processes,
+        joins=joins(profile),
+    )
+    sha256 = hashlib.sha256(model.SerializeToString()).hexdigest()
+    source = strict.like(SourceModel, normalised, sha256=sha256, filename="(in memory)", notes=())
+    compiled, constants = assemble(source, profile, normalised, lowered, None)
+    with opened(compiled, constants, device) as executor:
+        for each in inputs:
+            yield executor.run(each)
+
+
+# ---- Makes compiled forms of a lowered model and compares them with the reference, on a device ----
 
 Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
 

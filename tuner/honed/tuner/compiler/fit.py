@@ -8,12 +8,11 @@ from honed.jobs.events import Fitted, FittedPart
 from honed.machine.bundle import has_cpu_engine
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
+from honed.tuner import frontend
+from honed.tuner.frontend.survey import NodeSurvey, survey
 
-from . import frontend
-from .compile import CompileRequest
-from .cut.work import flops
-from .frontend.survey import NodeSurvey, survey
-from .prepare import Prepared, prepare
+from .compile import CompileRequest, Prepared, prepare
+from .partition.divide import flops
 
 
 def fit_file(request: CompileRequest) -> Fitted:

@@ -1,9 +1,9 @@
 """Types and shapes of values that ONNX's inference does not know, as of operators that others define.
 
 ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
-`python -m honed.tuner.cut.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and one set of inputs
-from FOLDER and writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1 where they depend
-on the data.
+`python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and
+one set of inputs from FOLDER and writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1
+where they depend on the data.
 
 ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
 shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
@@ -46,7 +46,7 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
         confined.write(folder, model, sorted(given[0]) if given else (), given)
         (folder / "names.json").write_text(json.dumps(sorted(names)))
         found = confined.run(
-            "honed.tuner.cut.valuetypes",
+            "honed.tuner.compiler.partition.valuetypes",
             folder,
             ("--sets", str(len(given))),
             LIMITS,
@@ -72,7 +72,7 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Tell of the values; the exit status is 0 wherever a result was written."""
-    args = confined.parser("honed.tuner.cut.valuetypes").parse_args(argv)
+    args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
     return confined.answer(args.folder, lambda: {"types": _types(args.folder, args.sets)})
 
 

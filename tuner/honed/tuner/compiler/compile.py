@@ -6,11 +6,13 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from honed.machine.bundle import has_cpu_engine
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
@@ -18,19 +20,82 @@ from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import MetSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
+from honed.tuner import frontend
+from honed.tuner.frontend import ImportedModule, Normalised, Precision
+from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.mixed import choose
+from honed.tuner.prove.graphs import bind_shapes
 
-from . import frontend, sized
-from .attend import joins
-from .cut import Cut
-from .frontend import ImportedModule, Normalised, Precision
-from .lower.module import LoweredModel, lower_module
-from .lower.schedule import default_kernels
-from .mixed import choose
-from .prepare import Prepared, compiled_before, prepare
-from .prove.graphs import bind_shapes
-from .proving import Prover, expect, probed_before, with_behind
+from . import sized
+from .fusion import joins
+from .partition import Cut, cut
+from .proof import Prover, expect, probed_before, with_behind
 from .schedules import NOTHING, first_kernels, recorded
-from .sized import timing
+
+# ---- A model as it is compiled: whole, or what is left of it beside parts for the CPU engine ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None."""
+
+    whole: onnx.ModelProto
+    given: onnx.ModelProto
+    normalised: Normalised
+    cut: Cut | None
+
+
+def prepare(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    precision: Precision,
+    profile: DeviceProfile,
+) -> Prepared:
+    """Normalise a checked model for a device, cut in parts where it cannot be compiled whole.
+
+    That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
+    """
+    limits = profile.limits
+    normalised = partial(
+        frontend.normalise, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+    )
+    try:
+        whole = normalised(model)
+    except ModelRefused as refused:
+        if not has_cpu_engine():
+            raise
+        made = cut(model, shapes)
+        if isinstance(made, str):
+            raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
+        try:
+            rest = normalised(made.program, parts=made.between)
+        except ModelRefused as again:
+            why = f"it is not cut in parts: {again}"
+            raise ModelRefused(str(refused), (*refused.reasons, why)) from again
+        if not made.parts:
+            return Prepared(whole=model, given=model, normalised=rest, cut=None)
+        noted = replace(rest, notes=(*rest.notes, _told(made)))
+        return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
+    return Prepared(whole=model, given=model, normalised=whole, cut=None)
+
+
+def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
+    """What a compiled form of the same model says of itself, where there is one and it matters."""
+    if like is None or (precision != "auto" and prepared.cut is None):
+        return None
+    with modelfile.read(like, verify=False) as file:
+        return file.model
+
+
+def _told(made: Cut) -> str:
+    nodes = made.nodes + sum(part.nodes for part in made.parts)
+    parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
+    return (
+        f"{made.nodes} of {nodes} nodes and {made.share:.1%} of the operations are compiled; "
+        f"the CPU engine runs the rest, {parts}"
+    )
+
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
@@ -169,7 +234,7 @@ def _compiled_part(
             compile_file(own, lambda stage, done, text: None)
             timed = None
             if request.device is not None:
-                timed = timing.in_turns(
+                timed = sized.in_turns(
                     request.output, met.part, output, request.device, slower_too=slower_too
                 )
                 if timed.why_not:
@@ -181,7 +246,7 @@ def _compiled_part(
         return _read_part(output, met, timed)
 
 
-def _read_part(output: Path, met: MetSizes, timed: timing.FormTiming | None) -> sized.CompiledPart | str:
+def _read_part(output: Path, met: MetSizes, timed: sized.FormTiming | None) -> sized.CompiledPart | str:
     with modelfile.read(output, verify=False) as file:
         if file.model.split is not None:
             return "it cannot be compiled whole"

@@ -1,0 +1,1 @@
+"""ONNX in, compiled model out: the stages of one compilation."""
