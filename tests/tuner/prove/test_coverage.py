@@ -13,8 +13,7 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove.coverage import of_values
-from honed.tuner.prove.probes import Expected, choose
+from honed.tuner.prove.probes import Expected, choose, of_values
 from tests.tuner.test_compile import planted
 
 

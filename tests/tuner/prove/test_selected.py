@@ -16,7 +16,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
 from honed.runtime.execution.proof import aligned, compare
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove import selected, steps
+from honed.tuner.prove import discontinuities
 from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate
 
@@ -117,7 +117,7 @@ def test_a_wrong_value_is_no_other_order(tied: dict[str, np.ndarray]) -> None:
 def found(model: onnx.ModelProto) -> tuple[Selection, ...]:
     inputs = generate(model, 2)
     tolerance = [1e-3 if v.type.tensor_type.elem_type == 1 else 0.0 for v in model.graph.output]
-    return selected.selections(model, inputs, run(model, inputs), tolerance, DEFAULT_LIMITS)
+    return discontinuities.selections(model, inputs, run(model, inputs), tolerance, DEFAULT_LIMITS)
 
 
 def test_what_follows_a_selection_is_found_however_it_is_computed() -> None:
@@ -150,7 +150,7 @@ def test_a_detector_with_near_equal_queries_is_right_in_any_order() -> None:
             each["r"] = each["r"] + rng.uniform(-1e-6, 1e-6, each["r"].shape).astype(np.float32)
         return made
 
-    judged = steps.judge(model, inputs, otherwise, precision="fp32", tolerance=TOLERANCE)
+    judged = discontinuities.judge(model, inputs, otherwise, precision="fp32", tolerance=TOLERANCE)
     assert judged is not None
     assert judged.wrong is None
     assert judged.selections == ALL

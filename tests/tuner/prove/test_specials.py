@@ -9,14 +9,14 @@ import pytest
 from onnx import parser
 
 from honed.runtime.execution.executor import Executor
-from honed.tuner.prove import specials
+from honed.tuner.prove import probes
 
 
-def _chosen(body: str, rows: int = 4) -> specials.SpecialProbe | None:
+def _chosen(body: str, rows: int = 4) -> probes.SpecialProbe | None:
     text = f"""<ir_version: 9, opset_import: ["": 20]>
         g (float[1,{rows},8] x, int64[2] i) => (y) {{ {body} }}"""
     given = {"x": np.ones((1, rows, 8), np.float32), "i": np.zeros(2, np.int64)}
-    return specials.choose(parser.parse_model(text), given)
+    return probes.choose_special(parser.parse_model(text), given)
 
 
 class _Device:
@@ -37,7 +37,7 @@ def test_holds_each_kind_once_and_is_compared_elementwise() -> None:
     assert not probe.inputs["i"].any()
 
     def told(answer: np.ndarray) -> list[str]:
-        return specials.differences(cast(Executor, _Device(answer)), probe, {"y": 1e-3})
+        return probes.differences(cast(Executor, _Device(answer)), probe, {"y": 1e-3})
 
     assert told(y) == []
     for wrong in (np.where(np.isnan(y), 0, y), np.where(np.isinf(y), 3.4e38, y)):

@@ -20,7 +20,7 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove import opened, steps
+from honed.tuner.prove import discontinuities
 from honed.tuner.prove.inputs import generate
 from tests.tuner.test_compile import planted
 
@@ -67,7 +67,7 @@ def runtime(model: onnx.ModelProto, sets: Sequence[Arrays]) -> list[dict[str, np
     return [dict(zip(names, session.run(None, dict(each)), strict=True)) for each in sets]
 
 
-def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> steps.Run:
+def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> discontinuities.Run:
     """A compiled form that gives the reference's answers, but for some values."""
 
     def run(model: onnx.ModelProto, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
@@ -79,9 +79,9 @@ def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> steps.Run:
     return run
 
 
-def judged(model: onnx.ModelProto, run: steps.Run) -> steps.ProofByParts:
+def judged(model: onnx.ModelProto, run: discontinuities.Run) -> discontinuities.ProofByParts:
     usual = [1e-3] * len(model.graph.output)
-    found = steps.judge(model, generate(model, 2), run, precision="fp32", tolerance=usual)
+    found = discontinuities.judge(model, generate(model, 2), run, precision="fp32", tolerance=usual)
     assert found is not None
     return found
 
@@ -90,8 +90,10 @@ def test_a_model_without_steps_is_not_opened() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) { y = Sin(x) }'
     )
-    assert opened.opened(model) is None
-    assert steps.judge(model, generate(model, 1), runtime, precision="fp32", tolerance=[1e-3]) is None
+    assert discontinuities.opened(model) is None
+    assert (
+        discontinuities.judge(model, generate(model, 1), runtime, precision="fp32", tolerance=[1e-3]) is None
+    )
 
 
 def test_steps_that_constants_alone_decide_are_none() -> None:
@@ -99,16 +101,16 @@ def test_steps_that_constants_alone_decide_are_none() -> None:
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) '
         "<float[4] c = {1, 2, 3, 4}> { r = Round(c) y = Mul(x, r) }"
     )
-    assert opened.opened(model) is None
+    assert discontinuities.opened(model) is None
 
 
 @pytest.mark.parametrize("model", [QUANTISED, CHOSEN], ids=["quantised", "chosen"])
 def test_an_opened_model_given_its_own_values_makes_them_again(model: onnx.ModelProto) -> None:
-    apart = opened.opened(model)
+    apart = discontinuities.opened(model)
     assert apart is not None
     onnx.checker.check_model(apart.model, full_check=True)
     inputs = generate(model, 1)[0]
-    (reference,) = runtime(opened.exposing(model, apart), [inputs])
+    (reference,) = runtime(discontinuities.exposing(model, apart), [inputs])
     (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
     original = {made: name for name, made in apart.made.items()}
     assert set(found) == {v.name for v in model.graph.output} - set(apart.after) | set(apart.before) | set(
@@ -144,12 +146,12 @@ def test_any_graph_opened_makes_the_values_of_the_whole(nodes: list[tuple[str, i
                 text.append(f"v{i} = {op}({left})")
         values.append(f"v{i}")
     model = weighted(f"f (float[8] x) => (float[8] {values[-1]}) {{ {' '.join(text)} }}")
-    apart = opened.opened(model)
+    apart = discontinuities.opened(model)
     inputs = {"x": np.linspace(-3.3, 4.1, 8, dtype=np.float32)}
     if apart is None:
         assert not {op for op, _, _ in nodes} & {"Round", "Floor", "Sign", "Cast", "Greater"}
         return
-    (reference,) = runtime(opened.exposing(model, apart), [inputs])
+    (reference,) = runtime(discontinuities.exposing(model, apart), [inputs])
     (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
     for name, value in found.items():
         original = {made: n for n, made in apart.made.items()}.get(name, name)
@@ -243,7 +245,7 @@ def test_what_saturates_at_the_end_is_judged_by_what_it_is_given() -> None:
 
 def test_what_is_computed_with_after_it_saturates_is_no_step() -> None:
     model = weighted("f (float[4] x) => (float[4] y) { s = Sigmoid(x) y = Sin(s) }")
-    assert opened.opened(model) is None
+    assert discontinuities.opened(model) is None
 
 
 def test_choices_between_the_same_values_must_be_the_same() -> None:
@@ -322,9 +324,9 @@ def test_an_operator_that_rounds_inside_may_be_off_by_what_moves_it() -> None:
 
 
 def test_noise_at_steps_differs_from_run_to_run_and_stays_small() -> None:
-    apart = opened.opened(QUANTISED)
+    apart = discontinuities.opened(QUANTISED)
     assert apart is not None
-    moved = opened.moving(QUANTISED, apart, {"p": 1e-3, "r": 1e-3})
+    moved = discontinuities.moving(QUANTISED, apart, {"p": 1e-3, "r": 1e-3})
     outputs = [onnx.helper.make_tensor_value_info("p, moved", 1, None)]
     outputs += [onnx.helper.make_tensor_value_info("p", 1, None)]
     moved.graph.output.extend(outputs)

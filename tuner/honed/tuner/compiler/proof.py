@@ -27,7 +27,7 @@ from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised, Precision
 from honed.tuner.lower.module import First, LoweredModel, lower_module
-from honed.tuner.prove import locate, probes, reference, specials, steps
+from honed.tuner.prove import discontinuities, locate, probes, reference
 from honed.tuner.prove.probes import Expected
 
 from .assemble import assemble
@@ -112,7 +112,7 @@ class Attempt:
     model: CompiledModel
     constants: Mapping[int, np.ndarray]
     results: tuple[proof.Difference, ...] = ()
-    apart: steps.ProofByParts | None = None
+    apart: discontinuities.ProofByParts | None = None
     notes: tuple[str, ...] = ()  # of NaN and infinities
     unproven: str = ""  # why answers that are right prove nothing
 
@@ -270,8 +270,8 @@ class Prover:
         source = replace(self.source, notes=notes)
         return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
 
-    def _by_parts(self, tried: Attempt, device: Device, first: First) -> steps.ProofByParts | None:
-        return steps.judge(
+    def _by_parts(self, tried: Attempt, device: Device, first: First) -> discontinuities.ProofByParts | None:
+        return discontinuities.judge(
             self.bound,
             self.expected.inputs,
             lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes),
@@ -318,7 +318,7 @@ def expect(
             )
     if found.unproven:
         raise unverified(found.unproven)
-    return replace(found, special=specials.choose(bound, found.inputs[0]))
+    return replace(found, special=probes.choose_special(bound, found.inputs[0]))
 
 
 def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
@@ -374,4 +374,4 @@ def _probed(
         if special is None or not all(result.right for result in results):
             return results, ()
         allowed = dict(zip(names, expected.tolerance, strict=False))
-        return results, tuple(specials.differences(executor, special, allowed))
+        return results, tuple(probes.differences(executor, special, allowed))

@@ -26,7 +26,7 @@ from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.runtime.execution.proof import compare
 
-from . import confined, graphs, probes, steps
+from . import confined, discontinuities, graphs, probes
 from .confined import EvaluationLimits
 from .evaluator import OPTIMISED, at_level
 from .probes import Expected
@@ -85,7 +85,7 @@ def _compared(
             wrong, off = _objection(expected, found)
             if wrong and level == HIGHEST:
                 _check_determined(expected, runs)
-                allowed = steps.allowance(bound, expected.inputs, expected.tolerance, limits)
+                allowed = discontinuities.allowance(bound, expected.inputs, expected.tolerance, limits)
                 expected = replace(expected, tolerance=allowed)
                 wrong, off = _objection(expected, found)
             if level == HIGHEST:

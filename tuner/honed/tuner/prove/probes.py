@@ -1,14 +1,14 @@
-"""Chooses the inputs a compiled model is proven on: those on which the reference itself is well determined.
+"""How much of each output a comparison says anything about.
 
-Some models amplify rounding: a division by a small difference, an ArgMax between equals. There even two right
-computations differ. So the reference is also evaluated on inputs moved by one unit in the last place, and
-inputs whose answers change by more than a part of the tolerance are passed over for others. So are inputs
-that ONNX Runtime refuses, and those whose answers say nothing (`coverage`): others are drawn, in smaller
-ranges.
+An element says nothing where the reference has NaN or an infinity. Neither do elements that all have one
+value, or lie at the ends of their range, in nearly all of an output: a saturating function hides what a wrong
+kernel computes before it. Such outputs can still be verified by what comes before the choosing or saturating
+operators that they come from, where the model is opened (`opened`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,19 +16,205 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import HonedError, InvalidArgument
 from honed.runtime.compiled.model import Selection
+from honed.runtime.execution import proof
+from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.proof import compare
 
-from . import coverage, graphs
+from . import graphs, inputs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .coverage import ENOUGH, Covered
+from .discontinuities import HIDING, MOST_BYTES, OpenedModel, exposing, nbytes, opened
 from .evaluator import EVALUATORS
-from .inputs import generate
-from .opened import MOST_BYTES, exposing, nbytes, opened
+from .inputs import MOVING, generate
 from .reference import Reference, ReferenceFailure, evaluate
-from .specials import SpecialProbe
 from .tolerance import HALF_MOST, for_model
+
+Arrays = Mapping[str, np.ndarray]
+
+ENOUGH = 0.5  # the share of an output that a verification has to cover
+_MOST = 0.9  # of an output's elements that have one value, or one of two at the ends, where it is saturated
+# Operators whose results depend on shapes alone.
+_OF_SHAPES = {"ConstantOfShape", "EyeLike", "Shape", "Size"}
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """Shares of an output over all probes: elements that are finite, and that say something."""
+
+    finite: float
+    told: float
+
+    def why_not(self, name: str) -> str:
+        """Say why output `name` is not covered, as part of a sentence."""
+        if self.finite < ENOUGH:
+            return f"the reference gives NaN or infinity for {1 - self.finite:.0%} of output {name!r}"
+        return (
+            f"{1 - self.told:.0%} of output {name!r} has one value whatever the inputs are, or is saturated"
+        )
+
+
+def of_values(values: Sequence[np.ndarray]) -> Covered:
+    """How much one value, as the reference has it for several probes, says."""
+    flat = np.concatenate([np.asarray(each).reshape(-1) for each in values])
+    if not flat.size:
+        return Covered(1.0, 1.0)
+    known = flat[np.isfinite(flat)] if flat.dtype.kind == "f" else flat
+    finite = known.size / flat.size
+    if not known.size:
+        return Covered(0.0, 0.0)
+    if known.size == 1:
+        return Covered(finite, finite)
+    usual = np.partition(known, known.size // 2)[known.size // 2]  # what most have, where most have one value
+    alike = np.count_nonzero(known == usual) / known.size
+    if known.dtype.kind == "f" and alike < 1:
+        ends = [np.count_nonzero(known == end) for end in (known.min(), known.max())]
+        if min(ends) > 1:
+            alike = max(alike, sum(ends) / known.size)
+    return Covered(finite, finite * (1 - alike) if alike > _MOST else finite)
+
+
+def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:
+    """By output: how much the reference's values say. Outputs that no input decides are covered whole."""
+    decided = _decided(model)
+    return {
+        name: of_values([each[name] for each in outputs]) if name in decided else Covered(1.0, 1.0)
+        for name in graphs.outputs(model)
+    }
+
+
+def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Covered:
+    """How much a verification at the steps of `apart` says about output `name`.
+
+    `reference` has the values at the steps for each probe. Looks behind operators that choose, saturate or
+    move only, as far as values that say enough or that the inputs hold; the least of them counts.
+    """
+    maker = {output: node for node in model.graph.node for output in node.output}
+    decided, compared = _decided(model), {*apart.before, *apart.after}
+    found, seen, waiting = [], {name}, [name]
+    while waiting:
+        node = maker.get(waiting.pop())
+        if node is None:
+            continue  # the inputs hold it
+        if node.op_type not in HIDING | MOVING.keys():
+            return Covered(1.0, 0.0)
+        for each in {name for name in node.input if name in decided} - seen:
+            seen.add(each)
+            share = of_values([values[each] for values in reference]) if each in compared else None
+            if share is None or (share.finite >= ENOUGH and share.told < ENOUGH):
+                waiting.append(each)
+            else:
+                found.append(share)
+    return min(found, key=lambda each: each.told, default=Covered(1.0, 1.0))
+
+
+def _decided(model: onnx.ModelProto) -> set[str]:
+    """The values that the numbers of inputs decide."""
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    found = {value.name for value in model.graph.input} - fixed
+    for node in model.graph.node:
+        if node.op_type in _OF_SHAPES:
+            continue
+        if found & {name for inner in graphs.within(node) for name in inner.input}:
+            found.update(name for name in node.output if name)
+    return found
+
+
+# ---- NaN and infinities: where compiled models and ONNX Runtime differ in them, and
+# a probe that holds a few ----
+#
+# What the probe finds is told with the compiled form and refuses none: ONNX Runtime itself gives one answer
+# for some shapes and another for others (OPERATORS), and compilers of devices may take NaN for impossible.
+
+_LEFT_OUT = "NaN is left out, and -inf stays -inf"
+_PLACE = "NaN is left out; where all are NaN the place is 0"
+_INTEGERS = "NaN and infinities become any integer, as the device has it"
+_TILES = "on Malis those of 256 channels or more may carry NaN and infinities on within tiles of 2 x 2"
+_ROW = "steps behind NaN and infinities may be other numbers"
+# By operator: what is made of NaN or infinities, where it is not what ONNX Runtime makes of them.
+OPERATORS: Mapping[str, str] = {
+    **dict.fromkeys(("ReduceMax", "ReduceMin", "MaxPool", "NhwcMaxPool", "GlobalMaxPool"), _LEFT_OUT),
+    **dict.fromkeys(("MaxRoiPool", "RoiAlign"), _LEFT_OUT),
+    **dict.fromkeys(("ArgMax", "ArgMin", "Hardmax"), _PLACE),
+    "TopK": "NaN is larger than all numbers; ONNX Runtime has it anywhere",
+    **dict.fromkeys(("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear"), _INTEGERS),
+    "Conv": _TILES,
+    "LRN": "NaN and infinities stay in their windows; ONNX Runtime carries them on to channels behind",
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), _ROW),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), "with max or min NaN comes through from both sides"),
+}  # fmt: skip
+_LEAST = 16  # elements of an input: among fewer, three say more of the probe than of the model
+_MOST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialProbe:
+    """Inputs with NaN and infinities among them, and what the reference gives for them."""
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> SpecialProbe | None:
+    """A probe made of an ordinary one; None where it would say nothing.
+
+    That is: where an operator of OPERATORS but Conv, or a graph within the graph, has a part in it, no input
+    of floats is unbounded, or the reference cannot be evaluated.
+    """
+    nested = any(a.HasField("g") for node in model.graph.node for a in node.attribute)
+    others = OPERATORS.keys() - {"Conv"}
+    if nested or model.functions or not others.isdisjoint(node.op_type for node in model.graph.node):
+        return None
+    given = _mixed(model, ordinary)
+    if given is None or sum(value.nbytes for value in given.values()) > _MOST_BYTES:
+        return None
+    found = evaluate(model, [given])
+    if isinstance(found, ReferenceFailure):
+        return None
+    return SpecialProbe(given, found.outputs[0])
+
+
+def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    """The inputs with NaN and both infinities in each that may hold them; None where none may."""
+    allowed, rng = inputs.of_inputs(model), np.random.default_rng(0)
+    given, holds = dict(ordinary), False
+    for value in graphs.inputs(model):
+        array, bounds = given[value.name], allowed[value.name]
+        unbounded = bounds.plain and math.isinf(bounds.low) and math.isinf(bounds.high)
+        if array.dtype.kind != "f" or array.size < _LEAST or not unbounded:
+            continue
+        mixed = array.copy()
+        mixed.reshape(-1)[rng.choice(array.size, 3, replace=False)] = [np.nan, np.inf, -np.inf]
+        given[value.name], holds = mixed, True
+    return given if holds else None
+
+
+def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str, float]) -> list[str]:
+    """What the compiled form makes otherwise, one sentence for each output."""
+    try:
+        found = executor.run_compiled(dict(probe.inputs))
+    except HonedError as error:
+        return [f"NaN and infinities among inputs fail: {error}"]
+    compared = [
+        proof.compare(probe.outputs[name], found[name], allowed, name)
+        for name, allowed in tolerance.items()
+        if name in probe.outputs and name in found and probe.outputs[name].shape == found[name].shape
+    ]
+    return [
+        f"with NaN and infinities among inputs {one}; requests with `finite` refuse such inputs"
+        for one in compared
+        if not one.right
+    ]
+
+
+# ---- Chooses the inputs a compiled model is proven on: those on which the reference
+# itself is well determined ----
+#
+# Some models amplify rounding: a division by a small difference, an ArgMax between equals. There even two
+# right computations differ. So the reference is also evaluated on inputs moved by one unit in the last
+# place, and inputs whose answers change by more than a part of the tolerance are passed over for others. So
+# are inputs that ONNX Runtime refuses, and those whose answers say nothing (`coverage`): others are drawn,
+# in smaller ranges.
 
 _ROUNDS = 3  # times that other inputs are drawn
 # The share of the tolerance that one rounding of the inputs may use up; the rounding inside a model is about
@@ -138,7 +324,7 @@ def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], foun
     count = len(drawn)
     evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
     return [
-        _Trial(given, calm, _noise(calm, other), _told(coverage.of_outputs(model, [calm])))
+        _Trial(given, calm, _noise(calm, other), _told(of_outputs(model, [calm])))
         for given, calm, other in evaluated
     ]
 
@@ -149,7 +335,7 @@ def _told(shares: Mapping[str, Covered]) -> float:
 
 def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -> Expected:
     """Say how much of each output the probes cover, by themselves or with the values at the model's steps."""
-    plain = coverage.of_outputs(model, made.outputs)
+    plain = of_outputs(model, made.outputs)
     hidden = [name for name, share in plain.items() if share.told < ENOUGH <= share.finite]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
     shares = {name: deeper.get(name, share) for name, share in plain.items()}
@@ -171,7 +357,7 @@ def _behind(
     reference = evaluate(exposing(inlined, apart), list(made.inputs), limits)
     if isinstance(reference, ReferenceFailure):
         return {}
-    found = {name: coverage.behind(apart, inlined, reference.outputs, name) for name in names}
+    found = {name: behind(apart, inlined, reference.outputs, name) for name in names}
     return {name: share for name, share in found.items() if share.told >= ENOUGH}
 
 

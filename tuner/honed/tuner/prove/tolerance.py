@@ -26,7 +26,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype as carried_dtype
 
 from . import graphs
-from .ranges import MOVING
+from .inputs import MOVING
 
 SINGLE = 1e-3
 DOUBLE = 1e-6

@@ -1,0 +1,612 @@
+"""Proof part by part, for models with operators whose result jumps where their input moves a little."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import helper, inliner, numpy_helper
+
+from honed.protocol.errors import HonedError
+from honed.runtime.compiled.model import Selection
+from honed.runtime.engines import HIGHEST
+from honed.runtime.execution.proof import Difference, aligned, compare
+
+from . import graphs
+from .confined import DEFAULT_LIMITS, EvaluationLimits
+from .evaluator import at_level
+from .graphs import info
+from .inputs import MOVING
+from .reference import Reference, ReferenceFailure, evaluate
+from .tolerance import for_output, work
+
+# ---- Models opened at their steps: operators whose result jumps where what they are
+# given moves a little ----
+#
+# A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
+# large, so that 1e-7 in place of 2e-7 says nothing of the model, and what it was given does.
+
+Arrays = Mapping[str, np.ndarray]
+
+_QUANTISING = {
+    "DynamicQuantizeLinear", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv",
+    "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul", "QLinearSigmoid",
+    "QLinearSoftmax", "QuantizeLinear",
+}  # fmt: skip
+# Operators that round what they compute inside, step by step, where nothing can be opened.
+_ROUNDING_INSIDE = {"DynamicQuantizeLSTM"}
+_CHOOSING = {
+    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN",
+    "Less", "LessOrEqual", "Mod", "Round", "Sign", "TopK",
+}  # fmt: skip
+BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # functions into [-1, 1]
+_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # hide what they are given beyond a bound
+# What may give one value for many others, so that it says little of what it is given.
+HIDING = {
+    *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
+}  # fmt: skip
+
+MOST_BYTES = 1 << 29  # of values at the steps, for one probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model whose steps stand apart: `model` reads what `feeds` gives, besides its own inputs.
+
+    `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
+    original names them. In `model` a step reads `given[x]` in place of x and makes `made[q]` in place of q.
+    `bounded` are the outputs that a function into [-1, 1] gives.
+    """
+
+    model: onnx.ModelProto
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    given: Mapping[str, str]
+    made: Mapping[str, str]
+    quantising: frozenset[str]  # those of `after` that may be off by one
+    quanta: Mapping[str, float]  # of those of `before` that constant scales round
+    bounded: frozenset[str]
+    inside: frozenset[str]  # the outputs of `model` that operators make which round inside
+    steps: int
+
+    def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
+        """The inputs of `model`, where `reference` has the values of `before` and `after`."""
+        return {
+            **inputs,
+            **{self.given[name]: reference[name] for name in self.before},
+            **{name: reference[name] for name in self.after},
+        }
+
+
+def opened(model: onnx.ModelProto) -> OpenedModel | None:
+    """A model with static shapes, opened at its steps; None where it has none that can be opened."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    known, varying, nodes = graphs.infer(model), _varying(model), model.graph.node
+    ends = _ends(model)
+    numbered = {
+        i: node
+        for i, node in enumerate(nodes)
+        if _is_step(node, known, varying, ends) and all(name in known for name in node.output if name)
+    }
+    steps = list(numbered.values())
+    if not steps:
+        return None
+    after = tuple(name for step in steps for name in step.output if name)
+    own = {value.name for value in model.graph.input}
+    read = dict.fromkeys(name for step in steps for name in step.input)
+    before = tuple(name for name in read if name in varying and name not in own and name not in after)
+    taken = own | {name for node in nodes for name in (*node.input, *node.output)}
+    given = {name: _unused(f"{name}, given", taken) for name in before}
+    made = {name: _unused(f"{name}, made", taken) for name in after}
+    return OpenedModel(
+        model=_apart(model, numbered, known, given, made),
+        before=before,
+        after=after,
+        given=given,
+        made=made,
+        quantising=frozenset(
+            name for step in steps if step.op_type in _QUANTISING for name in step.output if name
+        ),
+        quanta=_quanta(steps, graphs.constants(model)),
+        bounded=frozenset(end for step in steps if step.op_type in BOUNDED for end in ends[step.output[0]]),
+        inside=frozenset(
+            made[name] for step in steps if step.op_type in _ROUNDING_INSIDE for name in step.output if name
+        ),
+        steps=len(steps),
+    )
+
+
+def _apart(
+    model: onnx.ModelProto,
+    steps: Collection[int],
+    known: Mapping[str, graphs.TypedValue],
+    given: Mapping[str, str],
+    made: Mapping[str, str],
+) -> onnx.ModelProto:
+    """The model whose steps, by number, read and make what `given` and `made` call so."""
+    outputs = [value for value in model.graph.output if value.name not in made]
+    there = {value.name for value in outputs}
+    return _remade(
+        model,
+        [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
+        [
+            *model.graph.input,
+            *(info(known[name], other) for name, other in given.items()),
+            *(info(known[name], name) for name in made),
+        ],
+        [
+            *outputs,
+            *(info(known[name], name) for name in given if name not in there),
+            *(info(known[name], other) for name, other in made.items()),
+        ],
+    )
+
+
+def _remade(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    """A model of other nodes with the same constants."""
+    graph = helper.make_graph(nodes, model.graph.name, inputs, outputs, list(model.graph.initializer))
+    graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+
+
+def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
+    """Return the model with noise added to what its steps read.
+
+    `sizes` says by value how large the noise is at most. Each run of the model adds other noise.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    taken = set(apart.given.values()) | set(apart.made.values())
+    taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
+    moved = {name: _unused(f"{name}, moved", taken) for name in sizes}
+    types = {value.name: value.type.tensor_type.elem_type for value in apart.model.graph.input}
+    nodes: list[onnx.NodeProto] = []
+    for node, other in zip(model.graph.node, apart.model.graph.node, strict=True):
+        is_step = list(node.output) != list(other.output)
+        nodes.append(_renamed(node, moved, {}) if is_step else node)
+        for name in node.output:
+            if name in moved:
+                typed = types[apart.given[name]]
+                nodes += _noise(name, moved[name], _unused(f"{name}, added", taken), sizes[name], typed)
+    return _remade(model, nodes, list(model.graph.input), list(model.graph.output))
+
+
+def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[onnx.NodeProto]:
+    drawn, seed = f"{added}, drawn", float(zlib.crc32(name.encode()) % 10_000)
+    ends = {"low": -size, "high": size, "seed": seed, "dtype": onnx.TensorProto.FLOAT}
+    return [
+        helper.make_node("RandomUniformLike", [name], [drawn], **ends),
+        helper.make_node("Cast", [drawn], [added], to=typed),
+        helper.make_node("Add", [name, added], [moved]),
+    ]
+
+
+def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return the model with one of its outputs."""
+    outputs = [value for value in model.graph.output if value.name == name]
+    return _remade(model, list(model.graph.node), list(model.graph.input), outputs)
+
+
+def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
+    """The model with the values at its steps among its outputs."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    there = {value.name for value in exposed.graph.output}
+    typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
+    exposed.graph.output.extend(typed[name] for name in (*apart.before, *apart.after) if name not in there)
+    return exposed
+
+
+def nbytes(apart: OpenedModel) -> int:
+    """Of all that it is given."""
+    sizes = (graphs.of_info(value) for value in apart.model.graph.input)
+    return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
+
+
+def _is_step(
+    node: onnx.NodeProto,
+    known: Mapping[str, graphs.TypedValue],
+    varying: set[str],
+    ends: Mapping[str, frozenset[str]],
+) -> bool:
+    if node.domain not in ("", "ai.onnx", "com.microsoft") or not any(n in varying for n in node.input):
+        return False
+    at_the_end = node.op_type in BOUNDED | _CLIPPING and node.output[0] in ends
+    if at_the_end or node.op_type in _QUANTISING | _CHOOSING | _ROUNDING_INSIDE:
+        return all(name in known for name in node.input if name in varying)
+    if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
+        return False
+    return _is_float(known[node.input[0]]) and not _is_float(known[node.output[0]])
+
+
+def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
+    """The values that only go to outputs, moved or of another type, with the names of these outputs."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in {name for inner in graphs.within(node) for name in inner.input if name}:
+            readers.setdefault(name, []).append(node)
+    found = {value.name: frozenset({value.name}) for value in model.graph.output if value.name not in readers}
+    for node in reversed(model.graph.node):
+        if node.op_type in MOVING and all(name in found for name in node.output if name):
+            name = node.input[0]
+            if len(readers[name]) == 1 and name not in graphs.outputs(model):
+                found[name] = frozenset().union(*(found[each] for each in node.output if each))
+    return found
+
+
+def _is_float(value: graphs.TypedValue) -> bool:
+    return value.dtype.startswith("float")
+
+
+def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The least quantum that constant scales round a value to, by its name."""
+    found: dict[str, float] = {}
+    for node in steps:
+        if node.op_type == "QuantizeLinear" and constants.get(node.input[1], np.zeros(0)).size:
+            quantum = float(np.min(constants[node.input[1]]))
+            found[node.input[0]] = min(quantum, found.get(node.input[0], quantum))
+    return found
+
+
+def _varying(model: onnx.ModelProto) -> set[str]:
+    """The values that depend on inputs."""
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    found = {value.name for value in model.graph.input} - fixed
+    for node in model.graph.node:
+        reads = {name for inner in graphs.within(node) for name in inner.input}
+        if reads & found:
+            found |= {name for name in node.output if name}
+    return found
+
+
+def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
+    other = onnx.NodeProto()
+    other.CopyFrom(node)
+    other.input[:] = [given.get(name, name) for name in node.input]
+    other.output[:] = [made.get(name, name) for name in node.output]
+    return other
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "'"
+    taken.add(name)
+    return name
+
+
+# ---- Finds the outputs whose rows a TopK orders, by having it order them otherwise ----
+#
+# Where scores nearly tie, two right computations order rows differently. The model is evaluated once more
+# with the rows that a TopK selects in another order: an output that comes out in that order along one axis,
+# however it was computed from the selection, is compared as a set of rows
+# (`honed.runtime.execution.proof`).
+
+_MOST_SELECTIONS = 8  # selections that are looked at
+
+
+def selections(
+    model: onnx.ModelProto,
+    inputs: Sequence[Arrays],
+    reference: Sequence[Arrays],
+    tolerance: Sequence[float],
+    limits: EvaluationLimits,
+) -> tuple[Selection, ...]:
+    """Return which outputs of a model with static shapes follow the order of a selection.
+
+    `reference` has its outputs for `inputs`, `tolerance` how far each may be off. No output is in two.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    found: list[Selection] = []
+    known, names = graphs.infer(model), graphs.outputs(model)
+    for node in [n for n in model.graph.node if n.op_type == "TopK"][:_MOST_SELECTIONS]:
+        made = next((known[name] for name in node.output if name in known), None)
+        if made is None or not made.shape:
+            continue
+        axis = graphs.attribute(node, "axis", -1) % len(made.shape)
+        order = np.random.default_rng(0).permutation(made.shape[axis])
+        moved = evaluate(_reordered(model, node, axis, order), list(inputs[:1]), limits)
+        if isinstance(moved, ReferenceFailure) or order.size < 2:
+            continue
+        taken = {n for each in found for n in each.outputs}
+        follow = [
+            (n, along)
+            for n, name in enumerate(names)
+            if n not in taken
+            and (along := _along(reference[0][name], moved.outputs[0][name], order, tolerance[n])) is not None
+        ]
+        if follow:
+            outputs, axes = zip(*follow, strict=True)
+            score = next(_scores(follow, names, reference), None)
+            found.append(Selection(outputs=outputs, axes=axes, score=score))
+    return tuple(found)
+
+
+def _along(calm: np.ndarray, moved: np.ndarray, order: np.ndarray, tolerance: float) -> int | None:
+    """The axis along which an output came out in the other order, where it did."""
+    if calm.shape != moved.shape or np.array_equal(calm, moved, equal_nan=calm.dtype.kind == "f"):
+        return None
+    for axis, extent in enumerate(calm.shape):
+        if extent == order.size and compare(np.take(calm, order, axis), moved, tolerance).right:
+            return axis
+    return None
+
+
+def _scores(
+    follow: Sequence[tuple[int, int]], names: Sequence[str], reference: Sequence[Arrays]
+) -> Iterator[int]:
+    """The outputs of one float for each row that never rise: what the rows are ordered by."""
+    for number, axis in follow:
+        values = [np.moveaxis(each[names[number]], axis, 0) for each in reference]
+        single = all(value.size == value.shape[0] and value.dtype.kind == "f" for value in values)
+        if single and all(np.all(np.diff(value.reshape(-1)) <= 0) for value in values):
+            yield number
+
+
+def _reordered(
+    model: onnx.ModelProto, selection: onnx.NodeProto, axis: int, order: np.ndarray
+) -> onnx.ModelProto:
+    """The model with what a node selects in another order."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.node[:]
+    indices = f"{selection.output[0] or selection.output[1]}, order"
+    made.graph.initializer.append(numpy_helper.from_array(order.astype(np.int64), indices))
+    for node in model.graph.node:
+        made.graph.node.append(node)
+        if node.output == selection.output:
+            plain = [f"{name}, in order" if name else "" for name in node.output]
+            made.graph.node[-1].output[:] = plain
+            made.graph.node.extend(
+                helper.make_node("Gather", [before, indices], [name], axis=axis)
+                for before, name in zip(plain, node.output, strict=True)
+                if name
+            )
+    return made
+
+
+# ---- Proof part by part, for models with steps in them ----
+#
+# A value next to a rounding boundary falls to either side by the last bit of a sum, and what it then takes
+# is a whole quantum, or another branch: two right computations of a quantised network differ by tenths of
+# its range. So the model is opened at its steps. Each step is given the reference's own values, and so is
+# what reads its results; everything between the steps must agree as in any model, or to a hundredth of the
+# quantum that it is rounded to, and steps give the same, but that a quantising one may be off by one
+# quantum for one element in a hundred. How far the whole may then be off is read off the reference: its
+# values before the steps are moved by as much as the parts were found to differ, and it is run with its own
+# optimisations, which round elsewhere. Twice the largest change is allowed.
+
+Run = Callable[[onnx.ModelProto, Iterable[Arrays]], Iterable[Arrays]]
+
+_OFF_BY_ONE = 0.01  # of a quantising step's elements, or one of them
+_OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
+# Functions into [-1, 1] are computed to so much of 1, not of a small result. It is four steps of the least
+# that fp16 can tell from 0.
+_OF_ONE = 2.0**-22
+_INSIDE = 0.05  # of its range, that an operator that rounds inside may be off
+_QUANTA = 255  # of the range of what such an operator rounds
+_MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
+_MOVES = 4  # times that the reference's values are moved, for each probe
+_LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few roundings of float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofByParts:
+    """What the proof part by part found.
+
+    `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
+    each output of the whole may be off, and `note` tells the user so. `blamed` are a model and inputs on
+    which the node to blame can be looked for. `selections` are the outputs to compare as sets of rows.
+    """
+
+    wrong: str | None
+    selections: tuple[Selection, ...] = ()
+    blamed: tuple[onnx.ModelProto, Arrays] | None = None
+    tolerance: tuple[float, ...] = ()
+    note: str = ""
+
+
+def judge(
+    model: onnx.ModelProto,
+    inputs: Sequence[Arrays],
+    run: Run,
+    *,
+    precision: str,
+    tolerance: Sequence[float],
+    limits: EvaluationLimits = DEFAULT_LIMITS,
+) -> ProofByParts | None:
+    """Prove a model with static shapes part by part; None where it has no steps, or they cannot be looked at.
+
+    `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and gives its outputs for each,
+    by name, one set after the other: the first that is wrong ends it. `precision` is that of the arithmetic,
+    `tolerance` what the whole may be off by where it has no steps, both as in the module `tolerance`.
+    """
+    apart = opened(model)
+    if apart is None or nbytes(apart) > MOST_BYTES:
+        return None
+    reference = evaluate(exposing(model, apart), list(inputs), limits)
+    if isinstance(reference, ReferenceFailure):
+        return None
+    feeds = [apart.feeds(i, values) for i, values in zip(inputs, reference.outputs, strict=True)]
+    parts = _Parts(apart, precision, limits)
+    errors: dict[str, float] = {}
+    try:
+        for values, given, found in zip(reference.outputs, feeds, run(apart.model, feeds), strict=True):
+            for difference in parts.compared_all(given, values, found):
+                if not difference.right:
+                    why = f"{difference}, given the reference's own values at each step"
+                    return ProofByParts(wrong=why, blamed=(apart.model, given))
+                errors[difference.output] = max(difference.error, errors.get(difference.output, 0.0))
+    except HonedError:
+        return None
+    least = {
+        name: _OF_ONE / _largest([values[name] for values in reference.outputs]) for name in apart.bounded
+    }
+    optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
+    chosen = selections(model, inputs, reference.outputs, tolerance, limits)
+    moved = _spread(model, apart, inputs, reference, errors, limits, optimised, chosen, tolerance)
+    return replace(_as_whole(apart, tolerance, moved, least), selections=chosen)
+
+
+def allowance(
+    model: onnx.ModelProto, inputs: Sequence[Arrays], tolerance: Sequence[float], limits: EvaluationLimits
+) -> tuple[float, ...]:
+    """How far each output of a model with static shapes may be off, told from the reference alone.
+
+    That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
+    otherwise before them.
+    """
+    apart = opened(model)
+    if apart is None or nbytes(apart) > MOST_BYTES:
+        return tuple(tolerance)
+    reference = evaluate(exposing(model, apart), list(inputs), limits)
+    if isinstance(reference, ReferenceFailure):
+        return tuple(tolerance)
+    moved = _spread(model, apart, inputs, reference, {}, limits)
+    return _allowed(tolerance, moved, {})
+
+
+def _allowed(
+    tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
+) -> tuple[float, ...]:
+    return tuple(
+        max(usual, least.get(name, 0.0), min(2 * far, _MOST))
+        for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
+    )
+
+
+def _as_whole(
+    apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
+) -> ProofByParts:
+    """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
+    allowed = _allowed(tolerance, moved, least)
+    most = max(moved.values())
+    note = (
+        f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
+        f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
+        f"{most:.2g} when it rounds otherwise"
+    )
+    return ProofByParts(wrong=None, tolerance=allowed, note=note)
+
+
+class _Parts:
+    """Compares what an opened model gave with the reference's values."""
+
+    def __init__(self, apart: OpenedModel, precision: str, limits: EvaluationLimits) -> None:
+        self._original = {made: name for name, made in apart.made.items()}
+        self._apart = apart
+        self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in BOUNDED}
+        self._precision = precision
+        self._limits = limits
+        self._work = work(apart.model, graphs.infer(apart.model))
+
+    def compared_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
+        """Each output of one run on what it was given."""
+        for name in found:
+            difference = self.compared(name, reference, found)
+            if not difference.right and name in self._apart.inside:
+                most = max(difference.tolerance, self._moved(name, given, reference))
+                difference = replace(difference, tolerance=most)
+            yield difference
+
+    def _moved(self, name: str, given: Arrays, reference: Arrays) -> float:
+        """What an operator that rounds inside may be off by: twice what the reference is, when moved.
+
+        It is moved by a hundredth of a quantum, for its rounding is nowhere to be seen.
+        """
+        rng = np.random.default_rng(0)
+        own = {v.name: v for v in self._apart.model.graph.input}
+        sets = [
+            {
+                n: v + _OF_A_QUANTUM / _QUANTA * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
+                if n in own and v.dtype.kind == "f" else v
+                for n, v in given.items()
+            }
+            for _ in range(_MOVES)
+        ]  # fmt: skip
+        moved = evaluate(only(self._apart.model, name), sets, self._limits)
+        original = self._original.get(name, name)
+        if isinstance(moved, ReferenceFailure):
+            return 0.0
+        return min(2 * max(_change(reference[original], each[name]) for each in moved.outputs), _INSIDE)
+
+    def compared(self, name: str, reference: Arrays, found: Arrays) -> Difference:
+        """How far output `name` of the opened model is off; one quantum where that may be is not."""
+        original = self._original.get(name, name)
+        expected, got = reference[original], found[name]
+        allowed = for_output(
+            expected.dtype.name, self._precision, depth=self._work.depth, reduction=self._work.reduction
+        )
+        if expected.dtype != got.dtype or expected.shape != got.shape:
+            return Difference(
+                output=original, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0
+            )
+        if name != original and original in self._apart.quantising and expected.dtype.kind in "iu":
+            off = np.abs(expected.astype(np.int64) - got.astype(np.int64))
+            if off.max(initial=0) <= 1 and np.count_nonzero(off) <= max(1, _OFF_BY_ONE * off.size):
+                got = expected
+        return compare(expected, got, max(allowed, self._least(name, expected)), original)
+
+    def _least(self, name: str, expected: np.ndarray) -> float:
+        """What a value between steps may be off by, however small its range is; as a share of that."""
+        absolute = _OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
+        if name in self._bounded:
+            absolute = max(absolute, _OF_ONE)
+        return absolute / _largest([expected])
+
+
+def _spread(
+    model: onnx.ModelProto,
+    apart: OpenedModel,
+    inputs: Sequence[Arrays],
+    reference: Reference,
+    errors: Mapping[str, float],
+    limits: EvaluationLimits,
+    optimised: Reference | ReferenceFailure | None = None,
+    chosen: Sequence[Selection] = (),
+    tolerance: Sequence[float] = (),
+) -> dict[str, float]:
+    """By output: how far the reference moves when it rounds otherwise, as a share of its range.
+
+    It does so where it is `optimised`, and where its values before the steps are moved.
+    """
+    names = graphs.outputs(model)
+    others: list[tuple[Arrays, Arrays]] = []
+    if isinstance(optimised, Reference):
+        others += zip(reference.outputs, optimised.outputs, strict=True)
+    sizes = {
+        name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference.outputs])
+        for name in apart.before
+        if reference.outputs[0][name].dtype.kind == "f"
+    }
+    again = [(given, values) for given, values in zip(inputs, reference.outputs, strict=True)] * _MOVES
+    shifted = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
+    if isinstance(shifted, Reference):
+        others += zip((values for _, values in again), shifted.outputs, strict=True)
+    if chosen:
+        others = [(calm, aligned(chosen, names, calm, other, tolerance)) for calm, other in others]
+    return {
+        name: max((_change(calm[name], other[name]) for calm, other in others), default=0.0) for name in names
+    }
+
+
+def _largest(values: Sequence[np.ndarray]) -> float:
+    """The largest magnitude of any; 1 where all are 0."""
+    found = max(float(np.max(np.abs(v), initial=0.0, where=np.isfinite(v))) for v in values)
+    return found or 1.0
+
+
+def _change(calm: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference as a share of the largest value; 1 where shapes or infinities differ."""
+    if calm.shape != other.shape or calm.dtype != other.dtype:
+        return 1.0
+    return min(compare(calm, other, 0.0).error, 1.0)
