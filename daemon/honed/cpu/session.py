@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.store import state_pairs
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.limits import thread_stacks
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
 from honed.protocol.errors import (
@@ -195,12 +195,12 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
 
 def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
-) -> Iterable[OpenTensor]:
+) -> Iterable[TensorSpec]:
     for node in nodes:
         if what == "output" and node.type in maps.KEYS:
             keys, values = maps.travelling(node.name)
-            yield OpenTensor(name=keys, dtype=maps.KEYS[node.type], shape=(-1,), symbols=("",))
-            yield OpenTensor(name=values, dtype="float32", shape=(-1, -1), symbols=("", ""))
+            yield TensorSpec(name=keys, dtype=maps.KEYS[node.type], shape=(-1,), symbols=("",))
+            yield TensorSpec(name=values, dtype="float32", shape=(-1, -1), symbols=("", ""))
             continue
         carried = from_onnx(node.type)
         if carried is None:
@@ -214,7 +214,7 @@ def _tensors(
         known = bool(node.shape) or (info is not None and info.type.tensor_type.HasField("shape"))
         sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
         symbols = tuple(_symbol(size) for size in node.shape)
-        yield OpenTensor(name=node.name, dtype=carried.name, shape=sizes if known else None, symbols=symbols)
+        yield TensorSpec(name=node.name, dtype=carried.name, shape=sizes if known else None, symbols=symbols)
 
 
 def _symbol(size: object) -> str:
@@ -222,7 +222,7 @@ def _symbol(size: object) -> str:
     return size if isinstance(size, str) and size != UNNAMED else ""
 
 
-def _zeros(tensor: OpenTensor, asked: tuple[int, ...] | None = None) -> Array:
+def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
     sizes = asked if asked is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
     if tensor.dtype == STRING.name:
         return np.full(sizes, "", object)

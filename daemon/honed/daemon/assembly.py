@@ -14,18 +14,18 @@ from honed.runtime.version import HONED_VERSION
 
 from .aio import in_thread
 from .background import Background
-from .changes.add import Jobs
+from .changes.add import ModelInstaller
 from .changes.publish import EnginePins, Publisher
-from .changes.remove import Remover
+from .changes.remove import ModelRemover
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
 from .features.batching import Batcher
 from .features.sequences import Sequencer
-from .features.sizes import SizeKeeper
-from .features.user_models.feature import Bringer, Receiver
+from .features.sizes import SizeSpecialiser
+from .features.user_models.feature import Receiver, UserModels
 from .features.user_models.quota import SharesFile
-from .features.variants.feature import VariantKeeper, VariantMaker
+from .features.variants.feature import ShapeVariants, VariantCompiler
 from .idle.leasing import Leasing
 from .listener import Server
 from .methods.methods import Api
@@ -33,7 +33,7 @@ from .methods.metrics import MetricsCollector
 from .methods.pipeline import InferencePipeline
 from .observe.faults import KernelWatch
 from .observe.latencies import Keeper
-from .observe.usage import Ledger
+from .observe.usage import UsageLog
 from .serving.commits import Commits
 from .serving.pool import Pool
 from .settings.places import records_in
@@ -56,9 +56,9 @@ class Base:
     inspector: Inspector
     curves: Keeper
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     clients: Server
-    ledger: Ledger
+    ledger: UsageLog
     apps: SharesFile
     sequencer: Sequencer
     leasing: Leasing
@@ -109,9 +109,11 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         inspector=inspector,
         curves=curves,
         pool=pool,
-        jobs=Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records, policy),
+        jobs=ModelInstaller(
+            limits, store, registry, pool, commits, inspector, curves.latencies, records, policy
+        ),
         clients=Server(listening, limits, pool),
-        ledger=Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
+        ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
         apps=await in_thread(SharesFile, places.state_dir / "apps.json"),
         sequencer=Sequencer(config.sequences, registry),
         leasing=Leasing(config.idle, lambda: pool.default.state),
@@ -125,9 +127,9 @@ class ServiceParts:
     base: Base
     publisher: Publisher
     inferring: InferencePipeline
-    remover: Remover
-    bringer: Bringer
-    variants: VariantKeeper
+    remover: ModelRemover
+    bringer: UserModels
+    variants: ShapeVariants
     background: Background
     tuner: TunerChild
     watch: KernelWatch
@@ -244,9 +246,9 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
     )
 
 
-def _variants(base: Base, reloader: Reloader) -> VariantKeeper:
-    return VariantKeeper(
-        maker=VariantMaker(
+def _variants(base: Base, reloader: Reloader) -> ShapeVariants:
+    return ShapeVariants(
+        maker=VariantCompiler(
             limits=base.config.limits,
             store=base.store,
             registry=base.registry,
@@ -262,8 +264,8 @@ def _variants(base: Base, reloader: Reloader) -> VariantKeeper:
     )
 
 
-def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeKeeper:
-    return SizeKeeper(
+def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeSpecialiser:
+    return SizeSpecialiser(
         store=base.store,
         registry=base.registry,
         pool=base.pool,
@@ -276,8 +278,8 @@ def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeKeeper:
     )
 
 
-def _remover(base: Base) -> Remover:
-    return Remover(
+def _remover(base: Base) -> ModelRemover:
+    return ModelRemover(
         registry=base.registry,
         jobs=base.jobs,
         ledger=base.ledger,
@@ -286,8 +288,8 @@ def _remover(base: Base) -> Remover:
     )
 
 
-def _bringer(base: Base, reloader: Reloader, remover: Remover) -> Bringer:
-    return Bringer(
+def _bringer(base: Base, reloader: Reloader, remover: ModelRemover) -> UserModels:
+    return UserModels(
         settings=lambda: reloader.config.apps,
         registry=base.registry,
         store=base.store,

@@ -11,7 +11,7 @@ from typing import Any
 from honed.protocol.errors import HonedError, OtherFormat
 
 from .aio import in_thread
-from .changes.add import Jobs, failure
+from .changes.add import ModelInstaller, failure
 from .core.messages import Added, Damaged, NotRestored
 from .serving.pool import Pool
 from .serving.selection import cpu_serves, unfinished
@@ -99,7 +99,7 @@ def _home(pool: Pool, manifest: Manifest) -> str:
 
 
 def unfinished_work(
-    jobs: Jobs,
+    jobs: ModelInstaller,
     pool: Pool,
     models: Mapping[str, Manifest],
     broken: Sequence[tuple[Manifest, str]],
@@ -113,7 +113,7 @@ def unfinished_work(
         yield _restore(jobs, pool, manifest)
 
 
-async def _restore(jobs: Jobs, pool: Pool, manifest: Manifest) -> None:
+async def _restore(jobs: ModelInstaller, pool: Pool, manifest: Manifest) -> None:
     """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
     try:
         await jobs.restore(manifest)

@@ -14,7 +14,7 @@ import pytest
 
 from honed.daemon.features.user_models import feature
 from honed.daemon.features.user_models import feature as bringing
-from honed.daemon.features.user_models.feature import Bringer, Receiver
+from honed.daemon.features.user_models.feature import Receiver, UserModels
 from honed.daemon.features.user_models.quota import AppsSettings, Shares
 from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
@@ -57,11 +57,11 @@ def entry(name: str, owner: int | None, added: float) -> Any:
     return SimpleNamespace(name=name, manifest=manifest, on_cpu=True)
 
 
-def bringer(jobs: Jobs, entries: list[Any]) -> Bringer:
+def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
     registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
     made: dict[str, Any] = {"registry": registry, "jobs": jobs, "store": None, "remover": None}
-    return Bringer(
+    return UserModels(
         settings=AppsSettings, receiver=Receiver(1.0), shares=Shares(), policy="fastest", **cast(Any, made)
     )
 
@@ -136,11 +136,11 @@ def test_a_user_brings_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
         running = bringer(Jobs(), [])
         taken: list[str] = []
 
-        async def take(self: Bringer, user: int, name: str, *rest: object) -> Any:
+        async def take(self: UserModels, user: int, name: str, *rest: object) -> Any:
             taken.append(name)
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(Bringer, "_take", take)
+        monkeypatch.setattr(UserModels, "_take", take)
         with (tmp_path / "m").open("wb") as file:
             given = [file.fileno()]
 

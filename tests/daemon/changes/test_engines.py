@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from honed.cpu import profiling
 from honed.daemon.core.model import DRIFT_RUNS, Drift
 from honed.daemon.serving.selection import ROUNDS, choose, compare, times_of, unfinished
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
@@ -383,7 +383,7 @@ def stored_as_slower(state: Path, folder: Path) -> str:
     source = describe(plus_one(folder / "m.onnx"), "m.onnx")
     slow = spin.write(folder / "m.honed", 400_000, sha256=source.sha256)
     compiled = describe(slow, "m.honed")
-    ends = (OpenTensor(name="x", dtype="float32", shape=(spin.SIZE,)),)
+    ends = (TensorSpec(name="x", dtype="float32", shape=(spin.SIZE,)),)
     manifest = Manifest(
         name="m",
         added=1.0,
@@ -546,8 +546,8 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
         shapes={},
         precision="auto",
         interface=Interface(
-            inputs=(OpenTensor(name="x", dtype="float32", shape=sizes),),
-            outputs=(OpenTensor(name="y", dtype="float32", shape=sizes),),
+            inputs=(TensorSpec(name="x", dtype="float32", shape=sizes),),
+            outputs=(TensorSpec(name="y", dtype="float32", shape=sizes),),
             opset=17,
             producer="",
         ),

@@ -15,9 +15,9 @@ import pytest
 from honed.daemon.background import Background
 from honed.daemon.core.model import State
 from honed.daemon.features import sizes as module
-from honed.daemon.features.sizes import SizeKeeper
+from honed.daemon.features.sizes import SizeSpecialiser
 from honed.daemon.features.variants.policy import VariantSettings
-from honed.daemon.observe.usage import Ledger, UsageSettings
+from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.results import MetSizes, ModelPublished, ShownForm, ShownPart
@@ -58,7 +58,7 @@ class Place:
         leasing: Any = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
-        self.keeper = SizeKeeper(
+        self.keeper = SizeSpecialiser(
             store=cast(
                 Any, SimpleNamespace(staging=lambda: folder / "staging", object=lambda file: file.sha256)
             ),
@@ -73,9 +73,9 @@ class Place:
         )
         self.background = Background(leasing=leasing, jobs=self.jobs.active, sources=(self.keeper,))
 
-    def read(self) -> Ledger:
+    def read(self) -> UsageLog:
         """What a service that starts knows of requests."""
-        return Ledger(self.path, UsageSettings(), clock=time.monotonic, wall=time.time)
+        return UsageLog(self.path, UsageSettings(), clock=time.monotonic, wall=time.time)
 
     async def build(self, _job: Any, staged: Any, _servers: Any, _held: Any) -> Any:
         assert staged.like == "1"

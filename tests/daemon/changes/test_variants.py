@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
@@ -296,7 +296,7 @@ def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
     source = describe(folder / "m.onnx", "m.onnx")
     slow = spin.write(folder / "m.honed", 400_000, sha256=source.sha256)
     compiled = describe(slow, "m.honed")
-    x = OpenTensor(name="x", dtype="float32", shape=(-1,), symbols=("n",))
+    x = TensorSpec(name="x", dtype="float32", shape=(-1,), symbols=("n",))
     model = Manifest(
         name="m",
         added=1.0,

@@ -15,8 +15,8 @@ from honed.daemon.features.variants.policy import (
     room_for,
     surplus,
 )
-from honed.daemon.observe.usage import MOST, Ledger, ShapeRequests, UsageSettings
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.observe.usage import MOST, ShapeRequests, UsageLog, UsageSettings
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import STORED, is_variant, model_of, variant_name
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def interface(*inputs: tuple[int | str, ...]) -> Interface:
     """Inputs a, b, ... with sizes, symbols, or "" for no name."""
     return Interface(
         inputs=tuple(
-            OpenTensor(
+            TensorSpec(
                 name="abcdef"[n],
                 dtype="float32",
                 shape=tuple(size if isinstance(size, int) else -1 for size in sizes),
@@ -75,8 +75,8 @@ def test_counts_are_bounded_and_the_least_asked_for_go() -> None:
 
 
 def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:
-    def ledger() -> Ledger:
-        return Ledger(tmp_path / "u.json", UsageSettings(), clock=lambda: 0.0, wall=lambda: 0.0)
+    def ledger() -> UsageLog:
+        return UsageLog(tmp_path / "u.json", UsageSettings(), clock=lambda: 0.0, wall=lambda: 0.0)
 
     first = ledger()
     first.asked("m", "m@5", {"a": (5,)})

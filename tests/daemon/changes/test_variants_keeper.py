@@ -14,17 +14,17 @@ from honed.daemon.background import Background
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
-from honed.daemon.features.variants.feature import VariantKeeper
+from honed.daemon.features.variants.feature import ShapeVariants
 from honed.daemon.features.variants.policy import VariantSettings
-from honed.daemon.observe.usage import Ledger, UsageSettings
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.observe.usage import UsageLog, UsageSettings
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import Shapes
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
 from tests.daemon.core.serving_world import given
 
 ROWS = Interface(
-    inputs=(OpenTensor(name="x", dtype="float32", shape=(-1, 4)),), outputs=(), opset=17, producer=""
+    inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, 4)),), outputs=(), opset=17, producer=""
 )
 
 
@@ -34,7 +34,7 @@ class Place:
     def __init__(self, folder: Path, fails: Exception, *, wanted: str = "", why: str = "it is open") -> None:
         self.registry = Registry()
         self.machine = Machine(self.registry, ("gpu",), "", 4, cpu=True)
-        self.ledger = Ledger(folder / "u.json", UsageSettings(), clock=time.monotonic, wall=time.time)
+        self.ledger = UsageLog(folder / "u.json", UsageSettings(), clock=time.monotonic, wall=time.time)
         self.idle = True
         self.tried: list[tuple[str, Shapes]] = []
         self.driver = "1"
@@ -45,7 +45,7 @@ class Place:
         leasing = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
-        keeper = self.keeper = VariantKeeper(
+        keeper = self.keeper = ShapeVariants(
             maker=cast(Any, maker),
             registry=self.registry,
             ledger=self.ledger,
@@ -70,7 +70,7 @@ class Place:
         raise self.fails
 
     def ask(self, rows: int, times: int) -> None:
-        plan = SimpleNamespace(inputs=((OpenTensor(name="x", dtype="float32", shape=(rows, 4)), None),))
+        plan = SimpleNamespace(inputs=((TensorSpec(name="x", dtype="float32", shape=(rows, 4)), None),))
         for _ in range(times):
             self.keeper.served(self.registry.get("m"), cast(Any, plan))
 

@@ -387,7 +387,7 @@ class World:
 
     def leave(self, request: int) -> None:
         self.outstanding.remove(request)
-        self.tell(told.Left(request))
+        self.tell(told.ClientGaveUp(request))
 
     def end_run(self, engine: str, how: str) -> None:
         run = self.runs.pop(engine, None)
@@ -399,12 +399,12 @@ class World:
             case "more":
                 self.tell(told.Served(engine, more=True))
             case "unfit":
-                self.tell(told.Unfit(engine, InvalidArgument("not finite")))
+                self.tell(told.RequestRejected(engine, InvalidArgument("not finite")))
             case "broken":
                 self.break_worker(engine)
-                self.tell(told.Broken(engine, "it crashed", device=False))
+                self.tell(told.WorkerFailed(engine, "it crashed", device=False))
             case "device":
-                self.tell(told.Broken(engine, "out of memory", device=True))
+                self.tell(told.WorkerFailed(engine, "out of memory", device=True))
             case "not run":
                 self.break_worker(engine)
                 self.tell(told.NotRun(engine))

@@ -9,7 +9,7 @@ import pytest
 
 from honed.daemon.serving.plan import InferencePlan, check
 from honed.daemon.store.compiled import closed
-from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, WantedOutput
+from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
@@ -85,7 +85,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     assert worker.outputs == (
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
     )
-    ran = ModelRan(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
+    ran = InferenceResult(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
     result = plan.result(ran, 1, "gpu")
     assert result.outputs[0].parameters["shared_memory_offset"] == 4086
 
@@ -94,7 +94,9 @@ def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     plan = planned(regions, **placed({}, 64, 256))
     number = plan.regions[0].number
     assert plan.for_worker("k").room == RegionSlice(region=number, offset=64, nbytes=256)
-    ran = ModelRan(raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0)
+    ran = InferenceResult(
+        raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
+    )
     outputs = plan.result(ran, 1, "gpu").outputs
     assert outputs[0].parameters == placed({}, 192, 10)["parameters"]
     assert outputs[1].parameters == {}

@@ -17,15 +17,15 @@ from honed.daemon.features.sequences import (
     StateTensor,
 )
 from honed.daemon.store import state_pairs
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 
 Shape = tuple[int, ...] | None
 
 
 def interface(inputs: dict[str, Shape], outputs: dict[str, Shape], said: dict[str, str] | None = None) -> Any:
-    def tensors(of: dict[str, Shape]) -> tuple[OpenTensor, ...]:
-        return tuple(OpenTensor(name=name, dtype="float32", shape=shape) for name, shape in of.items())
+    def tensors(of: dict[str, Shape]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in of.items())
 
     told = tuple((said or {}).items())
     return Interface(inputs=tensors(inputs), outputs=tensors(outputs), opset=17, producer="", state=told)

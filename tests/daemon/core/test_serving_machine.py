@@ -454,7 +454,7 @@ def test_the_cpu_engine_serves_until_the_compiled_form_does_and_then_rests() -> 
     world.end_run("gpu", "well")
     world.end_run(CPU_ENGINE, "well")
     world.now += LINGERING_SECONDS + 1
-    world.tell(told.Passed())
+    world.tell(told.Tick())
     assert [stop.engine for stop in world.stops] == [CPU_ENGINE]
 
 
@@ -462,7 +462,7 @@ def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_tha
     world, _ = both_engines()
     world.compile("a", "gpu")
     world.now += LINGERING_SECONDS + 1
-    world.tell(told.Passed())
+    world.tell(told.Tick())
     world.stop(world.stops[0])
     asked = world.ask("a", is_open=True)
     world.ready(CPU_ENGINE)
@@ -508,7 +508,7 @@ def test_a_users_engine_rests_with_what_it_serves_until_that_is_asked_for() -> N
     world.settle()
     assert (engine.phase, model.engine) == (Phase.READY, USERS_ENGINE)
     world.now += RESTING_SECONDS + 1
-    world.tell(told.Passed())
+    world.tell(told.Tick())
     world.settle()
     assert (engine.phase, model.state) == (Phase.RESTING, State.READY)
     asked = world.ask("own")

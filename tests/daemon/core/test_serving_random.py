@@ -94,7 +94,7 @@ class Serving(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([5.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
-        self.world.tell(told.Passed())
+        self.world.tell(told.Tick())
 
     @rule(pick=PICKS, engine=st.sampled_from(["gpu", "cpu", ""]))
     def end_compare(self, pick: int, engine: str) -> None:
@@ -360,7 +360,7 @@ class Serving(RuleBasedStateMachine):
             settled = model.compiled is None or model.manifest.history.current.settled
             assert settled or model.name in again.disk
         again.now += 100.0
-        again.tell(told.Passed())
+        again.tell(told.Tick())
         for model in again.models.all():
             assert set(model.deployments) == {model.engine}, "the CPU engine keeps what it does not serve"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from honed.daemon.observe.usage import (
     MAX_AWAY_HALF_LIVES,
     DecayedUsage,
-    Ledger,
+    UsageLog,
     UsageSettings,
     away,
     decay,
@@ -85,12 +85,12 @@ class Clocks:
         self.wall += seconds
 
 
-def opened(folder: Path, clocks: Clocks, settings: UsageSettings = SETTINGS) -> Ledger:
+def opened(folder: Path, clocks: Clocks, settings: UsageSettings = SETTINGS) -> UsageLog:
     path = folder / "usage.json"
-    return Ledger(path, settings, clock=lambda: clocks.monotonic, wall=lambda: clocks.wall)
+    return UsageLog(path, settings, clock=lambda: clocks.monotonic, wall=lambda: clocks.wall)
 
 
-def seconds(ledger: Ledger) -> dict[str, float]:
+def seconds(ledger: UsageLog) -> dict[str, float]:
     return {name: told.seconds for name, told in ledger.usage().items()}
 
 

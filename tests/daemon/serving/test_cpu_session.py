@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("onnxruntime")
 from honed.cpu.narrow import packed, unpacked
 from honed.cpu.session import Session
-from honed.daemon.store.compiled import OpenTensor
+from honed.daemon.store.compiled import TensorSpec
 from honed.runtime.dtypes import NARROW, DType, dtype
 
 
@@ -50,8 +50,8 @@ def check(session: Session) -> None:
 def test_dimensions_without_a_name_are_independent_of_each_other(tmp_path: Path, name: str | None) -> None:
     session = Session(two_rows(tmp_path / "m.onnx", name, name), 1)
     assert session.interface.inputs == (
-        OpenTensor(name="a", dtype="float32", shape=(-1, 4), symbols=("", "")),
-        OpenTensor(name="b", dtype="float32", shape=(-1, 4), symbols=("", "")),
+        TensorSpec(name="a", dtype="float32", shape=(-1, 4), symbols=("", "")),
+        TensorSpec(name="b", dtype="float32", shape=(-1, 4), symbols=("", "")),
     )
     check(session)
 

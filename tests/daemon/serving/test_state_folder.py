@@ -197,7 +197,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from types import SimpleNamespace
     from typing import Any, cast
 
-    from honed.daemon.changes.add import Jobs
+    from honed.daemon.changes.add import ModelInstaller
     from honed.daemon.core.machine import Machine
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry
@@ -215,7 +215,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
         Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
         store = cast(Any, SimpleNamespace(remove=refused))
         commits = Commits(store, models)
-        jobs = Jobs(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path, "gpu")
+        jobs = ModelInstaller(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path, "gpu")
         with pytest.raises(PermissionDenied):
             await jobs.remove("m")
         assert models.find("m") is not None

@@ -48,8 +48,8 @@ from honed.protocol.results import ModelAdded, ModelSettings
 from .compilation import (
     BUILT,
     RECEIVED,
-    Adding,
-    AddJob,
+    AddProgress,
+    AddRequest,
     Built,
     ModelBuilder,
     Notify,
@@ -273,7 +273,7 @@ class Dropping:
 _log = logging.getLogger(__name__)
 
 
-class Jobs:
+class ModelInstaller:
     """Changes to the models, one compilation and one commit at a time."""
 
     def __init__(
@@ -304,7 +304,7 @@ class Jobs:
         self.checks = OptimisationChecks(limits, store, registry, pool)
         self._resuming: asyncio.Future[None] | None = None
         self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
-        self.active: dict[str, AddJob] = {}
+        self.active: dict[str, AddProgress] = {}
         self.leaving: set[str] = set()  # models that are being removed
 
     async def add(
@@ -324,7 +324,7 @@ class Jobs:
         check(params, descriptors, options)
         if options.replace:
             await self.stop_compiling(params.model_name)
-        job = Adding(name=params.model_name, notify=notify)
+        job = AddRequest(name=params.model_name, notify=notify)
         work = self._begun(params.model_name, self._add(job, params, descriptors, options, meanwhile))
         try:
             if options.wait is False:
@@ -352,7 +352,7 @@ class Jobs:
 
     async def _add(
         self,
-        job: Adding,
+        job: AddRequest,
         params: LoadParams,
         descriptors: Sequence[int],
         options: LoadOptions,
@@ -372,7 +372,7 @@ class Jobs:
                 shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, shown, staged, servers, given)
 
-    async def serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
+    async def serve_as_given(self, job: AddProgress, staged: Staged, wanted: str) -> Manifest | None:
         """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
 
         Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
@@ -409,7 +409,7 @@ class Jobs:
         return manifest
 
     async def _compile_alone(
-        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer]
+        self, job: AddRequest, shown: AddProgress, staged: Staged, servers: Sequence[DeviceServer]
     ) -> ModelAdded:
         """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
         try:
@@ -422,7 +422,12 @@ class Jobs:
         return job.added(made.model, made.file.sha256)
 
     async def _compile_on(
-        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer], given: Manifest
+        self,
+        job: AddRequest,
+        shown: AddProgress,
+        staged: Staged,
+        servers: Sequence[DeviceServer],
+        given: Manifest,
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
         if given.why and not given.awaits_compiler:
@@ -449,7 +454,7 @@ class Jobs:
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
         """Go on compiling a stored model that the CPU engine serves, for so long at most."""
-        job = Adding(name=manifest.name, notify=lambda _: None)
+        job = AddRequest(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
             with self.job(manifest.name, True, job.report_to, manifest.owner) as shown:
@@ -543,7 +548,9 @@ class Jobs:
         _log.info("removed model %s", name)
 
     @contextmanager
-    def job(self, name: str, replace: bool, notify: Notify, owner: int | None = None) -> Iterator[AddJob]:
+    def job(
+        self, name: str, replace: bool, notify: Notify, owner: int | None = None
+    ) -> Iterator[AddProgress]:
         """One change to a model at a time; raises AlreadyExists or ResourceExhausted.
 
         The limits are those of administrators' models: users' own have quotas instead.
@@ -555,7 +562,7 @@ class Jobs:
             )
         if owner is None:
             self._check_room()
-        job = self.active[name] = AddJob(name=name, notify=notify, owner=owner)
+        job = self.active[name] = AddProgress(name=name, notify=notify, owner=owner)
         try:
             yield job
         finally:
@@ -590,7 +597,7 @@ class Jobs:
 
     async def _make(
         self,
-        job: AddJob,
+        job: AddProgress,
         staged: Staged,
         servers: Sequence[DeviceServer],
         *,
@@ -612,7 +619,9 @@ class Jobs:
         _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
         return made
 
-    async def _with_choice(self, job: AddJob, manifest: Manifest, made: Built, given: Manifest) -> Manifest:
+    async def _with_choice(
+        self, job: AddProgress, manifest: Manifest, made: Built, given: Manifest
+    ) -> Manifest:
         """Say in the manifest which engine is to serve."""
         cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None

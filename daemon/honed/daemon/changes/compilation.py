@@ -229,7 +229,7 @@ Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class AddJob:
+class AddProgress:
     """A model being added, as ServerStatus shows it."""
 
     name: str
@@ -250,7 +250,7 @@ class AddJob:
         return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
 
 
-class Adding:
+class AddRequest:
     """One addition, for whoever waits for it."""
 
     def __init__(self, *, name: str, notify: Notify) -> None:
@@ -311,7 +311,7 @@ class Built:
 class _Steps:
     """A job whose present part is one of `count` equal ones."""
 
-    job: AddJob
+    job: AddProgress
     index: int
     count: int
 
@@ -334,7 +334,7 @@ class ModelBuilder:
         self._checking = asyncio.Lock()
 
     async def build(
-        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
+        self, job: AddProgress, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
     ) -> Built:
         """On the one device, or on the fastest of several; `held` keeps it in the worker.
 

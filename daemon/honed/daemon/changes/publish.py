@@ -42,7 +42,7 @@ from honed.protocol.params import HistoryParams, PinParams, PublishParams, Rollb
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.origin import Origin
 
-from .add import Jobs, failure, same_but_schedules
+from .add import ModelInstaller, failure, same_but_schedules
 from .compilation import Built, load
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EnginePins:
     limits: Limits
     store: Store
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     commits: Commits
     policy: str
 
@@ -131,7 +131,7 @@ class Publisher:
     store: Store
     registry: Registry
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     commits: Commits
     inspector: Inspector
     latencies: Latencies

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
-from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Feature
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.settings.places import users_cache
 
 
 @dataclass(slots=True, kw_only=True)
-class Remover:
+class ModelRemover:
     """The parts of a service that remember something of models."""
 
     registry: Registry
-    jobs: Jobs
-    ledger: Ledger
+    jobs: ModelInstaller
+    ledger: UsageLog
     leasing: Leasing
     cache_dir: Path
     features: Sequence[Feature] = ()

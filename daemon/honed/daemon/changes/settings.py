@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.aio import in_thread
-from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.compilation import load
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
@@ -39,7 +39,7 @@ class SettingsKeeper:
     limits: Limits
     store: Store
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     commits: Commits
 
     async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:

@@ -20,11 +20,11 @@ from .messages import (
     InferenceTimed,
     NotCompared,
     OptimisationChecked,
-    Passed,
     Persist,
     Refuse,
     ServerStopped,
     StaysAway,
+    Tick,
     WorkerLost,
     WorkerReady,
 )
@@ -105,7 +105,7 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
     core.act(StaysAway(model.name, stand_in, reason))
 
 
-def passed(core: Core, _: Passed) -> None:
+def passed(core: Core, _: Tick) -> None:
     """Let go of what the CPU engine does not serve, and nobody asked for lately."""
     for engine in list(core.engines.values()):
         if is_cpu(engine.name):

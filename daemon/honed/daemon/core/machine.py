@@ -36,11 +36,11 @@ class Machine(Core):
 
 _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     messages.Asked: requests.asked,
-    messages.Left: requests.left,
+    messages.ClientGaveUp: requests.left,
     messages.ClientGone: requests.client_gone,
     messages.Served: requests.served,
-    messages.Broken: requests.broken,
-    messages.Unfit: requests.unfit,
+    messages.WorkerFailed: requests.broken,
+    messages.RequestRejected: requests.unfit,
     messages.NotRun: requests.not_run,
     messages.Stopping: requests.stopping,
     messages.WorkerReady: engines.choose_on_ready,
@@ -64,7 +64,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     messages.OptimisationChecked: engines.optimisation_checked,
     messages.NotCompared: engines.not_compared,
     messages.InferenceTimed: engines.timed,
-    messages.Passed: engines.passed,
+    messages.Tick: engines.passed,
     messages.SuccessorReady: versions.successor_ready,
     messages.VersionChosen: versions.version_chosen,
     messages.TurnedAway: versions.turned_away,

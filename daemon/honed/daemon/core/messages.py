@@ -37,7 +37,7 @@ class Asked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Left(Event):
+class ClientGaveUp(Event):
     """Nobody waits for a request any more."""
 
     request: int
@@ -59,7 +59,7 @@ class Served(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken(Event):
+class WorkerFailed(Event):
     """The engine's worker, or with `device` the device, failed in a run."""
 
     engine: str
@@ -68,7 +68,7 @@ class Broken(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit(Event):
+class RequestRejected(Event):
     """The engine's worker refused to run the request."""
 
     engine: str
@@ -268,7 +268,7 @@ class InferenceTimed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Passed(Event):
+class Tick(Event):
     """Some seconds have passed."""
 
 
@@ -374,7 +374,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Run(Action):
-    """Run a request on an engine; ends in Served, Broken, Unfit or NotRun."""
+    """Run a request on an engine; ends in Served, WorkerFailed, RequestRejected or NotRun."""
 
     engine: str
     ticket: Ticket

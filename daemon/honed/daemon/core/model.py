@@ -86,7 +86,7 @@ class Deployment:
 
 
 @dataclass(slots=True)
-class Blame:
+class CrashRecord:
     """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour."""
 
     crashes: int = 0
@@ -152,7 +152,7 @@ class ServedModel:
     away: str = ""
     failed: set[str] = field(default_factory=set)
     deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
-    blame: Blame = field(default_factory=Blame)
+    blame: CrashRecord = field(default_factory=CrashRecord)
     trial: VersionTrial | None = None
     statistics: Statistics = field(default_factory=Statistics)
     comparing: bool = False  # both engines run it in turns

@@ -9,16 +9,16 @@ from . import versions
 from .messages import (
     Answer,
     Asked,
-    Broken,
+    ClientGaveUp,
     ClientGone,
     Failed,
     Kill,
-    Left,
     NotRun,
     Refuse,
+    RequestRejected,
     Served,
     Stopping,
-    Unfit,
+    WorkerFailed,
 )
 from .model import MAX_CRASHES, Engine, Phase, Running, State
 from .scheduling import dismiss, load_next, run_next, wake
@@ -50,7 +50,7 @@ def asked(core: Core, event: Asked) -> None:
     run_next(core, engine)
 
 
-def left(core: Core, event: Left) -> None:
+def left(core: Core, event: ClientGaveUp) -> None:
     """Forget a request that waits; one that runs ends for nobody."""
     for engine in core.engines.values():
         engine.queue.cancel(event.request)
@@ -81,7 +81,7 @@ def served(core: Core, event: Served) -> None:
     _go_on(core, engine)
 
 
-def broken(core: Core, event: Broken) -> None:
+def broken(core: Core, event: WorkerFailed) -> None:
     """Run the request once more in a new worker, or give up."""
     engine = core.engines[event.engine]
     running = _ended(core, engine)
@@ -96,7 +96,7 @@ def broken(core: Core, event: Broken) -> None:
     _go_on(core, engine)
 
 
-def unfit(core: Core, event: Unfit) -> None:
+def unfit(core: Core, event: RequestRejected) -> None:
     """Tell the client what the worker says."""
     engine = core.engines[event.engine]
     running = _ended(core, engine)

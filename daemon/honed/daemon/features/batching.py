@@ -18,9 +18,9 @@ from typing import Any
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import ClientId
 from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.features.variants.feature import VariantKeeper
+from honed.daemon.features.variants.feature import ShapeVariants
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.compiled import Interface
@@ -149,7 +149,7 @@ class Batcher:
     """
 
     def __init__(
-        self, pool: Pool, variants: VariantKeeper, ledger: Ledger, leasing: Leasing, plan: Plan
+        self, pool: Pool, variants: ShapeVariants, ledger: UsageLog, leasing: Leasing, plan: Plan
     ) -> None:
         self._pool = pool
         self._leasing = leasing

@@ -21,7 +21,7 @@ from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.serving.plan import nbytes, no_state, nothing, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.state_pairs import StatePair
 from honed.protocol.errors import (
     DeadlineExceeded,
@@ -215,7 +215,7 @@ def key_of(user: int, params: InferParams) -> SequenceKey | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WovenRequest:
+class RequestWithState:
     """A request with its state. `params` are what is to be run, `asked` the outputs that its client wants.
 
     `guessed` are the shapes of state that was made up for inputs whose sizes are open.
@@ -321,7 +321,7 @@ class Sequencer:
 
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
-    ) -> WovenRequest:
+    ) -> RequestWithState:
         """The request with its state; `interface` is the one whose shapes state begins with.
 
         Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
@@ -343,7 +343,7 @@ class Sequencer:
             self.sequences.failed(sequence, first=first)
             raise
 
-    def taken(self, woven: WovenRequest, result: Inferred) -> Inferred:
+    def taken(self, woven: RequestWithState, result: Inferred) -> Inferred:
         """The answer without the state, which is kept; raises ResourceExhausted where there is too much."""
         tensors: dict[str, StateTensor] = {}
         given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
@@ -373,7 +373,7 @@ class Sequencer:
         self.sequences.resume(key, _source(entry), time.monotonic())
         self.sequences.drop(key)
 
-    def failed(self, woven: WovenRequest) -> None:
+    def failed(self, woven: RequestWithState) -> None:
         """The request was not answered."""
         self.sequences.failed(woven.sequence, first=woven.first)
 
@@ -405,7 +405,7 @@ def _source(entry: ServedModel) -> str:
 
 def _weave(
     sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
-) -> WovenRequest:
+) -> RequestWithState:
     brought = {tensor.name for tensor in params.inputs}
     guessed: dict[str, tuple[int, ...]] = {}
     inputs: list[InputTensor] = []
@@ -427,7 +427,7 @@ def _weave(
     plain = dataclasses.replace(
         params.parameters or InferOptions(), sequence_id=None, sequence_start=None, sequence_end=None
     )
-    return WovenRequest(
+    return RequestWithState(
         sequence=sequence,
         # In front: what the client gives wrongly is then told as always.
         params=dataclasses.replace(
@@ -459,7 +459,7 @@ def _outputs(
     return asked, (*params.outputs, *(OutputTensor(name=name) for name in sorted(state - asked)))
 
 
-def _zeros(tensor: OpenTensor) -> tuple[StateTensor, bool]:
+def _zeros(tensor: TensorSpec) -> tuple[StateTensor, bool]:
     """What a sequence starts from, and whether a size was made up."""
     if tensor.shape is None:
         raise InvalidArgument(
@@ -467,5 +467,5 @@ def _zeros(tensor: OpenTensor) -> tuple[StateTensor, bool]:
             "first request of the sequence"
         )
     shape = tuple(_MADE_UP if size < 0 else size for size in tensor.shape)
-    made = OpenTensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
+    made = TensorSpec(name=tensor.name, dtype=tensor.dtype, shape=shape)
     return StateTensor(shape, bytes(nbytes(made))), tensor.is_open

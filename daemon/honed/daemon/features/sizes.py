@@ -16,14 +16,14 @@ from functools import partial
 
 from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.background import Work
-from honed.daemon.changes.add import Jobs, failure
+from honed.daemon.changes.add import ModelInstaller, failure
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
@@ -154,15 +154,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SizeKeeper:
+class SizeSpecialiser:
     """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
 
     store: Store
     registry: Registry
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     publisher: Publisher
-    ledger: Ledger
+    ledger: UsageLog
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]

@@ -9,18 +9,18 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.publish import Publisher
-from honed.daemon.changes.remove import Remover
+from honed.daemon.changes.remove import ModelRemover
 from honed.daemon.changes.settings import SettingsKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.sequences import Sequencer
-from honed.daemon.features.user_models.feature import Bringer
-from honed.daemon.features.variants.feature import VariantKeeper
+from honed.daemon.features.user_models.feature import UserModels
+from honed.daemon.features.variants.feature import ShapeVariants
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
@@ -106,12 +106,12 @@ class Api:
     places: service.ServicePlaces
     registry: Registry
     fleet: Pool
-    jobs: Jobs
-    bringer: Bringer
-    remover: Remover
+    jobs: ModelInstaller
+    bringer: UserModels
+    remover: ModelRemover
     publisher: Publisher
-    ledger: Ledger
-    variants: VariantKeeper
+    ledger: UsageLog
+    variants: ShapeVariants
     inferring: InferencePipeline
     settings: SettingsKeeper
     sequencer: Sequencer

@@ -14,7 +14,7 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe import openmetrics
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Viewer, is_own, model_of
@@ -48,7 +48,7 @@ class MetricsCollector:
     started: float  # of time.monotonic
     registry: Registry
     pool: Pool
-    ledger: Ledger
+    ledger: UsageLog
     tuner: TunerChild
     connections: Callable[[], int]
     lease: Callable[[], LeaseFigures]

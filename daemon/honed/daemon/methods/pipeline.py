@@ -12,7 +12,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.counting import counted
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
@@ -43,7 +43,7 @@ class InferencePipeline:
     registry: Registry
     pool: Pool
     leasing: Leasing
-    ledger: Ledger
+    ledger: UsageLog
     features: Sequence[Feature] = ()
     stopping: bool = False
     _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model

@@ -224,7 +224,7 @@ class _Model:
     met: SizesMet = field(default_factory=SizesMet)
 
 
-class Ledger:
+class UsageLog:
     """Seconds spent by model and task, and requests by shapes, and by sizes that parts met.
 
     `clock` is monotonic, `wall` counts seconds since 1970.

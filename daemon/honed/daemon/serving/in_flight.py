@@ -21,7 +21,7 @@ from honed.daemon.core.statistics import ServedInference
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
-from honed.daemon.worker.calls import ModelRan, ProfileModel, R, WorkerCall, taken
+from honed.daemon.worker.calls import InferenceResult, ProfileModel, R, WorkerCall, taken
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
@@ -54,7 +54,7 @@ class PendingRequest(Generic[R]):
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Asking:
+class InFlightRequests:
     """The requests that are not answered yet, by number: workers are asked for what clients want."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Asking:
         model: ServedModel,
         plan: InferencePlan,
         work: PendingRequest[Any],
-        answer: ModelRan,
+        answer: InferenceResult,
         arrived: float,
     ) -> Inferred:
         """The result, and its times where times are kept."""
@@ -176,7 +176,7 @@ class Asking:
             del self._work[number]
             self._deadlines.drop(number)
             self._release(work)
-            self._handle(messages.Left(number))
+            self._handle(messages.ClientGaveUp(number))
         return work.answers
 
     def _late(self, number: int) -> None:
@@ -234,7 +234,9 @@ class Asking:
         except HonedError as error:
             self._told(_failed(engine, error))
         except strict.Mismatch as error:
-            self._told(messages.Broken(engine, f"the worker's answer makes no sense: {error}", device=False))
+            self._told(
+                messages.WorkerFailed(engine, f"the worker's answer makes no sense: {error}", device=False)
+            )
         else:
             self._told(messages.Served(engine, more=len(work.answers) < work.runs))
 
@@ -276,9 +278,9 @@ class Asking:
 
 def _failed(engine: str, error: HonedError) -> messages.Event:
     if isinstance(error, WorkerDied | DeviceError):
-        return messages.Broken(engine, str(error), device=isinstance(error, DeviceError))
+        return messages.WorkerFailed(engine, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.
-    return messages.Unfit(engine, error.with_traceback(None))
+    return messages.RequestRejected(engine, error.with_traceback(None))
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:

@@ -21,7 +21,7 @@ from honed.daemon.core.messages import LoadedProof
 from honed.daemon.core.model import Engine
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import ComparisonResult
 from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
@@ -318,7 +318,7 @@ def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[Giv
     return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
-def made_up(tensors: tuple[OpenTensor, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
+def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
     """Inputs in the shapes that are given for open ones, else with 1 for each open size."""
     return tuple(
         GivenInput(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
@@ -326,7 +326,7 @@ def made_up(tensors: tuple[OpenTensor, ...], shapes: dict[str, tuple[int, ...]])
     )
 
 
-def _closed(tensor: OpenTensor, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _closed(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     wanted = shapes.get(tensor.name)
     if wanted is not None and tensor.takes(wanted):
         return wanted

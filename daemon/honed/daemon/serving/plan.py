@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from honed.daemon.core.queue import PRIORITIES
-from honed.daemon.store.compiled import Interface, OpenTensor
-from honed.daemon.worker.calls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
+from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol.errors import AnswerTooLarge, InvalidArgument
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
@@ -56,8 +56,8 @@ class InferencePlan:
     priority: int
     finite: bool
     keep: bool  # the worker may keep the inputs, to compare a successor on
-    inputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
-    outputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
+    inputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
+    outputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     room: RegionRange | None  # for outputs without a place
     raw: tuple[Data, ...]
     max_bytes: int  # of outputs inside the answer
@@ -86,7 +86,7 @@ class InferencePlan:
             max_bytes=self.max_bytes,
         )
 
-    def result(self, ran: ModelRan, queue_us: int, engine: str) -> Inferred:
+    def result(self, ran: InferenceResult, queue_us: int, engine: str) -> Inferred:
         """The result of ModelInfer for what a worker answered; `engine` is "gpu", "cpu" or "gpu+cpu"."""
         return Inferred(
             model_name=self.model,
@@ -105,7 +105,7 @@ class InferencePlan:
             raw_output_contents=ran.raw,
         )
 
-    def _answered(self, ran: ModelRan) -> Iterable[tuple[OpenTensor, RegionRange | None]]:
+    def _answered(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
         """The outputs, with where they are."""
         if self.room is None:
             return self.outputs
@@ -127,7 +127,7 @@ def nothing(params: InferParams, engine: str) -> Inferred:
     )
 
 
-def describe(tensor: Tensor | PartTensor | OpenTensor) -> TensorMetadata:
+def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
     """A tensor as metadata shows it; any number of dimensions as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
@@ -220,8 +220,8 @@ def _fits(params: InferParams, compiled: Interface) -> bool:
 
 
 def _inputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionLookup
-) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
+    params: InferParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
     _check_once([tensor.name for tensor in given], "input")
@@ -248,8 +248,8 @@ def _inputs(
 
 
 def _outputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionLookup
-) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
+    params: InferParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
     known = {tensor.name: tensor for tensor in tensors}
@@ -258,7 +258,7 @@ def _outputs(
     return tuple((tensor, _place(parameters, tensor, regions)) for tensor, parameters in wanted)
 
 
-def _named(known: dict[str, OpenTensor], name: str, what: str) -> OpenTensor:
+def _named(known: dict[str, TensorSpec], name: str, what: str) -> TensorSpec:
     if name not in known:
         raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(known)}")
     return known[name]
@@ -272,7 +272,7 @@ def _check_once(names: list[str], what: str) -> None:
         seen.add(name)
 
 
-def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
+def _check_input(entry: InputTensor, tensor: TensorSpec) -> None:
     if entry.shape == tensor.shape and entry.datatype == dtype(tensor.dtype).datatype:
         return
     expected = describe(tensor)
@@ -289,7 +289,7 @@ def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
         )
 
 
-def _check_content(tensor: OpenTensor, content: Data | None) -> None:
+def _check_content(tensor: TensorSpec, content: Data | None) -> None:
     if content is None:
         raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
     if _is_text(tensor):
@@ -307,16 +307,16 @@ def _check_content(tensor: OpenTensor, content: Data | None) -> None:
         )
 
 
-def nbytes(tensor: OpenTensor) -> int:
+def nbytes(tensor: TensorSpec) -> int:
     """Bytes of a tensor, whose sizes are known, as it travels."""
     return nbytes_of(tensor, tensor.shape or ())
 
 
-def _is_text(tensor: OpenTensor) -> bool:
+def _is_text(tensor: TensorSpec) -> bool:
     return tensor.dtype == STRING.name
 
 
-def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
+def nbytes_of(tensor: TensorSpec, shape: Sequence[int]) -> int:
     """Bytes of a tensor in that shape."""
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
@@ -335,7 +335,7 @@ def _room(options: InferOptions | None, regions: RegionLookup) -> RegionRange | 
     return RegionRange(region, offset, size)
 
 
-def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionLookup) -> RegionRange | None:
+def _place(parameters: RegionPlace | None, tensor: TensorSpec, regions: RegionLookup) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     if _is_text(tensor):

@@ -31,7 +31,7 @@ from honed.runtime.execution.partcalls import PartLimits
 
 from .commits import Commits
 from .engine_server import DeviceServer
-from .in_flight import Asking
+from .in_flight import InFlightRequests
 from .selection import choose, compare_again
 
 _log = logging.getLogger(__name__)
@@ -184,7 +184,9 @@ class Pool:
             policy=policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
-        self.asking = Asking(self.handle, self._told, limits, self.servers, models, store, latencies)
+        self.asking = InFlightRequests(
+            self.handle, self._told, limits, self.servers, models, store, latencies
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -366,7 +368,7 @@ class Pool:
         """Now and then, where something depends on it."""
         while self.cpu is not None:
             await asyncio.sleep(_PASSED_SECONDS)
-            self.handle(messages.Passed())
+            self.handle(messages.Tick())
 
     def _start(self, name: str) -> None:
         server = self.servers[name]

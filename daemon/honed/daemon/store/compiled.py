@@ -36,7 +36,7 @@ from honed.runtime.dtypes import dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTensor:
+class TensorSpec:
     """An input or output. A size of -1 is open; `shape` None: any number of dimensions.
 
     `symbols` names the dimensions whose sizes are equal wherever the name is; "" where there is none.
@@ -65,8 +65,8 @@ class OpenTensor:
 class Interface:
     """Of one file, with what it says of its making."""
 
-    inputs: tuple[OpenTensor, ...]
-    outputs: tuple[OpenTensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     opset: int
     producer: str
     state: tuple[tuple[str, str], ...] = ()  # outputs, and the inputs they are given to next
@@ -119,8 +119,8 @@ def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
-def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
-    return tuple(strict.like(OpenTensor, tensor) for tensor in tensors)
+def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[TensorSpec, ...]:
+    return tuple(strict.like(TensorSpec, tensor) for tensor in tensors)
 
 
 def summarise(model: CompiledModel) -> Compiled:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from honed.daemon.store.compiled import Interface, OpenTensor
+from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.protocol.errors import InvalidArgument
 
 METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it
@@ -30,8 +30,8 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 class StatePair:
     """An output that is given to an input of the next request."""
 
-    output: OpenTensor
-    input: OpenTensor
+    output: TensorSpec
+    input: TensorSpec
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
@@ -89,7 +89,7 @@ def from_text(text: str) -> dict[str, str]:
     return named
 
 
-def _fit(output: OpenTensor, given: OpenTensor) -> bool:
+def _fit(output: TensorSpec, given: TensorSpec) -> bool:
     if output.dtype != given.dtype:
         return False
     if output.shape is None or given.shape is None:

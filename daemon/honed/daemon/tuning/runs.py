@@ -15,7 +15,7 @@ from pathlib import Path
 
 from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.changes import compilation
-from honed.daemon.changes.add import Jobs
+from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
@@ -90,7 +90,7 @@ class TunerRuns:
     store: Store
     registry: Registry
     fleet: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     publisher: Publisher
     tuner: TunerChild
     records: Path

@@ -222,7 +222,7 @@ class WantedOutput:
 
 
 @dataclass(slots=True, kw_only=True)
-class ModelRan:
+class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
     Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there. `met`
@@ -239,7 +239,7 @@ class ModelRan:
 
 
 @dataclass(slots=True, kw_only=True)
-class RunModel(WorkerCall[ModelRan]):
+class RunModel(WorkerCall[InferenceResult]):
     """Run once, for at most `max_bytes` of outputs in line.
 
     `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
@@ -261,7 +261,7 @@ class RunModel(WorkerCall[ModelRan]):
 class BatchRan:
     """What came of each, in their order."""
 
-    members: tuple[ModelRan, ...]
+    members: tuple[InferenceResult, ...]
 
 
 @dataclass(slots=True, kw_only=True)

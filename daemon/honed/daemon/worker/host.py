@@ -36,8 +36,8 @@ from .calls import (
     CompareRows,
     DropRegion,
     GivenInput,
+    InferenceResult,
     MapRegion,
-    ModelRan,
     Ping,
     RegionSlice,
     RowsCompared,
@@ -251,7 +251,7 @@ class Host(ABC):
         self._regions.pop(call.region, None)
         return Empty()
 
-    def _infer(self, call: RunModel) -> ModelRan:
+    def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
         given = self._given(call)
@@ -301,11 +301,11 @@ class Host(ABC):
         begun: int,
         ended: int,
         met: tuple[MetSizes, ...],
-    ) -> ModelRan:
+    ) -> InferenceResult:
         """What is answered; times are nanoseconds, and delivering ends now."""
         inline, offsets = self._delivered(computed, call)
         done = time.monotonic_ns()
-        return ModelRan(
+        return InferenceResult(
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in call.outputs),
             offsets=offsets,

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from honed.daemon.aio import cleared_in_thread, in_thread
-from honed.daemon.changes.add import Jobs, check_files
+from honed.daemon.changes.add import ModelInstaller, check_files
 from honed.daemon.changes.compilation import RECEIVED, Notify, Staged, is_compiled
-from honed.daemon.changes.remove import Remover
+from honed.daemon.changes.remove import ModelRemover
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.features.user_models.quota import AppsSettings, OwnModel, Shares, going, next_user
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
-from honed.daemon.store.compiled import OpenTensor
+from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
 from honed.daemon.store.store import Store
@@ -161,14 +161,14 @@ class _Bring:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Bringer:
+class UserModels:
     """Users' own models of one service. `settings` are those in force."""
 
     settings: Callable[[], AppsSettings]
     registry: Registry
     store: Store
-    jobs: Jobs
-    remover: Remover
+    jobs: ModelInstaller
+    remover: ModelRemover
     receiver: Receiver
     shares: Shares
     policy: str  # serve.engine
@@ -428,7 +428,7 @@ def _told(entry: ServedModel, sha256: str) -> ModelBrought:
     )
 
 
-def _inferred(tensor: OpenTensor) -> InferredTensor:
+def _inferred(tensor: TensorSpec) -> InferredTensor:
     return InferredTensor(
         name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape, symbols=tensor.symbols
     )

@@ -12,8 +12,8 @@ from functools import partial
 
 from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.background import Work
-from honed.daemon.changes.add import Jobs, failure, same_source
-from honed.daemon.changes.compilation import BUILT, AddJob, Built, Notify, load
+from honed.daemon.changes.add import ModelInstaller, failure, same_source
+from honed.daemon.changes.compilation import BUILT, AddProgress, Built, Notify, load
 from honed.daemon.core.messages import Added, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
@@ -27,7 +27,7 @@ from honed.daemon.features.variants.policy import (
     surplus,
 )
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import Ledger
+from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
@@ -44,14 +44,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantMaker:
+class VariantCompiler:
     """Makes variants. `policy` is the setting serve.engine."""
 
     limits: Limits
     store: Store
     registry: Registry
     pool: Pool
-    jobs: Jobs
+    jobs: ModelInstaller
     commits: Commits
     policy: str
 
@@ -87,7 +87,7 @@ class VariantMaker:
         return name, choice.why
 
     async def _choice(
-        self, job: AddJob, model: ServedModel, made: Built, held: AsyncExitStack
+        self, job: AddProgress, model: ServedModel, made: Built, held: AsyncExitStack
     ) -> EngineChoice:
         """Which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
@@ -148,12 +148,12 @@ def _manifest(
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class VariantKeeper:
+class ShapeVariants:
     """The variants of one service. `settings` are those in force."""
 
-    maker: VariantMaker
+    maker: VariantCompiler
     registry: Registry
-    ledger: Ledger
+    ledger: UsageLog
     leasing: Leasing
     settings: Callable[[], VariantSettings]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
