@@ -1,4 +1,4 @@
-"""Work that must end before its caller goes on, also when the caller is cancelled."""
+"""Work that ends before its caller goes on, also when that is cancelled; and deadlines of many things."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DeadlineWatch(Generic[K]):
     def _passed(self) -> None:
         self._timer = None
         now = time.monotonic()
-        for key in [key for key, end in self._ends.items() if end <= now]:
+        for key in sorted((key for key, end in self._ends.items() if end <= now), key=self._ends.__getitem__):
             if self._ends.pop(key, None) is not None:  # else it was dropped when another was late
                 self._late(key)
         if self._ends and self._timer is None:

@@ -14,10 +14,7 @@ from typing import Final
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
-from google.protobuf.message import (
-    DecodeError,  # type: ignore[import-untyped]
-    Message,  # type: ignore[import-untyped]
-)
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from honed.daemon.features.variants.policy import (
     KeptVariant,
     VariantSettings,
-    Wish,
     next_wish,
     room_for,
     surplus,
 )
-from honed.daemon.observe.usage import MOST, ShapeRequests, UsageLog, UsageSettings
+from honed.daemon.observe.usage import MOST, ShapeRequests, UsageLog, UsageSettings, Wish
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import STORED, is_variant, model_of, variant_name
 

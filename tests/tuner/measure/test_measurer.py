@@ -197,7 +197,8 @@ def test_what_is_prepared_is_built_beside_and_blamed_alone(
                 break  # a busy machine needs some more to have one built in time
         assert min(waited) < 0.02, "none was built while the one before was measured"
         measurer.prepare(bad)
-        assert measurer.measure(following).outcome is Outcome.RIGHT
+        while measurer.children == 1:  # until the build beside has come to it, however busy the machine is
+            assert measurer.measure(following).outcome is Outcome.RIGHT
         assert measurer.children == 2, "the child died of the prepared one"
         assert measurer.measure(bad).outcome is Outcome.BUILD
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from honed.tuner.graph.fp16_casts import Exemptions
 from honed.tuner.mixed.child import Error, KeptOperators, PrecisionTrials, search
-from honed.tuner.mixed.fp16_casts import Exemptions
 
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]

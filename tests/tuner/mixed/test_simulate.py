@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
+from honed.tuner.graph.fp16_casts import Exemptions
 from honed.tuner.mixed import child
 from honed.tuner.mixed.child import BOUND, PrecisionAnswer, Simulation, decided
-from honed.tuner.mixed.fp16_casts import Exemptions
 
 RNG = np.random.default_rng(0)
 

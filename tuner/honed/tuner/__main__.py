@@ -52,7 +52,8 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
         if isinstance(do, str):
             module, _, name = do.partition(":")
             do = getattr(importlib.import_module(f"honed.tuner.{module}"), name)
-        return do(job, emit)
+        result: Result = do(job, emit)
+        return result
     except MemoryError as error:
         raise ResourceExhausted(_out_of_memory(job.memory_mib)) from error
 

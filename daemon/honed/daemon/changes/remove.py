@@ -6,14 +6,21 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.core.state import Registry
-from honed.daemon.features.base import Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.settings.places import users_cache
+
+
+class RemembersModels(Protocol):
+    """A feature, as far as it has to do with this."""
+
+    def forget(self, model: str) -> None:
+        """Forget a model or a variant that was removed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +32,7 @@ class ModelRemover:
     ledger: UsageLog
     leasing: Leasing
     cache_dir: Path
-    features: Sequence[Feature] = ()
+    features: Sequence[RemembersModels] = ()
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound.

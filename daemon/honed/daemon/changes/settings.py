@@ -13,11 +13,11 @@ from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.compilation import load
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
-from honed.daemon.features import batching
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
+from honed.daemon.store.compiled import Interface
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict
@@ -59,7 +59,7 @@ class SettingsKeeper:
     async def _prove_rows(self, entry: ServedModel) -> None:
         """Raise InvalidArgument where requests cannot be run as one, or would change each other's answers."""
         name, manifest = entry.name, entry.manifest
-        if wrong := batching.objection(manifest.interface):
+        if wrong := _objection(manifest.interface):
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
         cpu = self.pool.needed_cpu(manifest.owner)
         assert manifest.interface is not None
@@ -86,3 +86,14 @@ def _check(settings: ModelSettings, entry: ServedModel) -> None:
             raise InvalidArgument(f"the model has no input {name[:80]!r}; it has {', '.join(known)}")
         if min(shape, default=1) < 1 or not known[name].takes(shape) or math.prod(shape) > _MOST_ELEMENTS:
             raise InvalidArgument(f"input {name!r} cannot have shape {list(shape)} to warm up in")
+
+
+def _objection(interface: Interface | None) -> str:
+    """Why requests for a model cannot be joined, by what its file says; "" where that is open."""
+    if interface is None:
+        return "the CPU engine, which takes any number of rows, does not run it"
+    for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):
+        for tensor in tensors:
+            if not tensor.shape or tensor.shape[0] != -1:
+                return f"the first dimension of {what} {tensor.name!r} is not open"
+    return ""

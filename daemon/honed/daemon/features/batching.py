@@ -23,7 +23,6 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
-from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import RunBatch
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
@@ -327,17 +326,6 @@ def joinable(plan: InferencePlan, settings: ModelSettings) -> bool:
     """Whether a request may wait for others: all inputs have as many rows, fewer than a full batch."""
     rows = {(tensor.shape or (0,))[0] for tensor, _ in plan.inputs}
     return len(rows) == 1 and 0 < min(rows) < settings.max_batch
-
-
-def objection(interface: Interface | None) -> str:
-    """Why requests for a model cannot be joined, by what its file says; "" where that is open."""
-    if interface is None:
-        return "the CPU engine, which takes any number of rows, does not run it"
-    for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):
-        for tensor in tensors:
-            if not tensor.shape or tensor.shape[0] != -1:
-                return f"the first dimension of {what} {tensor.name!r} is not open"
-    return ""
 
 
 def rows_of(plan: InferencePlan) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from honed.daemon.features.variants.policy import Wish
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
 from honed.protocol.results import MetSizes, ProfiledRow
@@ -78,6 +77,17 @@ def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
 # ---- Which shapes a model is asked for, and how often: a bounded count that decays ----
 #
 # No I/O, no clocks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Shapes that a model is asked for, and why they cannot be compiled, or ""."""
+
+    name: str
+    model: str
+    shapes: Shapes
+    requests: float
+    failed: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.mixed.fp16_casts import Exemptions, put_casts, saturated, usually
+from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usually
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits

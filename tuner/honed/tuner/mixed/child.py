@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.execution.proof import compare
-from honed.tuner.mixed.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
+from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
 from honed.tuner.prove import confined
 
 # ---- A float32 graph computed on the processor as a device would in fp16, to see how

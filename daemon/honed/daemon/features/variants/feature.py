@@ -21,13 +21,12 @@ from honed.daemon.features.base import Infer, InferCall
 from honed.daemon.features.variants.policy import (
     KeptVariant,
     VariantSettings,
-    Wish,
     next_wish,
     room_for,
     surplus,
 )
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import UsageLog
+from honed.daemon.observe.usage import UsageLog, Wish
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool

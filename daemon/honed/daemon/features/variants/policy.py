@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from honed.daemon.observe.usage import Wish
 from honed.daemon.settings.schema import setting
-from honed.daemon.store.names import Shapes
 from honed.protocol import strict
 
 _MIB = 1 << 20
@@ -52,17 +52,6 @@ class VariantSettings:
 _BETTER = 1.5
 _STAY_SECONDS = 60.0  # that what was asked for stays loaded, for the same reason
 _HOPELESS = 2  # shapes of a model that could not be compiled, while none could: it is not for their sizes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Shapes that a model is asked for, and why they cannot be compiled, or ""."""
-
-    name: str
-    model: str
-    shapes: Shapes
-    requests: float
-    failed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
