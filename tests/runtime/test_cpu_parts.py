@@ -32,11 +32,12 @@ from honed.runtime.compiled.model import (
     SizesLeftOut,
     Split,
 )
+from honed.runtime.engines import PartLimits
 from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
 from honed.runtime.execution import cpuparts
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partcalls import PartLimits, PartsRan, SizesToStopAt
+from honed.runtime.execution.partcalls import PartsRan, SizesToStopAt
 from honed.runtime.execution.proof import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder

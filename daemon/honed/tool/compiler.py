@@ -19,8 +19,6 @@ from honed.protocol.methods import TUNER_RUN
 from honed.protocol.params import TunerRunParams
 from honed.protocol.service import TunerRan
 from honed.protocol.strict import Map
-from honed.protocol.wire import close_all
-from honed.runtime.client import Client
 
 from .progress import Reporter
 
@@ -135,6 +133,8 @@ class Remote(Generic[R]):
         self._result = job.result()
         self._params = params
         self._socket = socket
+        from honed.runtime.client import Client  # and msgpack, without which a compiler here does
+
         self._client = Client(socket)
         self._sent = descriptors
         self._news: queue.SimpleQueue[Map | None] = queue.SimpleQueue()
@@ -174,6 +174,8 @@ class Remote(Generic[R]):
     def close(self) -> None:
         """End the connection; the service ends what still runs."""
         self._client.close()
+        from honed.protocol.wire import close_all
+
         close_all(self.descriptors)
 
     def _run(self) -> None:
@@ -189,7 +191,7 @@ class Remote(Generic[R]):
             self._news.put(None)
 
     def _stop(self) -> None:
-        with suppress(HonedError), Client(self._socket) as client:
+        with suppress(HonedError), type(self._client)(self._socket) as client:
             client.stop_tuner(self._params.model or "")
 
 

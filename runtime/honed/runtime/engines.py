@@ -1,9 +1,11 @@
 """Which of two engines is to run a model, or a part of one, by times taken in turns.
 
-And how far ONNX Runtime may optimise what it runs.
+And how far ONNX Runtime may optimise what it runs, and what the process of a model's parts may take.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 # How far ONNX Runtime optimises a graph, the highest level first, and its own name of each.
 LEVELS = {
@@ -14,6 +16,7 @@ LEVELS = {
     "none": "ORT_DISABLE_ALL",
 }
 HIGHEST, LOWEST = "all", "none"
+PROVING_MIB = 1024  # of the parts' process where a model is compiled and compared with its reference
 TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
 
 
@@ -23,3 +26,14 @@ def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
     On a processor under OpenCL, with `same_cores`, it leaves nothing to apps, and has no allowance.
     """
     return compiled <= (1.0 if same_cores else TIE) * cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartLimits:
+    """Threads of one run (0: as many as are good) and memory in MiB (0: any)."""
+
+    threads: int = 0
+    memory_mib: int = 0
+
+
+UNLIMITED = PartLimits()

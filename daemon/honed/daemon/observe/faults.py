@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -12,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from honed.daemon.aio import in_thread
 from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
 from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
@@ -167,6 +165,9 @@ class KernelWatch:
 
     async def run(self) -> None:
         """Until cancelled, or the log cannot be read."""
+        # Here, since the tool reads what is above without the time that asyncio takes to load.
+        from honed.daemon.aio import in_thread
+
         try:
             reader = await in_thread(self._open)
         except HonedError as error:
@@ -186,6 +187,10 @@ class KernelWatch:
 
     async def _follow(self, reader: Reader) -> None:
         """A story is told when its last record is old enough that no other belongs to it."""
+        import asyncio
+
+        from honed.daemon.aio import in_thread
+
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(reader.fileno(), readable.set)
         found: list[DatedFault] = []

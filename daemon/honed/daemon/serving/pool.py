@@ -27,7 +27,7 @@ from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
-from honed.runtime.execution.partcalls import PartLimits
+from honed.runtime.engines import PartLimits
 
 from .commits import Commits
 from .engine_server import DeviceServer

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.execution.partcalls import PROVING_MIB
+from honed.runtime.engines import PROVING_MIB
 
 # ---- How a table of the configuration is declared: a dataclass whose fields know
 # their unit and bounds ----

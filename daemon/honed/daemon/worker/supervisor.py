@@ -29,7 +29,7 @@ from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.service import WorkerEnd
 from honed.protocol.wire import APART, FrameLimits
 from honed.runtime.calling.aiolink import AsyncLink
-from honed.runtime.execution.partcalls import UNLIMITED, PartLimits
+from honed.runtime.engines import UNLIMITED, PartLimits
 
 from . import calls as workercalls
 from .calls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall

@@ -25,9 +25,9 @@ from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
 from honed.runtime.dtypes import dtype
+from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor, load
-from honed.runtime.execution.partcalls import UNLIMITED, PartLimits
 from honed.runtime.execution.proof import Difference, aligned, check_numbered, compare, probe_count
 
 from .calls import (

@@ -33,13 +33,12 @@ from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.parts import covers, open_count
 from honed.runtime.dtypes import dtype
+from honed.runtime.engines import UNLIMITED, PartLimits
 
 from .partcalls import (
     FRAMES,
-    UNLIMITED,
     LoadPart,
     PartCall,
-    PartLimits,
     PartsRan,
     RunParts,
     ShareMemory,

@@ -19,11 +19,10 @@ from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
-from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
+from honed.runtime.engines import HIGHEST, LEVELS, LOWEST, PROVING_MIB, PartLimits
 from honed.runtime.execution import proof
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised, Precision
 from honed.tuner.lower.module import First, LoweredModel, lower_module

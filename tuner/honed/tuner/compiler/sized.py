@@ -28,10 +28,9 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
-from honed.runtime.engines import compiled_serves
+from honed.runtime.engines import PROVING_MIB, PartLimits, compiled_serves
 from honed.runtime.execution.cpuparts import CpuParts, OpenParts
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partcalls import PROVING_MIB, PartLimits
 from honed.tuner.compiler.partition import Cut
 from honed.tuner.frontend import Precision
 
