@@ -32,10 +32,7 @@ WAYS: Final = (  # that the page leads through the code
     "From a draw to a new version",
 )
 # What the service does not need for a plain model, and what may know of it: where all is put together.
-FEATURE: Final = re.compile(
-    r"honed\.daemon\.((features|variants|sizes|apps)\b|\w+\.(batch|sequenc|statepairs|rowwise|variant|size"
-    r"|bringer|receiving))"
-)
+FEATURE: Final = re.compile(r"honed\.daemon\.features\b")
 _TOGETHER: Final = ("service", "assembly", "config")
 # What starts a process. Each module that does so has its own way to speak to what it started.
 _STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"})

@@ -1,0 +1,1 @@
+"""Tests of the features of the service."""

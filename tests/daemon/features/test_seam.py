@@ -1,0 +1,103 @@
+"""A model that uses no feature is answered without any: features wrap only what uses them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from honed.daemon.core import messages
+from honed.daemon.core.model import ServedModel
+from honed.daemon.features.base import Infer
+from honed.daemon.features.batching import Batcher
+from honed.daemon.features.sequences import Sequencer
+from honed.daemon.features.sizes import SizeSpecialiser
+from honed.daemon.features.user_models.feature import UserModels
+from honed.daemon.features.variants.feature import ShapeVariants
+from honed.daemon.methods.pipeline import InferencePipeline
+from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.protocol.errors import ModelRefused
+from honed.protocol.results import ModelSettings, ShownPart
+from tests.daemon.changes.test_variants_keeper import Place
+from tests.daemon.core.serving_world import given
+
+X = TensorSpec(name="x", dtype="float32", shape=(3, 4))
+STATIC = Interface(inputs=(X,), outputs=(X,), opset=17, producer="")
+OPEN = dataclasses.replace(STATIC, inputs=(dataclasses.replace(X, shape=(-1, 4)),))
+SIZED = ShownPart(engine="cpu", nodes=1, flops=1, sized=True)
+FEATURES: tuple[Any, ...] = (UserModels, Sequencer, Batcher, ShapeVariants, SizeSpecialiser)
+
+
+def model(
+    interface: Interface = STATIC,
+    parts: tuple[ShownPart, ...] = (),
+    settings: ModelSettings | None = None,
+    state: dict[str, str] | None = None,
+) -> ServedModel:
+    manifest = dataclasses.replace(
+        given("m"), interface=interface, settings=settings or ModelSettings(), state=state or {}
+    )
+    compiled = cast(Any, SimpleNamespace(parts=parts, interface=interface, inputs=interface.inputs))
+    return ServedModel(number=1, manifest=manifest, compiled=compiled, device="gpu", home="gpu", engine="gpu")
+
+
+async def infer(_: Any) -> Any:
+    raise AssertionError("nobody asks")
+
+
+def wrapped(entry: ServedModel) -> set[str]:
+    """The features that wrap a model; that is decided by the model alone, so they need be nothing."""
+    nobody = cast(Any, None)
+    return {each.__name__ for each in FEATURES if each.wrap(nobody, entry, infer) is not None}
+
+
+def test_a_plain_model_is_wrapped_by_nothing() -> None:
+    assert wrapped(model()) == set()
+
+
+@pytest.mark.parametrize(
+    ("entry", "features"),
+    [
+        (model(settings=ModelSettings(max_batch=8)), {"Batcher"}),
+        (model(state={"x": "x"}), {"Sequencer"}),
+        (model(OPEN), {"ShapeVariants", "SizeSpecialiser"}),  # whose variants may have sized parts
+        (model(parts=(SIZED,)), {"SizeSpecialiser"}),
+    ],
+    ids=["settings", "state", "open sizes", "sized parts"],
+)
+def test_what_uses_a_feature_is_wrapped_by_it(entry: ServedModel, features: set[str]) -> None:
+    assert wrapped(entry) == features
+
+
+def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Path) -> None:
+    place = Place(tmp_path, ModelRefused("no"))
+    asked: list[int] = []
+
+    class Nothing:
+        def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+            asked.append(entry.manifest.settings.max_batch)
+            return None
+
+        def forget(self, model: str) -> None:
+            raise AssertionError
+
+    nobody = cast(Any, None)
+    pipeline = InferencePipeline(
+        limits=nobody,
+        registry=place.registry,
+        pool=nobody,
+        leasing=nobody,
+        ledger=nobody,
+        features=(Nothing(), Nothing()),
+    )
+    entry = place.registry.get("m")
+    for _ in range(3):
+        assert pipeline._infer_of(entry) == pipeline._run
+    assert len(asked) == 2
+    place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
+    for _ in range(3):
+        assert pipeline._infer_of(place.registry.get("m")) == pipeline._run
+    assert asked[2:] == [4, 4]
