@@ -24,7 +24,7 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-PARTS: Final = ("bridges", "daemon", "extensions", "runtime", "tuner")
+PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
 WAYS: Final = (  # that the page leads through the code
     "The way of a request",

@@ -31,7 +31,7 @@ from .listener import Server
 from .methods.methods import Api
 from .methods.metrics import MetricsCollector
 from .methods.pipeline import InferencePipeline
-from .observe.faults import KernelWatch
+from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.commits import Commits
@@ -160,7 +160,8 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     pipeline = _pipeline(base)
     batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
     features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
-    pipeline.features = remover.features = features
+    pipeline.features = features
+    remover.forget = [feature.forget for feature in features]
     return ServiceParts(
         base=base,
         publisher=publisher,

@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something to do while the machine is idle. `what` completes "is not done: ..." in the log.
+    """Something to do while the machine is idle. `what` names it in the log, as "compiling m as m@5x7".
 
-    `run` raises HonedError where it failed for reasons that may pass.
+    `run` raises HonedError for failures that may pass; then it is tried again later.
     """
 
     what: str
@@ -28,7 +28,7 @@ class Work:
 
 
 class WorkSource(Protocol):
-    """Who has work for idle time."""
+    """A part of the service that has work for idle time."""
 
     async def tidy(self) -> None:
         """Keep the bounds, whether the machine is idle or not."""

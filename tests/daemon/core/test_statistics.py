@@ -21,7 +21,7 @@ from honed.daemon.core.statistics import (
     Statistics,
     duration,
 )
-from honed.daemon.observe.counting import counted
+from honed.daemon.methods.pipeline import counted
 from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument
 

@@ -18,8 +18,10 @@ from honed.daemon.features.sizes import SizeSpecialiser
 from honed.daemon.features.user_models.feature import UserModels
 from honed.daemon.features.variants.feature import ShapeVariants
 from honed.daemon.methods.pipeline import InferencePipeline
+from honed.daemon.serving import plan
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.protocol.errors import ModelRefused
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, SequenceLost
+from honed.protocol.params import InferOptions, InferParams
 from honed.protocol.results import ModelSettings, ShownPart
 from tests.daemon.changes.test_variants_keeper import Place
 from tests.daemon.core.serving_world import given
@@ -70,6 +72,25 @@ def test_a_plain_model_is_wrapped_by_nothing() -> None:
 )
 def test_what_uses_a_feature_is_wrapped_by_it(entry: ServedModel, features: set[str]) -> None:
     assert wrapped(entry) == features
+
+
+def refused(options: InferOptions) -> HonedError:
+    """Why a request with these options is refused, for a model without state."""
+    given = InferParams(model_name="m", inputs=(), parameters=options)
+    with pytest.raises(HonedError) as raised:
+        plan.check(given, STATIC, None, cast(Any, None), max_bytes=1 << 20, keep=False)
+    return raised.value
+
+
+def test_a_model_without_state_takes_no_sequence() -> None:
+    begun = refused(InferOptions(sequence_id=1, sequence_start=True))
+    assert isinstance(begun, InvalidArgument)
+    assert "--state OUT=IN" in str(begun)
+    for ends in (None, True):  # begun perhaps with a model that had state, and was replaced since
+        assert isinstance(refused(InferOptions(sequence_id="a", sequence_end=ends)), SequenceLost)
+    unnamed = refused(InferOptions(sequence_start=True))
+    assert isinstance(unnamed, InvalidArgument)
+    assert "need a sequence_id" in str(unnamed)
 
 
 def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from honed.daemon.observe.faults import KernelWatch
+from honed.daemon.observe.kernelwatch import KernelWatch
 from honed.machine.kernellog import Reader, Record
 from honed.protocol.service import FaultFigures
 from honed.runtime.errors import PermissionDenied

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller
@@ -16,23 +15,16 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.settings.places import users_cache
 
 
-class RemembersModels(Protocol):
-    """A feature, as far as it has to do with this."""
-
-    def forget(self, model: str) -> None:
-        """Forget a model or a variant that was removed."""
-
-
 @dataclass(slots=True, kw_only=True)
 class ModelRemover:
-    """The parts of a service that remember something of models."""
+    """Removes models from a service. Each of `forget` is called with the name of what was removed."""
 
     registry: Registry
     jobs: ModelInstaller
     ledger: UsageLog
     leasing: Leasing
     cache_dir: Path
-    features: Sequence[RemembersModels] = ()
+    forget: Sequence[Callable[[str], None]] = ()
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound.
@@ -45,7 +37,7 @@ class ModelRemover:
         for each in (*variants, name):
             self.ledger.forget(each)
             self.leasing.forget(each)
-            for feature in self.features:
-                feature.forget(each)
+            for forget in self.forget:
+                forget(each)
         if owner is not None and not any(e.manifest.owner == owner for e in self.registry.models()):
             await in_thread(shutil.rmtree, users_cache(self.cache_dir, owner), ignore_errors=True)

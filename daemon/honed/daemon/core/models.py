@@ -27,8 +27,6 @@ from .model import Deployment, Phase, ServedModel, State
 from .scheduling import admit, dismiss, is_here, load_next, run_next, wake
 from .state import Core, removed
 
-# ---- Models that are added, replaced and removed ----
-
 
 def added(core: Core, event: Added) -> None:
     """Serve a model, in the place of another of its name."""

@@ -26,8 +26,6 @@ from .model import (
     is_cpu,
 )
 
-# ---- What all parts of the machine share: its state, the moment, and the actions gathered so far ----
-
 
 class Core:
     """The state of one machine: `models` at the version that is served, and `engines`, both by name.

@@ -165,17 +165,15 @@ class Batcher:
             return None
 
         async def infer_joined(call: InferCall) -> Inferred:
-            if call.alone:
-                return await infer(call)
             connection, entry = call.connection, call.entry
             shapes = {tensor.name: tensor.shape for tensor in call.params.inputs}
+            if call.alone or not joinable(shapes, entry.manifest.settings):
+                return await infer(call)
             with self._leasing.serving(entry.name, connection.peer.pid):
                 plan = self._plan(call, self._variants.runner_of(entry, shapes))
-                if joinable(plan, entry.manifest.settings):
-                    result = await self.infer(connection.client, entry, plan)
-                    self._variants.served(entry, plan)
-                    return result
-            return await infer(call)
+                result = await self.infer(connection.client, entry, plan)
+                self._variants.served(entry, plan)
+                return result
 
         return infer_joined
 
@@ -322,9 +320,9 @@ class Batcher:
             self._ledger.ran(runner.name, seconds)
 
 
-def joinable(plan: InferencePlan, settings: ModelSettings) -> bool:
+def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
     """Whether a request may wait for others: all inputs have as many rows, fewer than a full batch."""
-    rows = {(tensor.shape or (0,))[0] for tensor, _ in plan.inputs}
+    rows = {shape[0] if shape else 0 for shape in shapes.values()}
     return len(rows) == 1 and 0 < min(rows) < settings.max_batch
 
 

@@ -18,7 +18,7 @@ from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.serving.plan import nbytes, no_state, nothing, timeout_us
+from honed.daemon.serving.plan import in_sequence, nbytes, no_state, nothing, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -203,9 +203,7 @@ _MADE_UP = 1  # for a size that the file leaves open, in the state a sequence st
 def key_of(user: int, params: InferParams) -> SequenceKey | None:
     """The sequence that a request is of; None where it is of none. Raises InvalidArgument."""
     options = params.parameters
-    if options is None or (options.sequence_id in (None, 0, "")):
-        if options is not None and (options.sequence_start or options.sequence_end):
-            raise InvalidArgument("sequence_start and sequence_end need a sequence_id; give one")
+    if options is None or not in_sequence(options):
         return None
     name = options.sequence_id
     assert name is not None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
 from honed.daemon.core.state import Registry
+from honed.daemon.core.statistics import Statistics
 from honed.daemon.features.base import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.counting import counted
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
@@ -20,6 +22,7 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
+from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
 from honed.protocol.results import Inferred
@@ -118,3 +121,25 @@ class InferencePipeline:
         if call.deadline is None:
             return plan
         return replace(plan, timeout=call.deadline - time.monotonic())
+
+
+@contextmanager
+def counted(statistics: Statistics) -> Iterator[None]:
+    """Around the work for one request: counts it, and its failure if it raises."""
+    statistics.arrived()
+    begun = time.monotonic_ns()
+    try:
+        yield
+    except BaseException as error:
+        statistics.failed(_code(error), time.monotonic_ns() - begun)
+        raise
+
+
+def _code(error: BaseException) -> str:
+    match error:
+        case HonedError():
+            return error.code
+        case asyncio.CancelledError():
+            return "CANCELLED"
+        case _:
+            return "INTERNAL"

@@ -327,7 +327,8 @@ class UsageLog:
     def usage(self) -> dict[str, TimeSpent]:
         """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
 
-        Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
+        Time of copies and of partitions that the CPU engine runs is in no task. There are no tasks where no
+        profile was made.
         `profiled` is the SHA-256 of the compiled file that was, or "".
         """
         now, half_life = self._clock(), self.settings.half_life

@@ -11,7 +11,7 @@ from honed.daemon.core.queue import PRIORITIES
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
-from honed.protocol.errors import AnswerTooLarge, InvalidArgument
+from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
@@ -148,7 +148,8 @@ def check(
     runs that; one of them at least is there. AnswerTooLarge where the answer would hold more than
     `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
-    _check_stateless(params)
+    if in_sequence(params.parameters):
+        raise _without_state(params)
     only_open = compiled is None or (given is not None and not _fits(params, compiled))
     interface = given if only_open else compiled
     assert interface is not None
@@ -187,15 +188,25 @@ def no_state(model: str) -> InvalidArgument:
     )
 
 
-def _check_stateless(params: InferParams) -> None:
-    """A model with state takes these options off."""
-    options = params.parameters
+def in_sequence(options: InferOptions | None) -> bool:
+    """Whether a request has a sequence_id; raises InvalidArgument where it begins or ends one without."""
     if options is None:
-        return
+        return False
     if options.sequence_id not in (None, 0, ""):
-        raise no_state(params.model_name)
+        return True
     if options.sequence_start or options.sequence_end:
         raise InvalidArgument("sequence_start and sequence_end need a sequence_id; give one")
+    return False
+
+
+def _without_state(params: InferParams) -> HonedError:
+    """Of a request in a sequence; one that goes on may have begun before its model was replaced."""
+    if params.parameters is None or params.parameters.sequence_start:
+        return no_state(params.model_name)
+    return SequenceLost(
+        f"the sequence is not known: model {params.model_name!r} keeps no state, or was replaced by one that "
+        "keeps none; carry the state in the app"
+    )
 
 
 def timeout_us(options: InferOptions | None) -> int:

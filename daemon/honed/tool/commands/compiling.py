@@ -16,8 +16,6 @@ from honed.tool import compiler
 from honed.tool.output import Console, Output, bytes_text, fields, line, table
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, seconds, unique
 
-# ---- Commands that run the compiler here, without the service: compile and demo ----
-
 
 def define_compile(compile_: Parser) -> None:
     """What `hone compile` takes."""

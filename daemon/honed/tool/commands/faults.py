@@ -9,7 +9,8 @@ from honed.daemon.observe.faults import WHOSE, BlamedFault, blamed, kernel_log, 
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
-from honed.tool.compiler import followed, run, started_in_service
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, line, moment_text
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records

@@ -16,7 +16,8 @@ from honed.protocol.methods import MODEL_HISTORY
 from honed.protocol.params import HistoryParams
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.runtime.client import Client
-from honed.tool.compiler import followed, run, started_in_service
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records

@@ -24,8 +24,6 @@ from honed.runtime.dtypes import STRING, from_datatype
 from honed.tool.output import Console, Output, line, shape_text, table
 from honed.tool.parser import Parser, UsageError, define, named_file, patience, unique
 
-# ---- A model's inputs from .npy files or made up, and its outputs to .npy files ----
-
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # where text is made up

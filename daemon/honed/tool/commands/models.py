@@ -60,8 +60,6 @@ from honed.tool.view.tables import (
     worker_text,
 )
 
-# ---- Commands on the service's models: status, list, show, remove ----
-
 
 def define_status(status: Parser) -> None:
     """What `hone status` takes."""
@@ -320,7 +318,7 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
         ("size", f"file {bytes_text(model.bytes)}; on the device constants "
                  f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
         ("steps", f"{model.launches} launches of {kernels} kernels, "
-                  f"{model.copies} copies, {model.host_calls} host calls"),
+                  f"{model.copies} copies, {model.host_calls} calls of partitions"),
         *_prepared(model),
         *_proof(model),
     ]  # fmt: skip

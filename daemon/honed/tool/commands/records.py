@@ -13,7 +13,8 @@ from honed.jobs.events import Exported, Imported
 from honed.machine.files import replacing
 from honed.protocol.errors import Internal
 from honed.runtime.calling.files import open_model
-from honed.tool.compiler import followed, run, started_in_service
+from honed.tool.compiler import followed, run
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
 from honed.tool.recordsfile import Where, add_state_dir_option, find_records, prepare, service_device

@@ -13,7 +13,8 @@ from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tool.compiler import CompilerDied, RunningJob, started_in_service
+from honed.tool.compiler import CompilerDied, RunningJob
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 from honed.tool.progress import Reporter

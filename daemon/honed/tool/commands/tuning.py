@@ -22,7 +22,8 @@ from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelPublished
 from honed.runtime.client import Client
-from honed.tool.compiler import CompilerDied, RunningJob, started, started_in_service
+from honed.tool.compiler import CompilerDied, RunningJob, started
+from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
 from honed.tool.parser import Parser, count, define, minutes
 

@@ -83,7 +83,7 @@ def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:
         flops = split.flops, split.flops + sum(part.flops for part in parts)
         yield f"{compiled_share(nodes, flops)}; the CPU engine runs the rest in {len(parts)} parts"
     yield (
-        f"{launches} launches of {kernels} kernels, {copies} copies, {calls} host calls; "
+        f"{launches} launches of {kernels} kernels, {copies} copies, {calls} calls of partitions; "
         f"scratch {bytes_text(model.arena_bytes)}, constants {bytes_text(model.constant_bytes)}, "
         f"prepared {bytes_text(model.prepared_bytes)}"
     )

@@ -21,9 +21,6 @@ from honed.protocol.errors import DeviceError, HonedError, Unavailable
 from . import board, rows
 from .scheduler import SETTINGS, checked, quiet, security
 
-# ---- The boards of a farm as the machine that searches sees them: bytes to a board,
-# and what comes back ----
-
 _CONNECT_SECONDS = 15.0
 _ANSWER_SECONDS = 20.0  # to fetch an answer, for which Dask would wait without an end where its board is gone
 _SEND_SECONDS = 60.0  # for a task's memory to reach a board: Dask would wait for one that does not answer

@@ -21,8 +21,6 @@ from honed.tuner.valhall.benches import BENCHES, predicted
 
 from .samples import Samples, files, functions, records, samples
 
-# ---- Priors learned from samples, and how well one picks for tasks that it did not learn from ----
-
 LEAST_TASKS = 5  # to be judged by
 LEAST_CANDIDATES = 8  # of a task that is judged
 _FOLDS = 5

@@ -29,8 +29,6 @@ from .rows import (
 )
 from .store import Records
 
-# ---- Records as JSON lines: to keep, to read, and to take to another board of the same kind ----
-
 Choose = Callable[[Records, Setup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20

@@ -20,8 +20,6 @@ from tvm.target import Target
 from honed.tuner.lower.opencl import LoweringFailed, last_line
 from honed.tuner.lower.schedule import fresh
 
-# ---- Traces of schedules as JSON text: how records keep them and how they are played again ----
-
 
 def to_text(trace: Trace) -> str:
     """The trace as compact JSON."""

@@ -381,7 +381,7 @@ class ShapeVariants:
 
 
 def may_have_variants(entry: ServedModel) -> bool:
-    """Whether a model takes other shapes, or may be compiled for some."""
+    """Whether a model takes other shapes; without an interface it is not known what its file leaves open."""
     interface = entry.manifest.interface
     if interface is None:
         return bool(entry.manifest.sources)

@@ -1,0 +1,128 @@
+"""Watches the kernel log for faults of the GPU while the service runs.
+
+What a fault costs is decided elsewhere, from the worker's own end: a record alone replaces nobody. This is a
+file of its own, since the tool, which uses `faults.py`, starts without asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from honed.daemon.aio import in_thread
+from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
+from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
+from honed.protocol.errors import HonedError
+from honed.protocol.service import FaultFigures
+
+from .faults import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, listed, whose
+
+_log = logging.getLogger(__name__)
+
+
+class KernelWatch:
+    """Counts faults of GPUs and logs them; `workers` gives the processes that serve, or did lately."""
+
+    def __init__(
+        self, workers: Callable[[], Iterable[int]], opened: Callable[[], Reader] = open_reader
+    ) -> None:
+        self._workers = workers
+        self._open = opened
+        self._counts: Counter[str] = Counter()
+        self._reason = "it was not opened yet"
+        self._since = time.time()
+
+    def figures(self) -> FaultFigures:
+        """The part `gpu_faults` of Metrics: faults since the service started, by whose they were."""
+        counts = {whose: self._counts[whose] for whose in (SERVICE, OTHER, UNKNOWN)}
+        return FaultFigures(watched=not self._reason, reason=self._reason, counts=counts)
+
+    async def run(self) -> None:
+        """Until cancelled, or the log cannot be read."""
+        try:
+            reader = await in_thread(self._open)
+        except HonedError as error:
+            self._unread(error)
+            return
+        self._reason = ""
+        try:
+            await self._follow(reader)
+        except HonedError as error:
+            self._unread(error)
+        finally:
+            reader.close()
+
+    def _unread(self, error: HonedError) -> None:
+        self._reason = str(error)
+        _log.warning("faults of the GPU are not seen by the service: %s", error)
+
+    async def _follow(self, reader: Reader) -> None:
+        """A story is told when its last record is old enough that no other belongs to it."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(reader.fileno(), readable.set)
+        found: list[DatedFault] = []
+        ids: frozenset[int] = frozenset()  # of the workers when their faults came: they may end at once
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(_due(found)):
+                        await readable.wait()
+                readable.clear()
+                new = await in_thread(_read, reader)
+                if new:
+                    ids |= _with_threads(self._workers())
+                    found += new
+                due = _due(found)
+                if due is not None and time.monotonic() >= due:
+                    for story in group(found):
+                        self._tell(story, ids | frozenset(self._workers()))
+                    found, ids = [], frozenset()
+        finally:
+            loop.remove_reader(reader.fileno())
+
+    def _tell(self, story: FaultStory, workers: frozenset[int]) -> None:
+        # Only records written since it was opened are read, so all are of this service's time.
+        fault = listed(story, self._since)
+        found = whose(fault, Ours(workers=workers, since=self._since), ())
+        self._counts[found] += 1
+        _log.error(
+            "a fault of GPU %s (%s: %s), of %s%s; the kernel log says: %s",
+            fault.device or "",
+            fault.driver,
+            fault.meaning,
+            WHOSE[found],
+            f", process {fault.process}" if fault.process is not None else "",
+            "; ".join(" ".join(record.split()) for record in fault.records)[:500],
+        )
+
+
+def _read(reader: Reader) -> list[DatedFault]:
+    """New faults. In a thread: a driver's patterns are made when its first record comes."""
+    return [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
+
+
+def _of_gpu(record: Record) -> DatedFault | None:
+    """The fault a record tells of; none where the kernel killed a process for want of memory."""
+    fault = seen(record)
+    return None if fault is None or fault.fault.severity is Severity.PROCESS_KILLED else fault
+
+
+def _due(found: list[DatedFault]) -> float | None:
+    """When what was found is told, in seconds of CLOCK_MONOTONIC."""
+    if not found:
+        return None
+    return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
+
+
+def _with_threads(processes: Iterable[int]) -> frozenset[int]:
+    """Page faults name a thread."""
+    found = set(processes)
+    for process in tuple(found):
+        with suppress(OSError):
+            found.update(int(thread) for thread in os.listdir(f"/proc/{process}/task"))
+    return frozenset(found)
