@@ -36,7 +36,7 @@ node concerned.
 
 Node tests: how many of ONNX's own tests of the operator give the right answers through the whole pipeline on
 PoCL; the others are refused with a reason (element types that honed does not carry, sequences and optionals
-as inputs or outputs, empty tensors, results whose number depends on values).
+as inputs or outputs, results whose number depends on values).
 
 ONNX Runtime's own operators (com.microsoft, and LayerNormalization at any opset) are as its optimisers and
 quantisers write them, and round as its kernels do. A node with an attribute that is not supported is refused

@@ -125,6 +125,27 @@ def test_a_recurrence_with_lengths_of_the_run_is_a_part_in_between(op: str) -> N
     assert ([part.nodes for part in made.parts], made.behind, made.nodes) == ([1], (), 2)
 
 
+def test_a_loop_with_a_count_of_the_run_is_a_part() -> None:
+    """What follows on it waits for the sizes that it meets: a loop may change those of what it carries."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["go"]), helper.make_node("Tanh", ["v"], ["after"])],
+        "body",
+        [info("i", [], TensorProto.INT64), info("on", [], TensorProto.BOOL), info("v", [4, 8])],
+        [info("go", [], TensorProto.BOOL), info("after", [4, 8])],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Loop", ["n", "", "a"], ["s"], body=body),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    count = info("n", [], TensorProto.INT64)
+    given = model(nodes, [info("x", [4, 8]), count], [info("y", [4, 8])], w=weights(8, 8))
+    made = cut(given, {}, CHEAP)
+    assert isinstance(made, Cut)
+    assert ([part.nodes for part in made.parts], made.behind, made.nodes) == ([1, 1], (0, 1), 1)
+    assert [part.sized for part in made.parts] == [False, True]
+
+
 def test_a_scalar_after_a_choice_is_a_scalar(device: Device, tmp_path: Path, monkeypatch: Any) -> None:
     """As a speech-quality model gives; its file states another shape, of another input."""
     monkeypatch.setattr(compiling, "cut", lambda whole, shapes: cut(whole, shapes, CHEAP))

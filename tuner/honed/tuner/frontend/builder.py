@@ -58,6 +58,8 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
     arrays = list(inputs.values())
     if node.op_type == "Div" and len(arrays) == 2 and arrays[0].dtype.kind in "iu":
         return [_truncated(inputs[node.input[0]], inputs[node.input[1]])]
+    if node.op_type == "ReduceMean" and not arrays[0].size:
+        raise NodeRefused("it is the mean of no elements: ONNX does not define it, and runtimes differ")
     value_infos = [
         helper.make_tensor_value_info(name, elem_type(array.dtype), array.shape)
         for name, array in inputs.items()
@@ -169,7 +171,9 @@ class Builder:
         return name
 
     def input(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
-        """A graph input under its own (reserved) name."""
+        """A graph input under its own (reserved) name; a constant where it has no elements."""
+        if 0 in shape:
+            return self.constant(np.zeros(shape, dtype), hint=name)
         value = Value(name, np.dtype(dtype), shape)
         self.values[name] = value
         return value

@@ -113,8 +113,6 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
             continue
         if isinstance(item, Value):
             specs.append(TensorSpec(name=info.name, dtype=item.dtype.name, shape=item.shape))
-            if item.size == 0:
-                found.general.append(f"output {info.name!r}: it is empty (shape {list(item.shape)})")
         elif not isinstance(item, Unknown):
             found.general.append(f"output {info.name!r}: it is a sequence or an optional, not a tensor")
         elif not found.texts():

@@ -69,12 +69,6 @@ def bind_inputs(
         except NodeRefused as refusal:
             found.general.append(f"input {info.name!r}: {refusal}")
             refused.add(info.name)
-    for spec in specs:
-        if 0 in spec.shape:
-            found.general.append(
-                f"input {spec.name!r}: it is empty (shape {list(spec.shape)}); give it elements"
-            )
-            refused.add(spec.name)
     return tuple(specs), tuple(notes), frozenset(refused)
 
 

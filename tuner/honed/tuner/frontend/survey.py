@@ -16,7 +16,7 @@ from .canonical import reads
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec
-from .values import Array, NodeRefused, Unknown, Value, numpy_dtype
+from .values import Array, Item, NodeRefused, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker, begin
 
 _SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
@@ -137,7 +137,7 @@ class _Surveyor(Walker):
             given = tuple(dict.fromkeys(reads(node)))
             why = self._judged(node, given, scope, opsets)
             made = [scope.get(name) for name in node.output if name]
-            folded = all(isinstance(item, Value) and item.data is not None for item in made)
+            folded = all(map(_constant, made))
             self.found.append(
                 SurveyedNode(index=index, node=node, reads=given, why=why, folded=folded and not why)
             )
@@ -145,7 +145,10 @@ class _Surveyor(Walker):
     def _judged(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
     ) -> str:
-        """Why a node cannot be compiled, or ""; its outputs are in the scope then, or among those open."""
+        """Why a node cannot be compiled, or ""; its outputs are in the scope then, or among those open.
+
+        Outputs without elements are constants, and a node that makes no others need not be compiled.
+        """
         why = BEHIND if any(name in self.open for name in given) else self._emitted(node, scope, opsets)
         if not why:
             return ""
@@ -165,13 +168,10 @@ class _Surveyor(Walker):
                 continue
             try:
                 dtype = numpy_dtype(kind.tensor_type.elem_type)
+                scope[name] = self._builder.input(self._builder.unique(f"{name}/surveyed"), dtype, shape)
             except NodeRefused:
                 self.open[name] = kind
-                continue
-            value = Value(self._builder.unique(f"{name}/surveyed"), dtype, shape)
-            self._builder.values[value.name] = value
-            scope[name] = value
-        return why
+        return "" if all(_constant(scope[name]) for name in node.output if name) else why
 
     def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
         """Emit a node; where it cannot be, why, and nothing is emitted."""
@@ -234,6 +234,10 @@ class _Surveyor(Walker):
             return [None] * len(node.output)
         known = {v.name: v.type for v in inferred.graph.output if v.type.WhichOneof("value")}
         return [known.get(name) for name in node.output]
+
+
+def _constant(item: Item | None) -> bool:
+    return isinstance(item, Value) and item.data is not None
 
 
 def _typed(kind: onnx.TypeProto | None) -> bool:

@@ -83,6 +83,7 @@ class Extractor:
             else:
                 nodes += [one.node for one in stretch]
                 read |= self._read(stretch)
+        read -= {spec.name for spec in self._survey.inputs}  # without elements they are constants, too
         model = self._made(nodes, (), outputs, read)
         model.graph.input.extend(self._model.graph.input)
         return model
