@@ -1,4 +1,4 @@
-"""What a small request costs, beside another checkout in turns: `python -m benchmarks.latency [--against TREE]`.
+"""What a small request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same small model for each engine,
 and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For
@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 

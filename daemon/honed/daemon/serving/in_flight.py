@@ -172,12 +172,18 @@ class InFlightRequests:
         try:
             self._handle(messages.Asked(ticket))
             await work.done
-        finally:
-            del self._work[number]
-            self._deadlines.drop(number)
-            self._release(work)
+        except BaseException:
+            self._forget(number, work)
             self._handle(messages.ClientGaveUp(number))
+            raise
+        self._forget(number, work)
         return work.answers
+
+    def _forget(self, number: int, work: PendingRequest[Any]) -> None:
+        """Nobody waits for it any more."""
+        del self._work[number]
+        self._deadlines.drop(number)
+        self._release(work)
 
     def _late(self, number: int) -> None:
         where = "while it ran" if self._work[number].started else "before its turn came"
