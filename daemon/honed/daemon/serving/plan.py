@@ -226,10 +226,7 @@ def _priority(options: InferOptions | None) -> int:
 def _fits(params: InferParams, compiled: Interface) -> bool:
     """Whether every input that the compiled form has comes in the shape that it was compiled for."""
     shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
-    for entry in params.inputs:
-        if shapes.get(entry.name, entry.shape) != entry.shape:
-            return False
-    return True
+    return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
 
 def _inputs(
@@ -254,8 +251,8 @@ def _inputs(
         placed.append((tensor, place))
     if taken < len(contents):
         raise InvalidArgument(
-            f"raw_input_contents holds {len(contents) - taken} more than the inputs that are not in shared memory; "
-            "give one for each of those"
+            f"raw_input_contents holds {len(contents) - taken} more than the inputs that are not in shared "
+            "memory; give one for each of those"
         )
     return tuple(placed)
 
