@@ -298,7 +298,7 @@ class Peer:
         own: bool,
         call: int | None = None,
     ) -> None:
-        self._frames.append(_Frame(deque(map(memoryview, parts)), descriptors, own, call))
+        self._frames.append(_Frame(deque([memoryview(part) for part in parts]), descriptors, own, call))
         for part in parts:
             self.unsent_bytes += len(part)
         self.unsent_descriptors += len(descriptors)

@@ -220,23 +220,24 @@ class InFlightRequests:
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         try:
-            coming = supervisor.begin(call, seconds=self._limits.run_seconds)
+            told = partial(self._ran, action.engine, work, call)
+            supervisor.ask(call, told, seconds=self._limits.run_seconds)
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))
-        else:
-            coming.add_done_callback(partial(self._ran, action.engine, work, call))
 
     def _ran(
         self,
         engine: str,
         work: PendingRequest[Any],
         call: WorkerCall[Any],
-        coming: asyncio.Future[ResponseReceived],
+        answer: ResponseReceived | Exception,
     ) -> None:
         self._release(work)
         try:
-            work.answers.append(taken(call, coming.result()))
+            if isinstance(answer, Exception):
+                raise answer
+            work.answers.append(taken(call, answer))
         except HonedError as error:
             self._told(_failed(engine, error))
         except strict.Mismatch as error:
