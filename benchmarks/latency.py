@@ -1,17 +1,16 @@
-"""Requests to the services of two checkouts, in turns: `python -m benchmarks.latency BEFORE [NOW]`.
+"""What a small request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
-Each checkout has a service of its own, on the first OpenCL device, with the same small model compiled for it,
+Each checkout has a service of its own, on the first OpenCL device, with the same small model for each engine,
 and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For
-each block there is the median latency of its requests, and the processor time that client, service and
-worker took for one of them; printed are medians over blocks, and of the ratios of neighbours. The
-model's own run is in the worker's time, and is the same for both. At the end stands what is resident at rest.
+each block there is the median latency of its requests, the processor time that client, service and worker
+took for one of them, and the worker's without the median of what the run itself took; printed are medians
+over blocks, and of the ratios of neighbours. At the end stands what is resident at rest.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import json
 import os
 import random
@@ -23,17 +22,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 _HERE = Path(__file__).resolve()
 _FOLDERS = ("", "daemon", "runtime", "tuner")
-_MODEL = "small"
+_ENGINES = ("gpu", "cpu")
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
-_PROCESSES = ("client", "service", "worker")
+_PARTS = ("client", "service")
+_PROCESSES = (*_PARTS, *_ENGINES)
 
 
 def model(path: Path, tensors: int, floats: int) -> None:
@@ -48,12 +47,12 @@ def model(path: Path, tensors: int, floats: int) -> None:
     for i in range(tensors):
         nodes.append(helper.make_node("Add", [f"x{i}", "one"], [f"s{i}"]))
         nodes.append(helper.make_node("Relu", [f"s{i}"], [f"y{i}"]))
-    graph = helper.make_graph(nodes, _MODEL, inputs, outputs, [one])
+    graph = helper.make_graph(nodes, "small", inputs, outputs, [one])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 def serve_blocks(socket: str, path: str) -> None:
-    """The client's process: adds the model, then makes as many requests as each line of input says."""
+    """The client's process: adds the models, then makes as many requests as each line of input says."""
     from honed.runtime import Client
 
     with Client(socket) as client:
@@ -62,21 +61,21 @@ def serve_blocks(socket: str, path: str) -> None:
             if time.monotonic() > end:
                 raise SystemExit("the service does not become ready; its log says why")
             time.sleep(0.1)
-        # A checkout that has no choice of engines has compiled forms only.
-        chosen: dict[str, Any] = (
-            {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
-        )
-        client.add(path, name=_MODEL, **chosen)
-        given = {t["name"]: np.ones(t["shape"], np.float32) for t in client.metadata(_MODEL)["inputs"]}
+        for engine in _ENGINES:
+            client.add(path, name=engine, engine=engine)
+        given = {t["name"]: np.ones(t["shape"], np.float32) for t in client.metadata(_ENGINES[0])["inputs"]}
         status = client.status()
-        print(json.dumps([os.getpid(), status["pid"], status["worker"]["pid"]]), flush=True)
+        workers = {each["engine"]: each["worker"]["pid"] for each in status["devices"]}
+        print(json.dumps([os.getpid(), status["pid"], *map(workers.get, _ENGINES)]), flush=True)
         for line in sys.stdin:
-            taken = []
-            for _ in range(int(line)):
+            engine, requests = line.split()
+            taken, ran = [], []
+            for _ in range(int(requests)):
                 began = time.perf_counter()
-                client.infer(_MODEL, given)
+                answer = client.answer(engine, given)
                 taken.append(time.perf_counter() - began)
-            print(json.dumps(median(taken)), flush=True)
+                ran.append(answer.compute_us)
+            print(json.dumps([median(taken) * 1e6, median(ran)]), flush=True)
 
 
 def _is_ready(client: object) -> bool:
@@ -90,25 +89,27 @@ def _is_ready(client: object) -> bool:
 
 @dataclass(slots=True)
 class Side:
-    """One checkout at work, and microseconds of its blocks: latency, and processor time by process."""
+    """One checkout at work, and microseconds of its blocks by engine: latency, and processor time."""
 
     client: subprocess.Popen[str]
     pids: dict[str, int]
-    blocks: list[dict[str, float]] = field(default_factory=list)
+    blocks: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {e: [] for e in _ENGINES})
 
-    def block(self, requests: int) -> dict[str, float]:
+    def block(self, engine: str, requests: int) -> dict[str, float]:
         """What one request takes, of so many."""
         assert self.client.stdin is not None
-        before = {name: _processor_seconds(pid) for name, pid in self.pids.items()}
-        self.client.stdin.write(f"{requests}\n")
+        pids = {name: self.pids[of] for name, of in (*zip(_PARTS, _PARTS, strict=True), ("worker", engine))}
+        before = {name: _processor_seconds(pid) for name, pid in pids.items()}
+        self.client.stdin.write(f"{engine} {requests}\n")
         self.client.stdin.flush()
-        latency = json.loads(_line(self.client))
-        spent = {n: (_processor_seconds(pid) - before[n]) * 1e6 / requests for n, pid in self.pids.items()}
-        return {"latency": latency * 1e6, **spent, "all processes": sum(spent.values())}
+        latency, ran = json.loads(_line(self.client))
+        spent = {n: (_processor_seconds(pid) - before[n]) * 1e6 / requests for n, pid in pids.items()}
+        beside = {"worker beside the run": spent["worker"] - ran}
+        return {"latency": latency, **spent, **beside, "all processes": sum(spent.values())}
 
     def resident(self) -> dict[str, float]:
-        """Proportional MiB of service and worker."""
-        return {f"{name} at rest": _proportional_mib(self.pids[name]) for name in ("service", "worker")}
+        """Proportional MiB of service and workers."""
+        return {f"{name} at rest": _proportional_mib(self.pids[name]) for name in _PROCESSES[1:]}
 
 
 def _line(process: subprocess.Popen[str]) -> str:
@@ -154,49 +155,51 @@ def running(root: Path, folder: Path, onnx_file: Path) -> Iterator[Side]:
 
 
 def compare(roots: dict[str, Path], tensors: int, floats: int, requests: int, blocks: int) -> None:
-    """Print a row for each figure: of each checkout, and the ratio."""
+    """Print a row for each figure: of each checkout, and the ratio of the last to the first."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lat-")))
         model(folder / "small.onnx", tensors, floats)
-        sides = {
-            name: stack.enter_context(running(root, folder / name, folder / "small.onnx"))
+        sides = [
+            stack.enter_context(running(root, folder / name, folder / "small.onnx"))
             for name, root in roots.items()
-        }
+        ]
         order = random.Random(0)
-        for side in sides.values():
-            side.block(requests)  # does not count
+        turns = [(side, engine) for side in sides for engine in _ENGINES]
+        for side, engine in turns:
+            side.block(engine, requests)  # does not count
         for _ in range(blocks):
-            for side in order.sample(list(sides.values()), len(sides)):
-                side.blocks.append(side.block(requests))
+            for side, engine in order.sample(turns, len(turns)):
+                side.blocks[engine].append(side.block(engine, requests))
         time.sleep(_REST_SECONDS)
-        before, now = sides["before"], sides["now"]
         print(f"{tensors} tensors in and out of {floats} floats; {blocks} blocks of {requests}; each request")
-        print(f"| {'':15} |  before |     now | now / before (quartiles) |\n|---|---:|---:|---:|")
-        for name in before.blocks[0]:
-            one, other = ([block[name] for block in side.blocks] for side in (before, now))
-            low, middle, high = np.percentile([b / a for a, b in zip(one, other, strict=True)], (25, 50, 75))
-            figures = f"{median(one):4.0f} us | {median(other):4.0f} us"
-            print(f"| {name:15} | {figures} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
-        after = now.resident()
-        for name, mib in before.resident().items():
-            print(f"| {name:15} | {mib:.1f} MiB | {after[name]:.1f} MiB | {after[name] / mib:.2f} |")
+        print(f"| engine, figure | {' | '.join(roots)} | {'now / before (quartiles)':24} |")
+        print(f"|---|{'---:|' * (len(roots) + 1)}")
+        for engine in _ENGINES:
+            for name in sides[0].blocks[engine][0]:
+                figures = [[block[name] for block in side.blocks[engine]] for side in sides]
+                low, middle, high = np.percentile(np.divide(figures[-1], figures[0]), (25, 50, 75))
+                shown = " | ".join(f"{median(each):4.0f} us" for each in figures)
+                print(f"| {engine}: {name} | {shown} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+        for name in sides[0].resident():
+            mib = [side.resident()[name] for side in sides]
+            shown = " | ".join(f"{each:.1f} MiB" for each in mib)
+            print(f"| {name} | {shown} | {mib[-1] / mib[0]:.2f} |")
 
 
 def main() -> None:
-    """Compare two checkouts, or be a client of one."""
+    """Measure this checkout, beside another one where asked, or be a client of one."""
     if sys.argv[1:2] == ["--client"]:
         serve_blocks(*sys.argv[2:4])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("before", type=Path)
-    parser.add_argument("now", type=Path, nargs="?", default=_HERE.parents[1])
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout")
     parser.add_argument("--tensors", type=int, default=1, help="inputs and outputs of the model")
     parser.add_argument("--floats", type=int, default=8, help="in each of them")
     parser.add_argument("--requests", type=int, default=200, help="in a block")
-    parser.add_argument("--blocks", type=int, default=30, help="of each checkout")
+    parser.add_argument("--blocks", type=int, default=30, help="of each checkout and engine")
     given = parser.parse_args()
-    roots = {"before": given.before.resolve(), "now": given.now.resolve()}
-    compare(roots, given.tensors, given.floats, given.requests, given.blocks)
+    before = {"before": given.against.resolve()} if given.against is not None else {}
+    compare(before | {"now": _HERE.parents[1]}, given.tensors, given.floats, given.requests, given.blocks)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ from .wire import (
 )
 
 _APART: Final = b"\xd6\x01"  # an extension type of 4 bytes, which no peer may send
-_INSIDE: Final = frozenset({list, dict, msgpack.Timestamp})  # what has to be looked into
+_TIMESTAMP: Final = msgpack.Timestamp
+_INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # what has to be looked into
 
 
 class Decoder:
@@ -178,19 +179,13 @@ def _small(limits: FrameLimits, large: int | None) -> int:
 
 def _flat_enough(value: Any, max_depth: int) -> bool:
     """Whether containers are nested no deeper than this; no timestamp is, which is an extension type."""
-    level = [value]
-    for _ in range(max_depth):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer if type(outer) is list else outer.values())
-            if type(inner) in _INSIDE
-        ]
-        if not level:
-            return True
-        if msgpack.Timestamp in map(type, level):
+    if not max_depth:
+        return False
+    for inner in value if type(value) is list else value.values():
+        kind = type(inner)
+        if kind in _INSIDE and (kind is _TIMESTAMP or not _flat_enough(inner, max_depth - 1)):
             return False
-    return False
+    return True
 
 
 def _refused(_code: int, _data: bytes) -> None:
@@ -203,15 +198,15 @@ def _is_msgid(value: object) -> bool:
 
 def _as_message(value: list[Any]) -> Message | None:
     """The message that a list of 3 or 4 is; None where it is none."""
-    kind, *rest = value
+    kind = value[0]
     if type(kind) is not int:  # False and 0.0 are equal to 0 but no message type
         return None
-    if kind == NOTIFICATION and len(rest) == 2:
-        method, params = rest
+    if kind == NOTIFICATION and len(value) == 3:
+        _, method, params = value
         return Notification(method=method, params=params[0]) if _is_call(method, params) else None
-    if len(rest) != 3 or not _is_msgid(rest[0]):
+    if len(value) != 4 or not _is_msgid(value[1]):
         return None
-    msgid, second, third = rest
+    _, msgid, second, third = value
     if kind == REQUEST and _is_call(second, third):
         return Request(msgid=msgid, method=second, params=third[0])
     if kind == RESPONSE and second is None:

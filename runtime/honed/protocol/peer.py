@@ -64,6 +64,7 @@ class NotificationReceived:
 
 
 Event = RequestReceived | ResponseReceived | NotificationReceived
+_WITH_DESCRIPTORS: Final = frozenset({RequestReceived, ResponseReceived})
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ class Peer:
         self._decoder = Decoder(receiving, large=large)
         self._arrivals = Arrivals()
         self._unanswered: dict[int, int] = {}  # requests of the peer by msgid: their bytes
+        self._unanswered_bytes = 0  # of all of them
         self._calls: set[int] = set()  # of this end, unanswered
         self._given_up: set[int] = set()  # calls cancelled, whose answers are still to come
         self._last_msgid = 0
@@ -118,7 +120,7 @@ class Peer:
     @property
     def held(self) -> int:
         """Bytes of messages that are here: coming in, unanswered, and not sent yet."""
-        return self.buffered + sum(self._unanswered.values()) + self.unsent_bytes
+        return self._decoder.buffered + self._unanswered_bytes + self.unsent_bytes
 
     def receive(self, data: bytes, descriptors: list[int], *, truncated: bool = False) -> None:
         """Take in what one read gave; the descriptors are the peer's to close from now on.
@@ -146,7 +148,7 @@ class Peer:
             except PeerFault:
                 close_all(descriptors)
                 raise
-            if isinstance(event, NotificationReceived) or event is None:
+            if descriptors and type(event) not in _WITH_DESCRIPTORS:
                 close_all(descriptors)
             if event is not None:
                 return event
@@ -164,6 +166,7 @@ class Peer:
                         )
                     )
                 self._unanswered[msgid] = self._decoder.frame_bytes
+                self._unanswered_bytes += self._decoder.frame_bytes
                 return RequestReceived(msgid, method, params, descriptors)
             case Response(msgid=msgid, error=error, result=result):
                 if msgid in self._given_up:
@@ -218,7 +221,7 @@ class Peer:
 
     def forget(self, msgid: int) -> None:
         """A request is not answered any more, for the connection ends."""
-        del self._unanswered[msgid]
+        self._unanswered_bytes -= self._unanswered.pop(msgid)
 
     def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
@@ -244,7 +247,8 @@ class Peer:
         frame = self._frames[0]
         frame.begun = True
         self.unsent_bytes -= nbytes
-        self._let_go(frame)
+        if frame.descriptors:
+            self._let_go(frame)
         if nbytes < len(frame.parts[0]):
             frame.parts[0] = frame.parts[0][nbytes:]
             return
@@ -269,7 +273,7 @@ class Peer:
         self.unsent_bytes = 0
 
     def _respond(self, response: Response, descriptors: Sequence[int]) -> None:
-        del self._unanswered[response.msgid]
+        self.forget(response.msgid)
         self._say(response, descriptors)
 
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
@@ -295,7 +299,8 @@ class Peer:
         call: int | None = None,
     ) -> None:
         self._frames.append(_Frame(deque([memoryview(part) for part in parts]), descriptors, own, call))
-        self.unsent_bytes += sum(map(len, parts))
+        for part in parts:
+            self.unsent_bytes += len(part)
         self.unsent_descriptors += len(descriptors)
 
     def _let_go(self, frame: _Frame) -> None:

@@ -210,57 +210,57 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
 
 
 class _Decoding(typing.NamedTuple):
-    """How the value of a field is decoded."""
+    """How the fields of a class are decoded, and which may be missing."""
 
-    name: str
-    decode: _Decoder
-    as_is: frozenset[type]  # values of these need no decoding
-    optional: bool
-    may_be_none: bool
+    fields: dict[str, tuple[frozenset[type], _Decoder]]  # with the types of values that need no decoding
+    needed: frozenset[str]
 
 
 @functools.cache  # asked for late: the types of a class may lead back to it
-def _steps(kind: type, rules: _Rules) -> tuple[_Decoding, ...]:
-    return tuple(
-        _Decoding(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in members_of(f.hint))
-        for f in fields_of(kind)
+def _decoding(kind: type, rules: _Rules) -> _Decoding:
+    fields = fields_of(kind)
+    may_be_missing = {f.name for f in fields if f.optional or (rules.none_omitted and _may_be_none(f))}
+    return _Decoding(
+        {f.name: (_as_is(f), _decoder(f.hint, rules)) for f in fields},
+        frozenset(f.name for f in fields if f.name not in may_be_missing),
     )
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    """Begins with the map as it is: most values need no decoding."""
-    missing, names = object(), {field.name for field in fields_of(kind)}
-    steps: tuple[_Decoding, ...] = ()
+    """Begins with the map as it is: most values need no decoding. What it costs goes with what is there."""
+    names = [field.name for field in fields_of(kind)]
+    known = frozenset(names)
+    nones = {f.name: None for f in fields_of(kind) if not f.optional and _may_be_none(f)}
+    decoding: _Decoding | None = None
 
     def decode(plain: Any) -> Any:
-        nonlocal steps
+        nonlocal decoding
         if type(plain) is not dict and not isinstance(plain, Mapping):
             raise _Wrong(f" is {shown(plain)} instead of a map")
-        steps = steps or _steps(kind, rules)
+        fields, needed = decoding = decoding or _decoding(kind, rules)
         values = dict(plain)
-        if not values.keys() <= names:
+        if not known.issuperset(values):
             if not rules.unknown_ignored:
-                raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
-            values = {key: item for key, item in values.items() if key in names}
+                raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in known))}")
+            values = {key: item for key, item in values.items() if key in known}
+        if not needed.issubset(values):
+            lacks = next(name for name in names if name in needed and name not in values)
+            raise _Wrong(f" lacks the key {lacks!r}")
         name = ""
         try:
-            for name, decode_item, as_is, optional, may_be_none in steps:
-                item = plain.get(name, missing)
-                if type(item) in as_is:
-                    continue
-                if item is not missing:
+            for name, item in values.items():
+                as_is, decode_item = fields[name]
+                if type(item) not in as_is:
                     values[name] = decode_item(item)
-                elif not optional:
-                    if not (rules.none_omitted and may_be_none):
-                        break
-                    values[name] = None
-            else:
-                return kind(**values)
         except _Wrong as wrong:
             raise wrong.inside(f".{name}") from None
-        raise _Wrong(f" lacks the key {name!r}")
+        return kind(**{**nones, **values} if nones and rules.none_omitted else values)
 
     return decode
+
+
+def _may_be_none(field: Field) -> bool:
+    return type(None) in members_of(field.hint)
 
 
 def _as_is(field: Field) -> frozenset[type]:

@@ -87,16 +87,16 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     Large memoryviews in a list that is a value of the params or the result are parts themselves: no copy is
     made of them.
     """
-    limits = limits or FrameLimits()
-    field = "result" if isinstance(message, Response) else "params"
+    limits = limits or _USUAL
+    field = "result" if type(message) is Response else "params"
     body = getattr(message, field)
-    apart: dict[bytes, memoryview] = {}
-    lists = [value for value in body.values() if type(value) is list] if type(body) is dict else []
-    if any(map(_holds_large, lists)):
-        body = {key: _set_apart(value, apart) for key, value in body.items()}
-    if not apart:
+    for value in body.values() if type(body) is dict else ():
+        if type(value) is list and _holds_large(value):
+            break
+    else:
         return [encode(message, limits)]
-    changes: Map = {field: body}
+    apart: dict[bytes, memoryview] = {}
+    changes: Map = {field: {key: _set_apart(value, apart) for key, value in body.items()}}
     frame = encode(replace(message, **changes), limits)
     parts: list[bytes | memoryview] = []
     for marker, data in apart.items():  # in the order in which they stand in the frame
@@ -107,6 +107,7 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     return parts
 
 
+_USUAL: Final = FrameLimits()
 _MARKED: Final = b"\xc4\x10"  # bin of 16 bytes
 
 
@@ -133,7 +134,7 @@ def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
 
 def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
     """The bytes of one message; raises OwnFault where it is none, ResourceExhausted where it is too large."""
-    limits = limits or FrameLimits()
+    limits = limits or _USUAL
     try:
         frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
@@ -193,8 +194,10 @@ class Arrivals:
 
     def take(self, undecoded: int) -> list[int]:
         """Those of the message just decoded, behind which `undecoded` bytes are left; now the caller's."""
-        end = self._received - undecoded
         taken: list[int] = []
+        if not self._held:
+            return taken
+        end = self._received - undecoded
         while self._held and self._held[0][0] <= end:
             taken += self._held.popleft()[1]
         return taken

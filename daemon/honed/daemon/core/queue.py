@@ -100,21 +100,22 @@ class Queue:
         ready = [t for t in self._waiting.values() if t.deadline > now and servable(t.model)]
         if not ready:
             return None
-        chosen = min(
-            ready,
-            key=lambda t: (
-                not t.attempts,
-                self._served_users.get(t.client.user, 0),
-                t.priority,
-                self._served.get(t.client, 0),
-                t.number,
-            ),
-        )
+        chosen = ready[0] if len(ready) == 1 else min(ready, key=self._rank)
         del self._waiting[chosen.number]
         self._turns += 1
         self._served[chosen.client] = self._served_users[chosen.client.user] = self._turns
         chosen.attempts += 1
         return chosen
+
+    def _rank(self, ticket: Ticket) -> tuple[bool, int, int, int, int]:
+        client = ticket.client
+        return (
+            not ticket.attempts,
+            self._served_users.get(client.user, 0),
+            ticket.priority,
+            self._served.get(client, 0),
+            ticket.number,
+        )
 
     def retry(self, ticket: Ticket) -> bool:
         """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""

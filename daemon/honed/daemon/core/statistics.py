@@ -137,7 +137,7 @@ class Tally:
         self.ns += ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would make it slower to make
 class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 
@@ -253,5 +253,8 @@ class Statistics:
             ),
         )
 
-    def _self_and_whole(self) -> tuple[Statistics, ...]:
-        return (self,) if self.whole is None else (self, *self.whole._self_and_whole())
+    def _self_and_whole(self) -> list[Statistics]:
+        found = [self]
+        while (whole := found[-1].whole) is not None:
+            found.append(whole)
+        return found

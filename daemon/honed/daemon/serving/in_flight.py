@@ -172,12 +172,18 @@ class InFlightRequests:
         try:
             self._handle(messages.Asked(ticket))
             await work.done
-        finally:
-            del self._work[number]
-            self._deadlines.drop(number)
-            self._release(work)
+        except BaseException:
+            self._forget(number, work)
             self._handle(messages.ClientGaveUp(number))
+            raise
+        self._forget(number, work)
         return work.answers
+
+    def _forget(self, number: int, work: PendingRequest[Any]) -> None:
+        """Nobody waits for it any more."""
+        del self._work[number]
+        self._deadlines.drop(number)
+        self._release(work)
 
     def _late(self, number: int) -> None:
         where = "while it ran" if self._work[number].started else "before its turn came"
@@ -214,23 +220,24 @@ class InFlightRequests:
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         try:
-            coming = supervisor.begin(call, seconds=self._limits.run_seconds)
+            told = partial(self._ran, action.engine, work, call)
+            supervisor.ask(call, told, seconds=self._limits.run_seconds)
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))
-        else:
-            coming.add_done_callback(partial(self._ran, action.engine, work, call))
 
     def _ran(
         self,
         engine: str,
         work: PendingRequest[Any],
         call: WorkerCall[Any],
-        coming: asyncio.Future[ResponseReceived],
+        answer: ResponseReceived | Exception,
     ) -> None:
         self._release(work)
         try:
-            work.answers.append(taken(call, coming.result()))
+            if isinstance(answer, Exception):
+                raise answer
+            work.answers.append(taken(call, answer))
         except HonedError as error:
             self._told(_failed(engine, error))
         except strict.Mismatch as error:

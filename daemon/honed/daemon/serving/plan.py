@@ -43,7 +43,7 @@ class RegionRange:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would make it slower to make
 class InferencePlan:
     """A checked request: what the worker is to be given and to give back.
 
@@ -67,8 +67,7 @@ class InferencePlan:
     def regions(self) -> list[HeldRegion]:
         """The regions it uses, each once."""
         named = (*self.inputs, *self.outputs, (None, self.room))
-        places = [place for _, place in named if place]
-        return list({place.region.number: place.region for place in places}.values())
+        return list({place.region.number: place.region for _, place in named if place}.values())
 
     def for_worker(self, key: str) -> RunModel:
         """What to ask of the worker that knows the model by `key`."""
@@ -234,28 +233,38 @@ def _inputs(
     params: InferParams, tensors: Sequence[TensorSpec], regions: RegionLookup
 ) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
-    given = [_named(known, entry.name, "input") for entry in params.inputs]
-    _check_once([tensor.name for tensor in given], "input")
-    missing = sorted(known.keys() - {tensor.name for tensor in given})
-    if missing:
-        raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(known)}")
+    names = [entry.name for entry in params.inputs]
+    if len(names) != len(known) or known.keys() != set(names):
+        _check_names(known, names)
     placed = []
-    contents = list(params.raw_input_contents or ())
-    for entry, open_tensor in zip(params.inputs, given, strict=True):
-        _check_input(entry, open_tensor)
-        tensor = open_tensor
+    contents = params.raw_input_contents or ()
+    taken = 0
+    for entry in params.inputs:
+        tensor = known[entry.name]
+        _check_input(entry, tensor)
         if entry.shape != tensor.shape:
-            tensor = dataclasses.replace(open_tensor, shape=entry.shape)
+            tensor = dataclasses.replace(tensor, shape=entry.shape)
         place = _place(entry.parameters, tensor, regions)
         if place is None:
-            _check_content(tensor, contents.pop(0) if contents else None)
+            _check_content(tensor, contents[taken] if taken < len(contents) else None)
+            taken += 1
         placed.append((tensor, place))
-    if contents:
+    if taken < len(contents):
         raise InvalidArgument(
-            f"raw_input_contents holds {len(contents)} more than the inputs that are not in shared memory; "
-            "give one for each of those"
+            f"raw_input_contents holds {len(contents) - taken} more than the inputs that are not in shared "
+            "memory; give one for each of those"
         )
     return tuple(placed)
+
+
+def _check_names(known: dict[str, TensorSpec], names: list[str]) -> None:
+    """Raise InvalidArgument for inputs that are not those of the model, each once."""
+    for name in names:
+        _named(known, name, "input")
+    _check_once(names, "input")
+    missing = sorted(known.keys() - set(names))
+    if missing:
+        raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(known)}")
 
 
 def _outputs(

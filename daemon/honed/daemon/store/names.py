@@ -109,7 +109,7 @@ def own_name(user: int, params: BringParams) -> str:
 
 def is_own(name: str) -> bool:
     """Whether only a model that was brought, or a variant of one, may have this name."""
-    return _OWN.fullmatch(model_of(name)) is not None
+    return name.startswith("own-") and _OWN.fullmatch(model_of(name)) is not None
 
 
 @dataclass(frozen=True, slots=True)

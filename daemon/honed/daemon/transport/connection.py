@@ -449,7 +449,10 @@ class Connection:
         if self.closed:
             return
         held = self._wire.held
-        change, self._held = held - self._held, held
+        change = held - self._held
+        if not change:
+            return
+        self._held = held
         within = self._usage.change(self.peer.uid, change)
         if self._usage.overfull and change > 0:
             self._handler.overfull()

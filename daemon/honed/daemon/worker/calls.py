@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class WorkerCall(Generic[R]):
     work: ClassVar[bool] = False
 
     @classmethod
+    @functools.cache
     def answer(cls) -> type[R]:
         """R."""
         found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]

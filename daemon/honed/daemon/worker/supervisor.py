@@ -24,11 +24,12 @@ from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.service import WorkerEnd
 from honed.protocol.wire import APART, FrameLimits
-from honed.runtime.calling.aiolink import AsyncLink
+from honed.runtime.calling.aiolink import AsyncLink, Told
 from honed.runtime.engines import UNLIMITED, PartLimits
 
 from . import calls as workercalls
@@ -242,29 +243,49 @@ class Supervisor:
 
         `seconds` count anew with each progress that it tells.
         """
-        return workercalls.taken(call, await self.begin(call, descriptors, seconds=seconds))
+        link, under_way = self._reached(), _UnderWay(call, seconds)
+        coming = workercalls.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
+        self._count(under_way)
+        coming.add_done_callback(partial(self._settled, under_way))
+        return workercalls.taken(call, await coming)
 
-    def begin(
-        self, call: WorkerCall[Any], descriptors: Sequence[int] = (), *, seconds: float
-    ) -> asyncio.Future[ResponseReceived]:
-        """Ask the worker; what `call` would raise comes in the answer's place.
+    def ask(self, call: WorkerCall[Any], told: Told, *, seconds: float) -> None:
+        """Have `told` called with what came of a call, at once when it comes: the answer, or its error.
 
         Raises WorkerDied where it is known already that there is no worker.
         """
-        link = self._link
-        if link is None:
-            raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
-        under_way = _UnderWay(call, seconds)
-        coming = workercalls.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
-        under_way.go_on(self._deadlines)
-        self._calls += 1
-        coming.add_done_callback(partial(self._over, under_way))
-        return coming
+        link, under_way = self._reached(), _UnderWay(call, seconds)
 
-    def _over(self, call: _UnderWay, answered: asyncio.Future[ResponseReceived]) -> None:
+        def answered(answer: ResponseReceived | Exception) -> None:
+            self._over(under_way, answer if isinstance(answer, Exception) else None)
+            told(answer)
+
+        self._count(under_way)
+        try:
+            link.ask(call.method, strict.to_plain(call), answered)
+        except BaseException:
+            self._calls -= 1
+            self._deadlines.drop(under_way)
+            raise
+
+    def _reached(self) -> AsyncLink:
+        """The worker's link; raises WorkerDied where there is no worker."""
+        if self._link is None:
+            raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        return self._link
+
+    def _count(self, call: _UnderWay) -> None:
+        """It is under way from now on."""
+        self._calls += 1
+        call.go_on(self._deadlines)
+
+    def _settled(self, call: _UnderWay, coming: asyncio.Future[ResponseReceived]) -> None:
+        self._over(call, None if coming.cancelled() else coming.exception())
+
+    def _over(self, call: _UnderWay, error: BaseException | None) -> None:
+        """It was answered, or failed."""
         self._calls -= 1
         self._deadlines.drop(call)
-        error = None if answered.cancelled() else answered.exception()
         if error is None:
             self._heard = time.monotonic()
         elif isinstance(error, WorkerDied):

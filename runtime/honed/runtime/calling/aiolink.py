@@ -15,6 +15,10 @@ from honed.protocol.wire import PeerFault, close_all
 from . import transport
 from .transport import Progress
 
+Told = Callable[
+    [ResponseReceived | Exception], None
+]  # called with the answer to a call, or why there is none
+
 
 class AsyncLink:
     """One connection within one event loop: any number of calls under way, answers in any order."""
@@ -31,7 +35,7 @@ class AsyncLink:
         self._socket = connected
         self._peer = peer
         self._lost = lost
-        self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
+        self._waiting: dict[int, Told] = {}
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
@@ -83,21 +87,35 @@ class AsyncLink:
 
         Raises what the connection was failed with.
         """
+        coming: asyncio.Future[ResponseReceived] = self._loop.create_future()
+        msgid = self.ask(method, params, partial(_settle, coming), descriptors, progress)
+        coming.add_done_callback(partial(self._over, msgid))
+        return coming
+
+    def ask(
+        self,
+        method: str,
+        params: Map,
+        told: Told,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> int:
+        """Make a call and have `told` called once with what comes of it, perhaps before this returns.
+
+        Gives the call's number. Raises what the connection was failed with.
+        """
         if self.broken is not None:
             raise self.broken
         msgid = self._peer.call(method, params, descriptors)
-        coming: asyncio.Future[ResponseReceived] = self._loop.create_future()
-        self._waiting[msgid] = coming
+        self._waiting[msgid] = told
         if progress is not None:
             self._progress[msgid] = progress
-        coming.add_done_callback(partial(self._over, msgid))
         self._write()
-        return coming
+        return msgid
 
     def _over(self, msgid: int, _: asyncio.Future[ResponseReceived]) -> None:
         """Nobody waits for it any more."""
-        del self._waiting[msgid]
-        self._progress.pop(msgid, None)
+        self._taken(msgid)
         if self.broken is None and self._peer.awaits(msgid):
             self._peer.cancel(msgid)
             self._write()
@@ -123,9 +141,14 @@ class AsyncLink:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._peer.close()
-        for coming in self._waiting.values():
-            if not coming.done():
-                coming.set_exception(error)
+        for msgid in list(self._waiting):
+            if (told := self._taken(msgid)) is not None:
+                told(error)
+
+    def _taken(self, msgid: int) -> Told | None:
+        """Whom to tell what came of a call, who hears no more of it; None where nobody waits."""
+        self._progress.pop(msgid, None)
+        return self._waiting.pop(msgid, None)
 
     def _write(self) -> None:
         """Send what the socket takes, and the rest when it takes more."""
@@ -157,14 +180,11 @@ class AsyncLink:
     def _deliver(self, event: Event) -> None:
         match event:
             case ResponseReceived(msgid=msgid, error=error, descriptors=descriptors):
-                coming = self._waiting.get(msgid)
-                if coming is None or coming.done():  # it is being cancelled
+                told = self._taken(msgid)
+                if told is None or error is not None:
                     close_all(descriptors)
-                elif error is None:
-                    coming.set_result(event)
-                else:
-                    close_all(descriptors)
-                    coming.set_exception(error)
+                if told is not None:
+                    told(event if error is None else error)
             case NotificationReceived(method="Progress", params=params):
                 self._show_progress(params)
             case NotificationReceived(method="Error", params=params):
@@ -172,10 +192,22 @@ class AsyncLink:
 
     def _show_progress(self, params: Map) -> None:
         msgid = params.get("msgid", -1)
-        progress, coming = self._progress.get(msgid), self._waiting.get(msgid)
-        if progress is None or coming is None or coming.done():
+        progress = self._progress.get(msgid)
+        if progress is None:
             return
         try:
             progress(params)
         except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised from its call
-            coming.set_exception(error)
+            if (told := self._taken(msgid)) is not None:
+                told(error)
+
+
+def _settle(coming: asyncio.Future[ResponseReceived], answered: ResponseReceived | Exception) -> None:
+    """Give a future what came of its call; it may have been cancelled just before."""
+    if isinstance(answered, ResponseReceived):
+        if coming.done():
+            close_all(answered.descriptors)
+        else:
+            coming.set_result(answered)
+    elif not coming.done():
+        coming.set_exception(answered)
