@@ -24,7 +24,7 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
+PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
 WAYS: Final = (  # that the page leads through the code
     "The way of a request",
@@ -39,7 +39,7 @@ _STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"
 _CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
-    **dict.fromkeys(("bridge", "frigate", "http", "hub"), "bridges/honed/"),
+    **dict.fromkeys(("bridge", "frigate", "http", "hub"), "extensions/honed/"),
     **dict.fromkeys(("daemon", "cpu", "tool"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }

@@ -49,7 +49,7 @@ def required(metadata: Message, extra: str = "") -> dict[str, Requirement]:
 
 
 def test_it_holds_what_git_holds_of_the_packages_and_no_test(wheel: zipfile.ZipFile) -> None:
-    command = ["git", "ls-files", "--", "bridges/honed", "daemon/honed", "runtime/honed", "tuner/honed"]
+    command = ["git", "ls-files", "--", "daemon/honed", "extensions/honed", "runtime/honed", "tuner/honed"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     known = {name.partition("/")[2] for name in listed if (ROOT / name).exists()}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}

@@ -24,11 +24,10 @@ from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.params import HintFigures
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
+from honed.tool.commands.models import set_aside
 from honed.tool.compiler import followed, started
 from honed.tool.output import Console, Output, clean, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
-
-from .models import set_aside
 
 if TYPE_CHECKING:
     from honed.hub.index import Keyring, NamedKey
