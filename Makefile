@@ -26,7 +26,7 @@ attack: setup ## send made-up clients and files at a service for MINUTES (5); SE
 lint: setup ## check style and types
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy bridges daemon runtime tuner benchmarks
+	@.venv/bin/mypy daemon extensions runtime tuner benchmarks
 
 setup: ## make .venv (installs missing Debian packages)
 	@packaging/dev/setup

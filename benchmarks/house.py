@@ -24,7 +24,12 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
+PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
+# What a board works without, in commits before it had a folder of its own, too.
+_EXTENSION: Final = re.compile(
+    r"(extensions|bridges|tuner/honed/tuner/(farm|learn|valhall)|daemon/honed/tool/report)/"
+    r"|daemon/honed/tool/commands/(farm|hub)\.py$"
+)
 PAGE: Final = "docs/architecture.md"
 WAYS: Final = (  # that the page leads through the code
     "The way of a request",
@@ -39,7 +44,9 @@ _STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"
 _CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
-    **dict.fromkeys(("bridge", "frigate", "http", "hub"), "bridges/honed/"),
+    **dict.fromkeys(
+        ("bridge", "farm", "frigate", "http", "hub", "learn", "report", "valhall"), "extensions/honed/"
+    ),
     **dict.fromkeys(("daemon", "cpu", "tool"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }
@@ -73,8 +80,8 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The top folder that it is in."""
-        return self.path.split("/")[0]
+        """The top folder that it belongs in."""
+        return "extensions" if _EXTENSION.match(self.path) else self.path.split("/")[0]
 
     @property
     def name(self) -> str:
@@ -111,7 +118,7 @@ class Lines:
 
 def from_checkout(root: Path) -> House:
     """What is in a folder; raises SystemExit where it is no checkout of honed."""
-    files = sorted(path for part in PARTS for path in (root / part).rglob("*.py"))
+    files = sorted(path for part in (*PARTS, "bridges") for path in (root / part).rglob("*.py"))
     if not files:
         raise SystemExit(f"{root} has no {', '.join(PARTS)}; name a checkout of honed")
     pages = [path for path in (root / "README.md", *(root / "docs").glob("*.md")) if path.exists()]
@@ -253,6 +260,8 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
     for part in PARTS:
         yield f"lines of code, {part}", f"{sum(lines.code for found, lines in every if found == part):,}"
     code = sum(lines.code for _, lines in every)
+    core = sum(lines.code for part, lines in every if part != "extensions")
+    yield "lines of code, without extensions", f"{core:,}"
     yield "lines of code, together", f"{code:,}"
     yield "lines of docstrings and comments", f"{sum(lines.prose for _, lines in every):,}"
     yield "share of imports in lines of code", f"{sum(lines.imports for _, lines in every) / code:.1%}"

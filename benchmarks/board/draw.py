@@ -20,9 +20,9 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.tune.extract import Extracted, extract
-from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import JudgedLaunch, MachineCodeJudge
+from honed.valhall.benches import predicted
+from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
+from honed.valhall.judge import JudgedLaunch, MachineCodeJudge
 
 from .kernels import FILE, Buffer, Launched, Program, save
 from .tasks import TASKS, Precision

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 from tests.tuner.farm.running import RunningFarm
 
+from honed.farm import rows
+from honed.farm.boards import FarmChoice, join
+from honed.farm.certificates import issue
+from honed.farm.measurer import FarmMeasurer
 from honed.machine import devices, peaks
 from honed.tuner.demo import lightglue
-from honed.tuner.farm import rows
-from honed.tuner.farm.boards import FarmChoice, join
-from honed.tuner.farm.certificates import issue
-from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure import codec
 from honed.tuner.records.verdict import Outcome
 

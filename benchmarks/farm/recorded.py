@@ -11,12 +11,12 @@ from typing import cast
 
 from tests.tuner.farm.running import RunningFarm
 
+from honed.farm import rows
+from honed.farm.boards import Came, DaskBoards, FarmChoice, join
+from honed.farm.measurer import FarmMeasurer
 from honed.jobs import events
 from honed.machine.devices import Device
 from honed.protocol.strict import Map
-from honed.tuner.farm import rows
-from honed.tuner.farm.boards import Came, DaskBoards, FarmChoice, join
-from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.children import Proposals, SearchChild

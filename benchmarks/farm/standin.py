@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from honed.farm import rows
+from honed.farm.board import DEPTH, FarmBoard
+from honed.farm.worker import serve
 from honed.machine import profilefile
-from honed.tuner.farm import rows
-from honed.tuner.farm.board import DEPTH, FarmBoard
-from honed.tuner.farm.worker import serve
-from honed.tuner.valhall.benches import predicted
+from honed.valhall.benches import predicted
 
 from .recorded import Recording, kept, steady
 

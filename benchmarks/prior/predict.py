@@ -18,9 +18,9 @@ from typing import TypeVar
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.records.verdict import Stored, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.benches import predicted
+from honed.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
+from honed.valhall.judge import MachineCodeJudge, seconds
 
 from .schedules import Tried, record, schedules
 from .zoo import add_kinds, write

@@ -21,9 +21,9 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
-from honed.tuner.valhall.machine import FP16_FLOPS
+from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
+from honed.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
+from honed.valhall.machine import FP16_FLOPS
 
 from . import check, dots, winograd
 from .draws import default, draws

@@ -25,9 +25,9 @@ from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import MachineCodeJudge, seconds
-from honed.tuner.valhall.machine import FP16_FLOPS
+from honed.valhall.compiler import NotBuilt
+from honed.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.machine import FP16_FLOPS
 
 from .hand import Product, product
 from .peaks import arithmetic, loads

@@ -1,6 +1,6 @@
 """Products and convolutions of bytes on a Mali: as integers, by dot products, and the same in halves.
 
-Dot products are judged as an instruction, which Arm's compiler has (`honed.tuner.valhall.compiler` says what
+Dot products are judged as an instruction, which Arm's compiler has (`honed.valhall.compiler` says what
 stands for it), and as Mesa writes them out.
 """
 
@@ -22,8 +22,8 @@ from honed.tuner.frontend import Precision, import_relax, normalise
 from honed.tuner.lower.dotnames import DOT_ADD
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
-from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.compiler import NotBuilt
+from honed.valhall.judge import MachineCodeJudge, seconds
 
 from .draws import draws
 from .tasks import profile

@@ -27,9 +27,9 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
 from honed.tuner.search.draw import Drawing
 from honed.tuner.tune.extract import workload
-from honed.tuner.valhall.compiler import NotBuilt
-from honed.tuner.valhall.judge import MachineCodeJudge, seconds
-from honed.tuner.valhall.machine import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS
+from honed.valhall.compiler import NotBuilt
+from honed.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.machine import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS
 
 from .tasks import profile
 

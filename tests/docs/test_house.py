@@ -72,6 +72,18 @@ def test_lines_are_code_imports_among_them_or_prose() -> None:
     assert lines.code == sum(bool(line.strip()) for line in ONE.splitlines()) - 3 - 1
 
 
+def test_what_a_board_works_without_is_counted_apart_wherever_it_lay() -> None:
+    here = ("extensions/honed/hub/main.py", "bridges/honed/hub/main.py", "tuner/honed/tuner/farm/board.py")
+    assert {Module(path, "").part for path in here} == {"extensions"}
+    small = House((*SMALL.modules, Module(here[2], TWO)), {})
+    figures = dict(house.figures(small))
+    assert figures["lines of code, extensions"] == "1"
+    apart, together = (
+        int(str(figures[f"lines of code, {which}"])) for which in ("without extensions", "together")
+    )
+    assert apart == together - 1
+
+
 def test_what_starts_processes_is_found_and_the_means_for_all_are_not() -> None:
     names = {
         "runtime/honed/machine/aiochildren.py": "from .children import start\n",

@@ -52,7 +52,7 @@ def _follows(whole: str, at: int, wanted: list[str]) -> bool:
 def texts() -> tuple[Text, ...]:
     """Every text of all parts."""
     found: list[Text] = []
-    for part in ("bridges", "daemon", "runtime", "tuner"):
+    for part in ("daemon", "extensions", "runtime", "tuner"):
         for file in sorted((ROOT / part).rglob("*.py")):
             found += _texts(ast.parse(file.read_text()), "")
     return tuple(found)

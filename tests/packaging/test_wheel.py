@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from honed.tool.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_THERE = {"systemd"}  # extras that need a compiler where they are installed
@@ -49,7 +52,7 @@ def required(metadata: Message, extra: str = "") -> dict[str, Requirement]:
 
 
 def test_it_holds_what_git_holds_of_the_packages_and_no_test(wheel: zipfile.ZipFile) -> None:
-    command = ["git", "ls-files", "--", "bridges/honed", "daemon/honed", "runtime/honed", "tuner/honed"]
+    command = ["git", "ls-files", "--", "daemon/honed", "extensions/honed", "runtime/honed", "tuner/honed"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     known = {name.partition("/")[2] for name in listed if (ROOT / name).exists()}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -66,9 +69,12 @@ def test_it_holds_what_git_holds_of_the_packages_and_no_test(wheel: zipfile.ZipF
 def test_its_programs_are_there(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     held = set(wheel.namelist())
-    programs = dict(line.split(" = ") for line in wheel.read(name).decode().splitlines() if " = " in line)
+    told = configparser.ConfigParser(delimiters="=")
+    told.read_string(wheel.read(name).decode())
+    programs, commands = dict(told["console_scripts"]), dict(told["honed.commands"])
+    assert set(commands) == {row.name for row in COMMANDS if row.package}
     assert set(programs) == {"hone", "honed", "honed-frigate", "honed-http", "honed-hub", "honed-tuner"}
-    for target in programs.values():
+    for target in (*programs.values(), *commands.values()):
         module, _, function = target.partition(":")
         file = f"{module.replace('.', '/')}.py"
         assert file in held

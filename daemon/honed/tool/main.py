@@ -53,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(argv: Sequence[str] | None = None) -> Parser:
-    """The whole command line; with `argv`, a command that is not in it only by its name."""
+    """The whole command line; with `argv`, a command that is not in it only by its name.
+
+    Where none is in it, the commands are shown, and those of extensions that are not installed are left out.
+    """
     made = Parser(
         prog="hone",
         description="Models on this machine's OpenCL device, through the honed service.",
@@ -64,9 +67,12 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
     add_global_options(made)
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
+    named = [each for each in COMMANDS if each.name in (argv or ())]
     for each in COMMANDS:
+        if not named and not each.installed():
+            continue
         command = add_command(commands, each.name, each.about)
-        if argv is None or each.name in argv:
+        if argv is None or each in named:
             each.define(command)
     return made
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from honed.protocol.errors import NotFound
+
 from .output import Output, capital
 
 Run = Callable[[argparse.Namespace, Output], int | None]  # its exit status, None for 0
@@ -18,7 +20,18 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises UsageError instead of printing its usage and exiting."""
+    """An argparse parser that raises UsageError instead of printing its usage and exiting.
+
+    `missing` says where a command is that is not installed; parsing its arguments raises NotFound with it.
+    """
+
+    missing = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See argparse."""
+        if self.missing:
+            raise NotFound(self.missing)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

@@ -50,7 +50,7 @@ from honed.protocol.service import (
     WorkerFigures,
     WorkerStatus,
 )
-from honed.tool.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
+from honed.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 BEGUN = 1.795e9  # seconds since 1970
 MALI = DeviceIdentity(

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from honed.protocol import strict
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.results import LatencyPoint
+from honed.report.charts import Linear, Logarithmic, Scale, heights, served, times
+from honed.report.contents import Report, gain, gather, served_median, task_shares
+from honed.report.page import page
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean
-from honed.tool.report.charts import Linear, Logarithmic, Scale, heights, served, times
-from honed.tool.report.contents import Report, gain, gather, served_median, task_shares
-from honed.tool.report.page import page
 from tests.daemon.conftest import SIZE
 from tests.daemon.running import Service
 
@@ -143,7 +143,7 @@ def test_pictures_are_told_in_words_too() -> None:
         assert all(each.get("scope") and words(each) for each in table.iter(f"{HTML}th"))
 
 
-STYLE = resources.files("honed.tool.report").joinpath("page.css").read_text()
+STYLE = resources.files("honed.report").joinpath("page.css").read_text()
 THEMES = re.findall(r":root \{(.*?)\}", STYLE, re.S)
 ON = {
     "ground": ("ink", "soft", "accent", "good", "warn", "bad"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.tuner.farm.certificates import issue
+from honed.farm.certificates import issue
 
 from .running import RunningFarm
 

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from honed.farm import rows
+from honed.farm.boards import Came
 from honed.machine import profilefile
 from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
-from honed.tuner.farm import rows
-from honed.tuner.farm.boards import Came
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 

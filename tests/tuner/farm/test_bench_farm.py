@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from honed.farm.boards import FarmChoice, join
 from honed.protocol.errors import DeviceError
-from honed.tuner.farm.boards import FarmChoice, join
-from honed.tuner.valhall.compiler import ROOT
+from honed.valhall.compiler import ROOT
 from tests.tuner.running import write_model
 
 from .running import RunningFarm

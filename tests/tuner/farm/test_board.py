@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from honed.farm import rows
+from honed.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.machine.devices import Device
-from honed.tuner.farm import rows
-from honed.tuner.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.records.verdict import Outcome
-from honed.tuner.valhall.compiler import Dump
+from honed.valhall.compiler import Dump
 from tests.daemon.conftest import small_model
 from tests.daemon.idle.test_lease_service import EASY
 from tests.daemon.running import Service, serving, wait_for

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from honed.tuner.farm import boards
-from honed.tuner.farm.boards import DaskBoards
+from honed.farm import boards
+from honed.farm.boards import DaskBoards
 from tests.daemon.running import wait_for
 
 from .running import RunningFarm

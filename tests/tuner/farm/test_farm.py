@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.farm.boards import FarmChoice, join
+from honed.farm.measurer import FarmMeasurer
 from honed.machine.devices import Device
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.tuner.farm.boards import FarmChoice, join
-from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records.verdict import Outcome
 from tests.daemon.running import start
@@ -150,7 +150,7 @@ def test_a_liar_is_found_on_a_board_as_here(farm: RunningFarm, device: Device, w
 def test_without_a_certificate_of_the_authority_nobody_joins(
     farm: RunningFarm, device: Device, tmp_path: Path
 ) -> None:
-    from honed.tuner.farm.certificates import issue
+    from honed.farm.certificates import issue
 
     issue(tmp_path / "others", ["pc", "board"])
     with pytest.raises(Unavailable, match="certificates are of the same authority"):

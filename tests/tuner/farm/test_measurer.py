@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from honed.farm import rows
+from honed.farm.boards import FarmChoice, chosen
+from honed.farm.measurer import FarmMeasurer
 from honed.machine import profilefile
 from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.origin import Way
-from honed.tuner.farm import rows
-from honed.tuner.farm.boards import FarmChoice, chosen
-from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.verdict import Outcome, Stored
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
-from honed.tuner.valhall.benches import predicted
+from honed.valhall.benches import predicted
 from tests.tuner.liars import honest
 
 from .planted import PlantedBoard, PlantedBoards, right

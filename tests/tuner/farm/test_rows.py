@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.farm import rows
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import to_plain
-from honed.tuner.farm import rows
 from honed.tuner.measure import codec
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from tests.tuner.liars import honest

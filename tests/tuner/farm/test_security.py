@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.farm import scheduler
+from honed.farm.certificates import issue
+from honed.farm.scheduler import checked, security
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
-from honed.tuner.farm import scheduler
-from honed.tuner.farm.certificates import issue
-from honed.tuner.farm.scheduler import checked, security
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.tuner.farm.worklist import (
+from honed.farm.worklist import (
     Action,
     BoardBlame,
     BoardLeft,

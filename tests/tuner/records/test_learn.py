@@ -16,11 +16,11 @@ import xgboost
 
 from honed.jobs import commands, priorfile
 from honed.jobs.events import Learned, LearnedTask
+from honed.learn import learn
+from honed.learn.command import better, held_out
+from honed.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples, files, records
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
-from honed.tuner.learn import learn
-from honed.tuner.learn.command import better, held_out
-from honed.tuner.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples, files, records
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written
@@ -29,7 +29,7 @@ from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
-from honed.tuner.valhall.benches import predicted
+from honed.valhall.benches import predicted
 
 _SIZES = ((16, 24, 32), (8, 64, 48), (32, 32, 32), (64, 16, 80), (24, 96, 16), (48, 40, 64))
 _EACH = 3

@@ -22,7 +22,7 @@ from honed.tuner.compiler.schedules import recorded
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
-from honed.tuner.setup import for_defaults, setup_for
+from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 from honed.tuner.tune.children import (
     DefaultSchedule,
     LoadedTask,
@@ -34,7 +34,6 @@ from honed.tuner.tune.children import (
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
-from honed.tuner.valhall.benches import PLATFORM
 from tests.tuner import running
 from tests.tuner.liars import honest
 from tests.tuner.measure.test_liars import InjectedLog, cs_fatal
@@ -421,7 +420,7 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
 def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: DeviceProfile) -> None:
     tvm = pytest.importorskip("tvm")
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
-    bench = replace(profile.identity, platform=PLATFORM)
+    bench = replace(profile.identity, platform=PREDICTED)
     timing = Timing(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
     right = Verdict(outcome=Outcome.RIGHT, timing=timing)
     text = "[[],[]]"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.tuner.valhall.compiler import Dump
+from honed.valhall.compiler import Dump
 
 HERE = Path(__file__).parent
 

@@ -32,12 +32,12 @@ from honed.tuner.tune.children import (
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
-from honed.tuner.valhall.benches import BENCHES, DRIVER, predicted
-from honed.tuner.valhall.compiler import Dump, NotBuilt, OfflineCompiler
-from honed.tuner.valhall.count import Counts
-from honed.tuner.valhall.judge import MachineCodeJudge, seconds
-from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
-from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
+from honed.valhall.benches import BENCHES, DRIVER, predicted
+from honed.valhall.compiler import Dump, NotBuilt, OfflineCompiler
+from honed.valhall.count import Counts
+from honed.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
+from honed.valhall.measurer import YARDSTICK, BenchMeasurer
 
 ITEMS = 1024
 SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y

@@ -14,8 +14,8 @@ import pytest
 
 from honed.runtime.compiled import modelfile
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tuner.valhall.benches import DRIVER
-from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
+from honed.valhall.benches import DRIVER
+from honed.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_model
 
 pytestmark = [

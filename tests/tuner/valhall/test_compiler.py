@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.errors import DeviceError
-from honed.tuner.valhall import compiler
-from honed.tuner.valhall.compiler import NotBuilt, OfflineCompiler
+from honed.valhall import compiler
+from honed.valhall.compiler import NotBuilt, OfflineCompiler
 
 _SERVER = """
 import pathlib, signal, sys

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from honed.tuner.valhall.compiler import Dump
-from honed.tuner.valhall.count import counted, pipe_of
-from honed.tuner.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels
-from honed.tuner.valhall.trips import trip_counts
+from honed.valhall.compiler import Dump
+from honed.valhall.count import counted, pipe_of
+from honed.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels
+from honed.valhall.trips import trip_counts
 
 KERNEL = KernelDump(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
 SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"

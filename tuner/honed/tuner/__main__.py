@@ -51,7 +51,7 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
     try:
         if isinstance(do, str):
             module, _, name = do.partition(":")
-            do = getattr(importlib.import_module(f"honed.tuner.{module}"), name)
+            do = getattr(importlib.import_module(module, "honed.tuner"), name)
         result: Result = do(job, emit)
         return result
     except MemoryError as error:
@@ -172,17 +172,17 @@ _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
     commands.Fit: _fit,
     commands.CheckOptimisations: _check_optimisations,
     commands.Compile: _compile,
-    commands.Tasks: "tune.command:list_tasks",
-    commands.Tune: "tune.command:tune_model",
-    commands.Export: "records_command:export",
-    commands.Import: "records_command:import_",
-    commands.ShowHistory: "records_command:history",
-    commands.ListFaults: "records_command:faults",
-    commands.Learn: "learn.command:learn",
+    commands.Tasks: ".tune.command:list_tasks",
+    commands.Tune: ".tune.command:tune_model",
+    commands.Export: ".records_command:export",
+    commands.Import: ".records_command:import_",
+    commands.ShowHistory: ".records_command:history",
+    commands.ListFaults: ".records_command:faults",
+    commands.Learn: "honed.learn.command:learn",
     commands.Demo: _demo,
-    commands.FarmScheduler: "farm.command:scheduler",
-    commands.FarmWorker: "farm.command:worker",
-    commands.FarmCertificates: "farm.command:certificates",
+    commands.FarmScheduler: "honed.farm.jobs:scheduler",
+    commands.FarmWorker: "honed.farm.jobs:worker",
+    commands.FarmCertificates: "honed.farm.jobs:certificates",
 }
 
 

@@ -11,6 +11,9 @@ from honed.machine.profile import DeviceIdentity
 from .records import Setup
 from .search.shipped import chosen
 
+# The OpenCL platform of devices whose times are predicted (`honed.valhall`). None has this name, so that
+# records of predictions are never taken for those of a board.
+PREDICTED = "honed's Valhall bench"
 # Raised when the same trace would give another kernel than before, or a task another default schedule for
 # another reason than its family's prior.
 _LOWERING = 8

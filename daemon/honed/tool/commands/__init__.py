@@ -1,28 +1,53 @@
-"""The commands of `hone`, one module for a group of them.
+"""The commands of `hone`, one module for a group of them, and those that extensions have.
 
 Only the module of the command that runs is imported, so that each imports what it needs, and all start
-quickly.
+quickly. An extension's command is found as an entry point of the group `honed.commands`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from honed.tool.parser import Parser
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+@cache
+def _of_extensions() -> dict[str, EntryPoint]:
+    """The commands of installed extensions. Reading them takes long; most commands go without."""
+    from importlib.metadata import entry_points
+
+    return {each.name: each for each in entry_points(group="honed.commands")}
+
 
 class CommandRow(NamedTuple):
-    """`hone NAME`, of which the function `define_NAME` of `module`, seen from this package, says more."""
+    """`hone NAME`, of which the function `define_NAME` of `module`, seen from this package, says more.
+
+    With `package`, the Debian package that it is in, an entry point names the function instead.
+    """
 
     name: str
     module: str
     about: str
+    package: str = ""
+
+    def installed(self) -> bool:
+        """Whether it is there."""
+        return not self.package or self.name in _of_extensions()
 
     def define(self, command: Parser) -> None:
-        """Tell its parser what it takes, and what carries it out."""
-        module = import_module(f".{self.module}", __package__)
-        getattr(module, f"define_{self.name}")(command)
+        """Tell its parser what it takes and what carries it out, or in which package it is."""
+        if not self.package:
+            module = import_module(f".{self.module}", __package__)
+            getattr(module, f"define_{self.name}")(command)
+        elif self.installed():
+            _of_extensions()[self.name].load()(command)
+        else:
+            command.missing = f"hone {self.name} is in the package {self.package}: apt install {self.package}"
 
 
 # In the order of 'hone --help'.
@@ -49,14 +74,15 @@ COMMANDS: Final = (
     CommandRow("unpin", "versions", "let go of the version and the engine of a model that are pinned"),
     CommandRow("set", "models", "have requests run together, or a model warmed up"),
     CommandRow("records", "records", "export and import what tuning has learned"),
-    CommandRow("hub", "hub", "share what tuning has learned with other machines"),
+    CommandRow("hub", "", "share what tuning has learned with other machines", "honed-hub"),
     CommandRow("faults", "faults", "list candidates in quarantine and faults of the GPU"),
     CommandRow("compile", "compiling", "compile an ONNX file to a .honed file, here and without the service"),
     CommandRow("demo", "compiling", "write a demo model as an ONNX file"),
-    CommandRow("farm", "farm", "search on many machines at once"),
+    CommandRow("farm", "", "search on many machines at once", "honed-farm"),
     CommandRow("top", "top", "watch what the service serves, and how fast"),
-    CommandRow("report", ".report.command",
-               "draw the service on one page: models, latencies, what tuning won, faults, the machine"),
+    CommandRow("report", "",
+               "draw the service on one page: models, latencies, what tuning won, faults, the machine",
+               "honed"),
     CommandRow("metrics", "models", "print every figure the service has of itself, as OpenMetrics text"),
     CommandRow("config", "config", "show every setting with its value and where that comes from"),
     CommandRow("doctor", "doctor", "explain this machine's OpenCL and say what to do about what is wrong"),

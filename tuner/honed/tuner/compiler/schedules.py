@@ -32,8 +32,7 @@ from honed.tuner.search.rules import rules_of, transforms
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.held import loads_of
 from honed.tuner.search.starts import groups_of
-from honed.tuner.setup import for_defaults, setup_for
-from honed.tuner.valhall.benches import PLATFORM as BENCH
+from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def recorded(path: Path, profile: DeviceProfile) -> Recorded:
 
 def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:
     name = found.trace_sha256[:12]
-    if identity.platform == BENCH:
+    if identity.platform == PREDICTED:
         return Origin(ScheduleSource.PREDICTED, name, found.way)
     if found.measured_by != host:
         return Origin(ScheduleSource.RECORD, name)

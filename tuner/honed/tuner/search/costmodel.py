@@ -194,7 +194,7 @@ def features(context: ms.TuneContext, candidates: Sequence[Any]) -> Array:
 # ---- What is believed of a family's schedules before any was measured on the device at hand ----
 #
 # A prior is a cost model, one for each family of devices, that ships with the package or is an
-# administrator's own, learned by `honed.tuner.learn` from records. It scores schedules by their features,
+# administrator's own, learned by `honed.learn` from records. It scores schedules by their features,
 # as the cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
 
 _log = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import tempfile
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from honed.jobs import commands, events
 from honed.jobs.commands import Compile, Tune
@@ -17,18 +18,12 @@ from honed.jobs.events import Stage
 from honed.machine import profilefile
 from honed.protocol.errors import NotFound
 from honed.protocol.strict import like
-from honed.tuner.valhall.benches import marked
-from honed.tuner.valhall.compiler import ROOT
 
 from .children import compile_apart
 from .compare import MedianTimes, compare
-from .opening import BenchChoice, OpenedSession
+from .opening import Instrument, OpenedSession, Tell
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
-
-if TYPE_CHECKING:
-    from honed.tuner.farm.boards import FarmChoice
-
 
 # ---- What a run comes to in the end: a file compiled with the best schedules, and a sentence on it ----
 
@@ -182,29 +177,30 @@ def _stoppable() -> Iterator[_Stop]:
 def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSession:
     name = job.name or job.file.stem
     return OpenedSession(
-        marked(name, job.bench) if job.bench else name,
+        # The history of a bench is not that of a served model.
+        f"{name} ({job.bench}, predicted)" if job.bench else name,
         device=job.device,
         records=job.records,
         cache_dir=job.cache_dir,
         seed=seed,
         emit=emit,
         hints=job.hints,
-        bench=BenchChoice(job.bench, job.bench_root or ROOT) if job.bench else None,
-        farm=_farm(job),
+        elsewhere=_elsewhere(job),
     )
 
 
-def _farm(job: commands.Search[Any]) -> FarmChoice | None:
-    if job.farm is None:
+def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None:
+    """What judges candidates in the place of a device of this machine, which an extension has."""
+    if not (job.farm or job.bench):
         return None
     try:
-        from honed.tuner.farm.boards import FarmChoice
+        module = importlib.import_module("honed.farm.instrument" if job.farm else "honed.valhall.instrument")
     except ModuleNotFoundError as error:
         raise NotFound(
             f"a farm needs {error.name}, which is not installed; install honed-farm (apt install honed-farm, "
             "or pip install 'honed[farm]')"
         ) from error
-    return FarmChoice(url=job.farm, certificates=job.certificates, bench=job.bench or "", device=job.device)
+    return lambda tell: module.instrument(job, tell)
 
 
 def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], Found]:

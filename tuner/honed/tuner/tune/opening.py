@@ -1,7 +1,7 @@
 """A session with all it needs: device or bench, records, kernel log, searching and measuring children.
 
-What judges candidates is an OpenCL device, the bench of one that is not there, or the boards of a farm;
-searching and building share the processor's cores with what is timed.
+What judges candidates is an OpenCL device, or what an extension has instead: a bench, the boards of a farm.
+Searching and building share the processor's cores with what is timed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from honed.jobs import events
 from honed.machine import peaks
@@ -24,20 +23,12 @@ from honed.tuner.measure.gate import Gate
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
-from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
-from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 
 from .children import BATCH, Proposals, SearchChild
 from .session import Emit, TuningSession
 from .trials import Trials
 
-if TYPE_CHECKING:
-    from honed.tuner.farm.boards import FarmChoice
-
-# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
-# are proposed without knowing what came of the others.
-_PER_PLACE = 4
+Tell = Callable[[str], None]
 _MOST_THREADS = 8  # beyond which a batch is too small to gain
 MOST_BUILDERS = 6  # each holds a context of the device
 
@@ -57,13 +48,12 @@ class OpenedSession:
         gate: Gate | None = None,
         limits: MeasureLimits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
-        bench: BenchChoice | None = None,
-        farm: FarmChoice | None = None,
+        elsewhere: Callable[[Tell], Instrument] | None = None,
         hints: int = HINTS_PER_TASK,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
-        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used,
-        with `farm` those of its boards. Of a task so many `hints` of a hub may be tried in a day.
+        `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere` no device of
+        this machine is used, but what it opens. Of a task so many `hints` of a hub may be tried in a day.
 
         Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
         """
@@ -72,10 +62,8 @@ class OpenedSession:
         def tell(text: str) -> None:
             emit(events.Note(text=text))
 
-        if farm is not None:
-            instrument = on_farm(farm, tell)
-        elif bench is not None:
-            instrument = on_bench(bench)
+        if elsewhere is not None:
+            instrument = elsewhere(tell)
         else:
             instrument = on_device(device, cache_dir, limits, kernel_log(tell))
         self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
@@ -123,14 +111,6 @@ def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: i
         answers=instrument.answers,
         threads=instrument.sharing.threads,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class BenchChoice:
-    """A bench by its name (`valhall.benches.BENCHES`), and the root its compiler is in."""
-
-    name: str
-    root: Path = ROOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,44 +172,4 @@ def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: R
         peaks_again=lambda: survey(found.spec, cache_dir, again=True).measured(),
         keep_peaks=lambda raised: peaks.keep_higher(raised, cache_dir),
         sharing=beside,
-    )
-
-
-def on_bench(bench: BenchChoice) -> Instrument:
-    """A bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
-    compiler, profile = OfflineCompiler(bench.root), predicted(bench.name)
-    return Instrument(
-        spec=None,
-        answers=False,
-        profile=profile,
-        measurer=lambda begin: BenchMeasurer(compiler, profile, begin),
-        peaks_again=lambda: profile,
-        keep_peaks=lambda _: None,
-        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
-        yardstick=YARDSTICK,
-        batch=AHEAD,
-    )
-
-
-def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
-    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
-
-    `tell` gets sentences on boards that come, go or are slow. Raises what `joining.join` raises, and NotFound
-    without Dask.
-    """
-    from honed.tuner.farm.boards import join
-    from honed.tuner.farm.measurer import FarmMeasurer
-
-    joined = join(farm)
-    profile = joined.profile
-    return Instrument(
-        spec=None,
-        answers=not farm.bench,
-        profile=profile,
-        measurer=lambda begin: FarmMeasurer(joined.boards, profile, farm.bench, begin, tell, ahead=AHEAD),
-        peaks_again=lambda: profile,
-        keep_peaks=lambda _: None,
-        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
-        yardstick=YARDSTICK if farm.bench else None,
-        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
     )

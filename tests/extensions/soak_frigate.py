@@ -1,6 +1,6 @@
 """Pictures through `honed-frigate`, so many a second, with the bridge and the service killed in between.
 
-    python -m tests.bridges.soak_frigate --minutes 10 --rate 30
+    python -m tests.extensions.soak_frigate --minutes 10 --rate 30
 
 The CPU engine serves YOLOX-nano, the detector behaves as Frigate's plug-in, and every answer is compared with
 what ONNX Runtime and the reference of the tests give. Prints a line at the end; exit status 1 where one was

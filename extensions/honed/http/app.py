@@ -21,10 +21,10 @@ from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Permiss
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelMetadata
 from honed.protocol.strict import to_plain
+from honed.report.contents import gather
+from honed.report.page import page
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import GRACE
-from honed.tool.report.contents import gather
-from honed.tool.report.page import page
 
 from . import inference
 from .settings import HttpSettings

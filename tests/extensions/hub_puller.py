@@ -1,4 +1,4 @@
-"""Pulls in a process of their own: `python -m tests.bridges.hub_puller HUB PULLS`.
+"""Pulls in a process of their own: `python -m tests.extensions.hub_puller HUB PULLS`.
 
 Prints what they took, and their memory. The service is left out: lines are counted that would go to its file.
 """

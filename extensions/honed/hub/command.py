@@ -1,10 +1,9 @@
-"""`hone hub learn`: a prior out of records."""
+"""Command hub: share what tuning has learned with other machines, and learn a prior out of records."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import sys
 import tempfile
@@ -19,16 +18,15 @@ from honed.jobs import priorfile
 from honed.jobs.commands import Learn
 from honed.jobs.events import Learned
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.methods import CONFIG_SHOW, check_name
 from honed.protocol.params import HintFigures
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
+from honed.tool.commands.models import set_aside
 from honed.tool.compiler import followed, started
 from honed.tool.output import Console, Output, clean, fields, line, seconds_text, table
 from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
-
-from .models import set_aside
 
 if TYPE_CHECKING:
     from honed.hub.index import Keyring, NamedKey
@@ -94,12 +92,6 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
     return 0 if done.output else 1
 
 
-def check_hub() -> None:
-    """Raise Unimplemented without honed-hub."""
-    if importlib.util.find_spec("honed.hub") is None:
-        raise Unimplemented("hubs need the package honed-hub; 'apt install honed-hub'")
-
-
 @contextmanager
 def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     """Where the files of records are; those of a hub are fetched and checked first."""
@@ -107,7 +99,6 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     if "://" not in source and not any((Path(source) / part).exists() for part in ("hub.json", "boards")):
         yield Path(source)
         return
-    check_hub()
     from honed.hub import looking, machine, remote
     from honed.hub.minisign import PublicKey
     from honed.hub.settings import HubConfig
@@ -249,11 +240,7 @@ def _add_sharing(actions: Any) -> None:
 
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
-    def installed(arguments: argparse.Namespace, output: Output) -> int | None:
-        check_hub()
-        return run(arguments, output)
-
-    parser = add_action(actions, name, installed, **told)
+    parser = add_action(actions, name, run, **told)
     parser.add_argument(
         "--folder",
         metavar="DIR",

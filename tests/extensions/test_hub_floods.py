@@ -45,7 +45,7 @@ def records(workload: str) -> bytes:
 
 def pulled(place: str, pulls: int = 1) -> dict[str, Any]:
     """What a process took that pulls so many times, and its memory."""
-    command = [sys.executable, "-m", "tests.bridges.hub_puller", place, str(pulls)]
+    command = [sys.executable, "-m", "tests.extensions.hub_puller", place, str(pulls)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=250)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

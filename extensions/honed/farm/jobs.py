@@ -8,7 +8,7 @@ from collections.abc import Callable
 from honed.jobs import commands, events
 from honed.protocol.errors import NotFound
 from honed.tuner.measure.faultwatch import kernel_log
-from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
+from honed.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]
 _MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or pip install 'honed[farm]')"

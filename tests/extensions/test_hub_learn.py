@@ -9,10 +9,10 @@ import pytest
 
 from honed.hub import index as indexes
 from honed.hub import pushing, remote
+from honed.hub.command import print_learned
 from honed.hub.index import NamedKey
 from honed.jobs.events import Learned, LearnedTask
 from honed.tool import main as tool
-from honed.tool.commands.hub import print_learned
 from honed.tool.output import Output
 
 from .test_hub_pull import ATTIC, OWNER, Machine, of

@@ -26,9 +26,9 @@ from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimi
 from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Verdict
-from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import OfflineCompiler
-from honed.tuner.valhall.measurer import BenchMeasurer
+from honed.valhall.benches import predicted
+from honed.valhall.compiler import OfflineCompiler
+from honed.valhall.measurer import BenchMeasurer
 
 from . import rows
 
