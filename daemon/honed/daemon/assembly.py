@@ -15,8 +15,8 @@ from honed.runtime.version import HONED_VERSION
 from .aio import in_thread
 from .background import Background
 from .changes.add import ModelInstaller
-from .changes.publish import EnginePins, Publisher
-from .changes.remove import ModelRemover
+from .changes.change import Changes
+from .changes.publish import Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
@@ -52,10 +52,9 @@ class Base:
     started: float  # by time.monotonic
     store: Store
     registry: Registry
-    commits: Commits
-    inspector: Inspector
     curves: Keeper
     pool: Pool
+    changes: Changes
     jobs: ModelInstaller
     clients: Server
     ledger: UsageLog
@@ -99,19 +98,16 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         policy,
         config.apps.memory_mib,
     )
-    records = records_in(places.state_dir)
+    changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return Base(
         config=config,
         started=time.monotonic(),
         store=store,
         registry=registry,
-        commits=commits,
-        inspector=inspector,
         curves=curves,
         pool=pool,
-        jobs=ModelInstaller(
-            limits, store, registry, pool, commits, inspector, curves.latencies, records, policy
-        ),
+        changes=changes,
+        jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
         ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
         apps=await in_thread(SharesFile, places.state_dir / "apps.json"),
@@ -127,7 +123,6 @@ class ServiceParts:
     base: Base
     publisher: Publisher
     inferring: InferencePipeline
-    remover: ModelRemover
     bringer: UserModels
     variants: ShapeVariants
     background: Background
@@ -155,21 +150,20 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     publisher = _publisher(base)
     variants = _variants(base, reloader)
     sizes = _sizes(base, reloader, publisher)
-    remover = _remover(base)
-    bringer = _bringer(base, reloader, remover)
+    bringer = _bringer(base, reloader)
     pipeline = _pipeline(base)
     batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
     features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
     pipeline.features = features
-    remover.forget = [feature.forget for feature in features]
+    known = (base.curves.latencies, base.ledger, base.leasing)
+    base.changes.forget = [each.forget for each in (*known, *features)]
     return ServiceParts(
         base=base,
         publisher=publisher,
         inferring=pipeline,
-        remover=remover,
         bringer=bringer,
         variants=variants,
-        background=Background(leasing=base.leasing, jobs=base.jobs.active, sources=(variants, sizes)),
+        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=(variants, sizes)),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )
@@ -187,14 +181,14 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         ),
         registry=base.registry,
         fleet=base.pool,
+        changes=base.changes,
         jobs=base.jobs,
         bringer=parts.bringer,
-        remover=parts.remover,
         publisher=parts.publisher,
         ledger=base.ledger,
         variants=parts.variants,
         inferring=parts.inferring,
-        settings=SettingsKeeper(limits, base.store, base.pool, base.jobs, base.commits),
+        settings=SettingsKeeper(base.changes, base.pool),
         sequencer=base.sequencer,
         metrics=_metrics(parts),
         leasing=base.leasing,
@@ -207,18 +201,12 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
 
 
 def _publisher(base: Base) -> Publisher:
-    limits, policy = base.config.limits, base.config.serve.engine
-    pins = EnginePins(limits, base.store, base.pool, base.jobs, base.commits, policy)
     return Publisher(
-        limits,
-        base.store,
-        base.registry,
-        base.pool,
-        base.jobs,
-        base.commits,
-        base.inspector,
-        base.curves.latencies,
-        pins,
+        changes=base.changes,
+        registry=base.registry,
+        pool=base.pool,
+        latencies=base.curves.latencies,
+        policy=base.config.serve.engine,
     )
 
 
@@ -250,12 +238,9 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
 def _variants(base: Base, reloader: Reloader) -> ShapeVariants:
     return ShapeVariants(
         maker=VariantCompiler(
-            limits=base.config.limits,
-            store=base.store,
+            changes=base.changes,
             registry=base.registry,
             pool=base.pool,
-            jobs=base.jobs,
-            commits=base.commits,
             policy=base.config.serve.engine,
         ),
         registry=base.registry,
@@ -267,10 +252,9 @@ def _variants(base: Base, reloader: Reloader) -> ShapeVariants:
 
 def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeSpecialiser:
     return SizeSpecialiser(
-        store=base.store,
+        changes=base.changes,
         registry=base.registry,
         pool=base.pool,
-        jobs=base.jobs,
         publisher=publisher,
         ledger=base.ledger,
         leasing=base.leasing,
@@ -279,23 +263,12 @@ def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeSpeciali
     )
 
 
-def _remover(base: Base) -> ModelRemover:
-    return ModelRemover(
-        registry=base.registry,
-        jobs=base.jobs,
-        ledger=base.ledger,
-        leasing=base.leasing,
-        cache_dir=base.config.service.cache_dir,
-    )
-
-
-def _bringer(base: Base, reloader: Reloader, remover: ModelRemover) -> UserModels:
+def _bringer(base: Base, reloader: Reloader) -> UserModels:
     return UserModels(
         settings=lambda: reloader.config.apps,
         registry=base.registry,
-        store=base.store,
+        changes=base.changes,
         jobs=base.jobs,
-        remover=remover,
         receiver=Receiver(base.config.limits.load_seconds),
         shares=base.apps.shares,
         policy=base.config.serve.engine,
@@ -309,7 +282,6 @@ def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
         store=base.store,
         registry=base.registry,
         fleet=base.pool,
-        jobs=base.jobs,
         publisher=parts.publisher,
         tuner=parts.tuner,
         records=records_in(base.config.service.state_dir),

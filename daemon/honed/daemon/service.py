@@ -136,7 +136,7 @@ async def _run(
     base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)
-        base.jobs.checks.restored()
+        base.changes.checks.restored()
         for change in restoring.unfinished_work(base.jobs, base.pool, models, broken, config.serve.engine):
             running.push_async_callback(_end, asyncio.ensure_future(change))
         _settle_memory()

@@ -60,7 +60,7 @@ def entry(name: str, owner: int | None, added: float) -> Any:
 def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
     registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
-    made: dict[str, Any] = {"registry": registry, "jobs": jobs, "store": None, "remover": None}
+    made: dict[str, Any] = {"registry": registry, "jobs": jobs, "changes": jobs}
     return UserModels(
         settings=AppsSettings, receiver=Receiver(1.0), shares=Shares(), policy="fastest", **cast(Any, made)
     )

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, Event, Judged, LoadedProof, Persist, WorkerReady
@@ -80,14 +81,6 @@ class Pool:
         yield
 
 
-class Jobs:
-    """One change at a time."""
-
-    @contextmanager
-    def job(self, *_: object) -> Iterator[None]:
-        yield
-
-
 def read(path: Path) -> Compiled:
     with modelfile.read(path) as file:
         return summarise(file.model)
@@ -137,16 +130,9 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
                 earlier = models.get("m")
         model = models.get("m")
         model.trial = VersionTrial(before=earlier, since=0.0)
+        changes = Changes(Limits(), store, models, cast(Any, pool), commits, inspector, tmp_path)
         publisher = Publisher(
-            Limits(),
-            store,
-            models,
-            cast(Any, pool),
-            cast(Any, Jobs()),
-            commits,
-            inspector,
-            Latencies(),
-            cast(Any, None),  # no engine is pinned
+            changes=changes, registry=models, pool=cast(Any, pool), latencies=Latencies(), policy="fastest"
         )
 
         def crashes() -> None:

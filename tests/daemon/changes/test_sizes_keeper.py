@@ -36,11 +36,11 @@ class Place:
         self.idle = True
         self.path = folder / "u.json"
         self.ledger = self.read()
-        self.jobs = SimpleNamespace(
+        change = SimpleNamespace(sources=self.sources, build=self.build)
+        self.changes = SimpleNamespace(
             active={},
-            job=lambda *_: contextlib.nullcontext(),
-            stage_again=lambda _manifest, _folder: Staged(),
-            builder=SimpleNamespace(build=self.build),
+            store=SimpleNamespace(object=lambda file: file.sha256),
+            begin=lambda _name: contextlib.nullcontext(change),
         )
         server = SimpleNamespace(state="ready")
         self.entry = SimpleNamespace(
@@ -59,25 +59,25 @@ class Place:
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
         self.keeper = SizeSpecialiser(
-            store=cast(
-                Any, SimpleNamespace(staging=lambda: folder / "staging", object=lambda file: file.sha256)
-            ),
+            changes=cast(Any, self.changes),
             registry=cast(Any, registry),
             pool=cast(Any, SimpleNamespace(device_of=lambda _: server)),
-            jobs=cast(Any, self.jobs),
             publisher=cast(Any, SimpleNamespace(resized=self.resized)),
             ledger=self.ledger,
             leasing=leasing,
             policy="fastest",
             settings=lambda: VariantSettings(requests=4, sizes=2),
         )
-        self.background = Background(leasing=leasing, jobs=self.jobs.active, sources=(self.keeper,))
+        self.background = Background(leasing=leasing, jobs=self.changes.active, sources=(self.keeper,))
 
     def read(self) -> UsageLog:
         """What a service that starts knows of requests."""
         return UsageLog(self.path, UsageSettings(), clock=time.monotonic, wall=time.time)
 
-    async def build(self, _job: Any, staged: Any, _servers: Any, _held: Any) -> Any:
+    async def sources(self, _manifest: Any) -> Any:
+        return Staged()
+
+    async def build(self, staged: Any, _servers: Any) -> Any:
         assert staged.like == "1"
         assert not staged.slower_too
         self.made.append(staged.sizes)
@@ -85,7 +85,9 @@ class Place:
             raise self.comes_to.pop(0)
         return SimpleNamespace()
 
-    async def resized(self, _entry: Any, _made: Any, why: str, *, slower_too: bool) -> ModelPublished:
+    async def resized(
+        self, _change: Any, _entry: Any, _made: Any, why: str, *, slower_too: bool
+    ) -> ModelPublished:
         assert why.startswith("compiled for sizes that its parts meet: ")
         return ModelPublished(
             published=bool(self.comes_to.pop(0)), version=2, sentence="so it is", old_us=None, new_us=None
@@ -119,12 +121,7 @@ def with_source(given: Manifest) -> Manifest:
 
 
 @pytest.fixture(autouse=True)
-def _staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.asynccontextmanager
-    async def cleared(folder: Any) -> Any:
-        yield folder
-
-    monkeypatch.setattr(module, "cleared_in_thread", cleared)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.places, "compiler", lambda: True)
 
 
@@ -190,7 +187,7 @@ def test_nothing_is_compiled_while_the_machine_is_busy_or_the_model_is_not_to_ch
     places = [Place(tmp_path, []) for _ in range(5)]
     busy, adding, pinned, away, bare = places
     busy.idle = False
-    adding.jobs.active["other"] = object()
+    adding.changes.active["other"] = object()
     history = dataclasses.replace(pinned.entry.manifest.history, pinned=True)
     pinned.entry.manifest = dataclasses.replace(pinned.entry.manifest, history=history)
     away.entry.at_home = False

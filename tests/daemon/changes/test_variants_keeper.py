@@ -41,7 +41,9 @@ class Place:
         self.fails = fails
         server = SimpleNamespace(state="ready")
         pool = SimpleNamespace(ready=True, handle=self.handle, device_of=lambda _: self.device(server))
-        maker = SimpleNamespace(pool=pool, jobs=SimpleNamespace(active={}), policy="fastest", make=self.make)
+        maker = SimpleNamespace(
+            pool=pool, changes=SimpleNamespace(active={}), policy="fastest", make=self.make
+        )
         leasing = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
@@ -52,7 +54,7 @@ class Place:
             leasing=cast(Any, leasing),
             settings=lambda: VariantSettings(requests=2),
         )
-        jobs = maker.jobs.active
+        jobs = maker.changes.active
         self.background = Background(leasing=cast(Any, leasing), jobs=jobs, sources=(keeper,))
         manifest = given_as(wanted, why)
         self.handle(messages.Added(manifest=manifest, compiled=None, home="gpu", proof=None, cpu=True))

@@ -68,7 +68,6 @@ def test_an_export_whose_client_leaves_at_its_end_leaves_no_file_open(
         store=cast(Any, staging),
         registry=anything,
         fleet=anything,
-        jobs=anything,
         publisher=anything,
         tuner=anything,
         records=tmp_path / "records.sqlite",

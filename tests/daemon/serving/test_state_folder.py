@@ -198,6 +198,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from typing import Any, cast
 
     from honed.daemon.changes.add import ModelInstaller
+    from honed.daemon.changes.change import Changes
     from honed.daemon.core.machine import Machine
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry
@@ -215,7 +216,8 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
         Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
         store = cast(Any, SimpleNamespace(remove=refused))
         commits = Commits(store, models)
-        jobs = ModelInstaller(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path, "gpu")
+        changes = Changes(Limits(), store, models, nothing, commits, nothing, tmp_path)
+        jobs = ModelInstaller(changes, "gpu", tmp_path)
         with pytest.raises(PermissionDenied):
             await jobs.remove("m")
         assert models.find("m") is not None

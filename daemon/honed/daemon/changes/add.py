@@ -1,65 +1,48 @@
-"""Manifests of models that are added: as they were given, and built."""
+"""Adds, replaces and removes models: receives files, has an engine serve them, and compiles them."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.messages import Added, Explained, LoadedProof, Removed
+from honed.daemon.aio import in_thread
+from honed.daemon.core.messages import Added, Explained, LoadedProof
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.state import Registry
-from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import compare, cpu_serves, unfinished
 from honed.daemon.settings import places
-from honed.daemon.settings.schema import ENGINES, Limits
+from honed.daemon.settings.places import users_cache
+from honed.daemon.settings.schema import ENGINES
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
-from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.names import is_own
-from honed.daemon.store.store import Manifest, Store, begin, new_version
+from honed.daemon.store.store import Manifest, begin, new_version
 from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed
 from honed.jobs.commands import PRECISIONS
 from honed.protocol import strict
 from honed.protocol.errors import (
-    AlreadyExists,
     HonedError,
     InvalidArgument,
     MissingFiles,
     ModelRefused,
     NotFound,
-    ResourceExhausted,
     Unavailable,
 )
 from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
+from honed.protocol.strict import Map
 
-from .compilation import (
-    BUILT,
-    RECEIVED,
-    AddProgress,
-    AddRequest,
-    Built,
-    ModelBuilder,
-    Notify,
-    Staged,
-    copies,
-    load,
-    stage,
-    stage_again,
-)
-from .optimisations import OptimisationChecks
+from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
+from .compilation import Staged, copies, stage
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
@@ -112,15 +95,6 @@ def made_manifest(
         )
         return _same_engines(same, kept)
     return manifest if restored is None else _same_engines(manifest, restored)
-
-
-def same_source(variant: Manifest, model: Manifest) -> bool:
-    """Whether a variant is of a model as that is now."""
-
-    def of(manifest: Manifest) -> tuple[str, str, str, bool]:
-        return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
-
-    return of(variant) == of(model)
 
 
 def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
@@ -230,81 +204,71 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
             raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")
 
 
-# ---- Models and variants leave the store and the service ----
-
-
-class Dropping:
-    """Removes from the store first: where that fails a model is served as before."""
-
-    def __init__(
-        self, store: Store, registry: Registry, pool: Pool, commits: Commits, latencies: Latencies
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._pool = pool
-        self._commits = commits
-        self._latencies = latencies
-
-    async def remove(self, name: str) -> None:
-        """Remove a model with its variants; raises NotFound."""
-        async with self._commits.turn:
-            self._registry.get(name)
-            await self.drop([*(each.name for each in self._registry.variants(name)), name])
-
-    async def variants(self, names: Sequence[str]) -> None:
-        """Delete variants, of those that there are."""
-        await to_its_end(self._variants_in_turn(names))
-
-    async def _variants_in_turn(self, names: Sequence[str]) -> None:
-        async with self._commits.turn:
-            await self.drop([name for name in names if self._registry.variant(name) is not None])
-
-    async def drop(self, names: Sequence[str]) -> None:
-        """Delete what is there; the caller has the turn to commit."""
-        for name in names:
-            remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
-            await in_thread(self._store.remove, name, remaining)
-            self._pool.handle(Removed(name))
-            self._latencies.forget(name)
-
-
 # ---- Adding and removing models: receive, compile, prove on the device, commit, serve ----
 
 _log = logging.getLogger(__name__)
 
 
+class AddRequest:
+    """One addition, for whoever waits for it."""
+
+    def __init__(self, *, name: str, notify: Notify) -> None:
+        self.notify = notify
+        self.served: asyncio.Future[ModelAdded] = asyncio.get_running_loop().create_future()
+        self._name = name
+        self._begun = time.monotonic()
+
+    def report_to(self, progress: Map) -> None:
+        """Pass on how far it is, while somebody listens."""
+        self.notify(progress)
+
+    def is_served(self, manifest: Manifest) -> None:
+        """The CPU engine serves it."""
+        if not self.served.done():
+            self.served.set_result(self.told(manifest))
+
+    def told(self, manifest: Manifest) -> ModelAdded:
+        """The result while the CPU engine serves the model as it was given."""
+        return ModelAdded(
+            model_name=self._name,
+            sha256=manifest.source_key,
+            seconds=time.monotonic() - self._begun,
+            notes=(),
+            kernels=0,
+            launches=0,
+            engine="cpu",
+            engine_why=manifest.why or "it is being compiled",
+        )
+
+    def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
+        """The result with a compiled form."""
+        return ModelAdded(
+            model_name=self._name,
+            sha256=sha256,
+            seconds=time.monotonic() - self._begun,
+            notes=tuple(model.source.notes),
+            kernels=sum(kernel.launches > 0 for kernel in model.kernels),
+            launches=model.launches,
+            engine="cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine,
+            engine_why=manifest.why if manifest is not None else "",
+        )
+
+
 class ModelInstaller:
-    """Changes to the models, one compilation and one commit at a time."""
+    """Adds, replaces and removes models, and goes on compiling those that wait for it."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        store: Store,
-        registry: Registry,
-        pool: Pool,
-        commits: Commits,
-        inspector: Inspector,
-        latencies: Latencies,
-        records: Path,
-        policy: str,
-    ) -> None:
-        """`records` is what tuning has recorded; where there is any, models are compiled with the best.
-
-        `policy` is the setting serve.engine.
-        """
+    def __init__(self, changes: Changes, policy: str, cache_dir: Path) -> None:
+        """`policy` is the setting serve.engine."""
+        self._changes = changes
+        self._store = changes.store
+        self._registry = changes.registry
+        self._pool = changes.pool
+        self._checks = changes.checks
         self._policy = policy
+        self._cache_dir = cache_dir
         self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # by model
-        self.limits = limits
-        self._store = store
-        self._registry = registry
-        self._pool = pool
-        self._commits = commits
-        self.dropping = Dropping(store, registry, pool, commits, latencies)
-        self.builder = ModelBuilder(limits, pool, inspector, records)
-        self.checks = OptimisationChecks(limits, store, registry, pool)
         self._resuming: asyncio.Future[None] | None = None
         self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
-        self.active: dict[str, AddProgress] = {}
         self.leaving: set[str] = set()  # models that are being removed
 
     async def add(
@@ -359,20 +323,21 @@ class ModelInstaller:
         meanwhile: AbstractContextManager[None],
     ) -> ModelAdded:
         servers = self._servers(params.model_name, options)
-        with meanwhile, self.job(params.model_name, bool(options.replace), job.report_to) as shown:
-            async with cleared_in_thread(self._store.staging()) as folder:
-                shown.report("receive", 0.0)
-                most = self.limits.max_model_bytes
-                staged = await stage(params, descriptors, options, folder, most)
-                shown.report("receive", RECEIVED)
-                given = await self.serve_as_given(shown, staged, options.engine or "")
+        with meanwhile:
+            replace = bool(options.replace)
+            async with self._changes.begin(params.model_name, job.report_to, replace=replace) as change:
+                change.report("receive", 0.0)
+                most = self._changes.limits.max_model_bytes
+                staged = await stage(params, descriptors, options, await change.folder(), most)
+                change.report("receive", RECEIVED)
+                given = await self.serve_as_given(change, staged, options.engine or "")
                 if given is None:
-                    return await self._compile_alone(job, shown, staged, servers)
+                    return await self._compile_alone(job, change, staged, servers)
                 job.is_served(given)
-                shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
-                return await self._compile_on(job, shown, staged, servers, given)
+                change.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
+                return await self._compile_on(job, change, staged, servers, given)
 
-    async def serve_as_given(self, job: AddProgress, staged: Staged, wanted: str) -> Manifest | None:
+    async def serve_as_given(self, change: Change, staged: Staged, wanted: str) -> Manifest | None:
         """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
 
         Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
@@ -385,46 +350,44 @@ class ModelInstaller:
         cpu = self._pool.needed_cpu(staged.owner) if must else self._pool.cpu_for(staged.owner)
         if cpu is None:
             return None
-        manifest = as_given(job.name, staged, wanted, self._registry.find(job.name))
-        job.report("load", RECEIVED, "loading it into the CPU engine")
+        manifest = as_given(change.name, staged, wanted, self._registry.find(change.name))
+        change.report("load", RECEIVED, "loading it into the CPU engine")
         try:
-            with self._pool.keeping(cpu, manifest.source_key):
-                proof = await load(cpu, manifest.source_key, staged.given, self.limits)
-                manifest = dataclasses.replace(manifest, interface=proof.interface)
-                if policy == "cpu":
-                    manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
-                # Compiling needs the files where they are.
-                files = await in_thread(copies, staged)
-                await to_its_end(self._commit(manifest, None, proof, files))
+            proof = await change.load(cpu, manifest.source_key, staged.given)
+            manifest = dataclasses.replace(manifest, interface=proof.interface)
+            if policy == "cpu":
+                manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
+            # Compiling needs the files where they are.
+            await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:
             raise
         except (ModelRefused, Unavailable) as error:
             if must:
                 raise
-            job.unserved = failure(error)
-            _log.info("model %s is not served by the CPU engine: %s", job.name, job.unserved)
+            change.unserved = failure(error)
+            _log.info("model %s is not served by the CPU engine: %s", change.name, change.unserved)
             return None
-        _log.info("serving model %s by %s", job.name, cpu.shown)
-        self.checks.begin(manifest)
+        _log.info("serving model %s by %s", change.name, cpu.shown)
+        self._checks.begin(manifest)
         return manifest
 
     async def _compile_alone(
-        self, job: AddRequest, shown: AddProgress, staged: Staged, servers: Sequence[DeviceServer]
+        self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[DeviceServer]
     ) -> ModelAdded:
         """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
         try:
-            made = await self._make(shown, staged, servers)
+            made = await self._make(change, staged, servers)
         except ModelRefused as error:
-            if not shown.unserved or isinstance(error, MissingFiles):
+            if not change.unserved or isinstance(error, MissingFiles):
                 raise
-            reasons = (*error.reasons, f"the CPU engine does not run it: {shown.unserved}")
+            reasons = (*error.reasons, f"the CPU engine does not run it: {change.unserved}")
             raise ModelRefused(str(error), reasons) from error
         return job.added(made.model, made.file.sha256)
 
     async def _compile_on(
         self,
         job: AddRequest,
-        shown: AddProgress,
+        change: Change,
         staged: Staged,
         servers: Sequence[DeviceServer],
         given: Manifest,
@@ -435,7 +398,7 @@ class ModelInstaller:
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
         staged = dataclasses.replace(staged, hurried=False)
         try:
-            made = await self._make(shown, staged, servers, given=given)
+            made = await self._make(change, staged, servers, given=given)
         except HonedError as error:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
@@ -443,8 +406,7 @@ class ModelInstaller:
             given = dataclasses.replace(given, why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
-                self._pool.handle(Explained(model=served.number, why=why, awaits_compiler=waits))
-                await self._commits.rewrite(served)
+                await change.alter(served, Explained(model=served.number, why=why, awaits_compiler=waits))
             if isinstance(error, Unavailable) and self._awaiting is None:
                 self._awaiting = asyncio.ensure_future(self._await_device(servers))
             return job.told(given)
@@ -457,13 +419,12 @@ class ModelInstaller:
         job = AddRequest(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
-            with self.job(manifest.name, True, job.report_to, manifest.owner) as shown:
-                async with cleared_in_thread(self._store.staging()) as folder:
-                    staged = await in_thread(self.stage_again, manifest, folder)
-                    if manifest.owner is not None:
-                        staged = dataclasses.replace(staged, seconds=seconds)
-                    server = self._pool.home(manifest.name, manifest.device, manifest.placed)
-                    return await self._compile_on(job, shown, staged, [server], manifest)
+            async with self._changes.begin(manifest.name, owner=manifest.owner) as change:
+                staged = await change.sources(manifest)
+                if manifest.owner is not None:
+                    staged = dataclasses.replace(staged, seconds=seconds)
+                server = self._pool.home(manifest.name, manifest.device, manifest.placed)
+                return await self._compile_on(job, change, staged, [server], manifest)
 
         await asyncio.wait([self._begun(manifest.name, again())])
 
@@ -480,7 +441,7 @@ class ModelInstaller:
 
     def compiler_came(self) -> None:
         """There is a compiler, or a device: compile what waited for one, a model after the other."""
-        self.checks.restored()
+        self._checks.restored()
         waiting = [
             manifest
             for manifest in self._registry.manifests()
@@ -511,15 +472,13 @@ class ModelInstaller:
             work.cancel()
         if works:
             await asyncio.wait(works)
-        await self.checks.close()
+        await self._checks.close()
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
-        with self.job(manifest.name, True, lambda _: None) as job:
-            async with cleared_in_thread(self._store.staging()) as folder:
-                staged = await in_thread(self.stage_again, manifest, folder)
-                server = self._pool.home(manifest.name, manifest.device)
-                await self._make(job, staged, [server], restored=manifest)
+        async with self._changes.begin(manifest.name) as change:
+            server = self._pool.home(manifest.name, manifest.device)
+            await self._make(change, await change.sources(manifest), [server], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
@@ -530,63 +489,22 @@ class ModelInstaller:
         entry, _ = self._registry.compiled(name)
         return entry.manifest, self._store.open_files(entry.manifest)
 
-    def adds(self, name: str) -> bool:
-        """Whether a model of that name is being added."""
-        return name in self._adding or name in self.active
-
     async def remove(self, name: str) -> None:
-        """Stop serving a model and delete its files; raises NotFound."""
-        self._registry.get(name)
+        """Stop serving a model and delete its files; raises NotFound.
+
+        What is remembered of a user goes with the last of the user's own models.
+        """
+        owner = self._registry.model(name).manifest.owner
         self.leaving.add(name)  # so that nobody begins to compile it anew
         try:
             await self.stop_compiling(name)
-            self._check_idle(name)
-            await to_its_end(self.dropping.remove(name))
-            self.checks.sweep()
+            self._changes.check_idle(name)
+            await self._changes.remove(name)
         finally:
             self.leaving.discard(name)
         _log.info("removed model %s", name)
-
-    @contextmanager
-    def job(
-        self, name: str, replace: bool, notify: Notify, owner: int | None = None
-    ) -> Iterator[AddProgress]:
-        """One change to a model at a time; raises AlreadyExists or ResourceExhausted.
-
-        The limits are those of administrators' models: users' own have quotas instead.
-        """
-        self._check_idle(name)
-        if self._registry.find(name) is not None and not replace:
-            raise AlreadyExists(
-                f"there is a model {name!r} already; choose another name, remove it first, or replace it"
-            )
-        if owner is None:
-            self._check_room()
-        job = self.active[name] = AddProgress(name=name, notify=notify, owner=owner)
-        try:
-            yield job
-        finally:
-            del self.active[name]
-
-    @property
-    def adding(self) -> int:
-        """How many models of administrators are being added."""
-        return sum(job.owner is None for job in self.active.values())
-
-    def _check_room(self) -> None:
-        if self.adding >= self.limits.max_jobs:
-            raise ResourceExhausted(f"{self.adding} models are being added already; wait for one of them")
-        stored = sum(entry.manifest.owner is None for entry in self._registry.models())
-        if stored + self.adding >= self.limits.max_models:
-            raise ResourceExhausted(f"the store holds its {self.limits.max_models} models; remove one first")
-
-    def _check_idle(self, name: str) -> None:
-        if name in self.active:
-            raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
-
-    def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
-        """The stored sources of a model; as `staging.stage_again`."""
-        return stage_again(self._store, manifest, folder, self.limits.max_model_bytes)
+        if owner is not None and not any(e.manifest.owner == owner for e in self._registry.models()):
+            await in_thread(shutil.rmtree, users_cache(self._cache_dir, owner), ignore_errors=True)
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
         """Where a model may go: where the user wants it, else where it was, else where it belongs."""
@@ -597,7 +515,7 @@ class ModelInstaller:
 
     async def _make(
         self,
-        job: AddProgress,
+        change: Change,
         staged: Staged,
         servers: Sequence[DeviceServer],
         *,
@@ -605,67 +523,58 @@ class ModelInstaller:
         given: Manifest | None = None,
     ) -> Built:
         """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
-        async with AsyncExitStack() as held:
-            made = await self.builder.build(job, staged, servers, held)
-            manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
-            if given is not None:
-                manifest = await self._with_choice(job, manifest, made, given)
-                if self._registry.find(job.name) is None:
-                    raise NotFound(f"model {job.name!r} was removed while it was compiled")
-            files = [(made.file, made.path), *staged.sources]
-            await to_its_end(self._commit(manifest, made.model, made.proof, files))
-        job.report("load", 1.0)
-        on = made.server.shown
-        _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
+        made = await change.build(staged, servers)
+        manifest = made_manifest(change.name, made, staged, self._registry.find(change.name), restored)
+        if given is not None:
+            manifest = await self._with_choice(change, manifest, made, given)
+            if self._registry.find(change.name) is None:
+                raise NotFound(f"model {change.name!r} was removed while it was compiled")
+        files = [(made.file, made.path), *staged.sources]
+        await self._enter(change, manifest, made.model, made.proof, files)
+        change.report("load", 1.0)
+        key, on = made.file.sha256[:12], made.server.shown
+        _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.why)
         return made
 
     async def _with_choice(
-        self, job: AddProgress, manifest: Manifest, made: Built, given: Manifest
+        self, change: Change, manifest: Manifest, made: Built, given: Manifest
     ) -> Manifest:
         """Say in the manifest which engine is to serve."""
         cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None
-        job.report("load", BUILT, "comparing engines")
+        change.report("load", BUILT, "comparing engines")
         manifest = dataclasses.replace(
             manifest,
             interface=given.interface,
             wanted=given.wanted,
             pinned_engine=given.pinned_engine,
-            optimisation=await self.checks.done(given),  # before it is timed
+            optimisation=await self._checks.done(given),  # before it is timed
         )
         key = given.source_key
-        with self._pool.keeping(cpu, key):
-            if given.owner is not None:  # whose CPU engine may rest
-                await load(cpu, key, self._store.form(given, key), self.limits)
-            choice = await compare(
-                made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner
-            )
+        if given.owner is not None:  # whose CPU engine may rest
+            await change.load_stored(cpu, given, key)
+        else:
+            change.keep(cpu, key)
+        choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner)
         return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
 
-    async def _commit(
+    async def _enter(
         self,
+        change: Change,
         manifest: Manifest,
         compiled: Compiled | None,
         proof: LoadedProof,
-        staged: list[tuple[StoredFile, Path]],
+        files: Sequence[tuple[StoredFile, Path]],
     ) -> None:
         interface = manifest.interface
         if interface is None and compiled is not None:
             interface = compiled.interface
         if interface is not None:
             state_pairs.checked(interface, manifest.state)
-        async with self._commits.turn:
-            await self._commits.commit(manifest, staged)
-            replaced = self._registry.find(manifest.name)
-            home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
-            cpu = cpu_serves(manifest, self._policy)
-            self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
-            others = self._registry.variants(manifest.name)
-            gone = [each.name for each in others if not same_source(each.manifest, manifest)]
-            await self.dropping.drop(gone)
-            if replaced is not None:
-                await self._commits.sweep()
-                self.checks.sweep()
+        home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
+        cpu = cpu_serves(manifest, self._policy)
+        added = Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu)
+        await change.commit(lambda: added, files)
 
 
 def failure(error: HonedError) -> str:

@@ -1,4 +1,4 @@
-"""Engines that are pinned by hand: the one that serves a model, whichever is faster."""
+"""Changes of the version and of the engine that serve a model: by comparison, or by hand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
@@ -24,16 +24,13 @@ from honed.daemon.core.messages import (
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.loader import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, choose, compare
-from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, receive
-from honed.daemon.store.inspect import Inspector
-from honed.daemon.store.store import Manifest, Store, new_version, version_file
+from honed.daemon.store.store import new_version, version_file
 from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
@@ -42,77 +39,10 @@ from honed.protocol.params import HistoryParams, PinParams, PublishParams, Rollb
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.origin import Origin
 
-from .add import ModelInstaller, failure, same_but_schedules
-from .compilation import Built, load
+from .add import failure, same_but_schedules
+from .change import Built, Change, Changes, Entered
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class EnginePins:
-    """Pins engines; `policy` is the setting serve.engine."""
-
-    limits: Limits
-    store: Store
-    pool: Pool
-    jobs: ModelInstaller
-    commits: Commits
-    policy: str
-
-    async def pin(self, entry: ServedModel, engine: str) -> None:
-        """Have "gpu", the compiled form, or "cpu" serve a model; "" lets the service choose again.
-
-        It is loaded there before. Raises Unavailable where there is no such form or engine, and ModelRefused
-        where the engine cannot run the model.
-        """
-        if engine not in ("", "gpu", "cpu"):
-            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'gpu' or 'cpu'")
-        with self.jobs.job(entry.name, True, lambda _: None):
-            event = self._let_go(entry) if not engine else await self._pinned(entry, engine)
-            self.pool.handle(event)
-            await self.commits.rewrite(entry)
-            self.jobs.checks.begin(entry.manifest)
-        _log.info("model %s: engine %s", entry.name, f"{engine} is pinned" if engine else "is not pinned")
-
-    async def _pinned(self, entry: ServedModel, engine: str) -> EngineChosen:
-        why = f"the engine {engine} was pinned"
-        if engine == "gpu":
-            if entry.compiled is None:
-                reason = entry.manifest.why or entry.reason or "it is being compiled"
-                raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
-            await self._loaded(self.pool.device_of(entry), entry.manifest, entry.key)
-            return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
-        cpu = self.pool.needed_cpu(entry.manifest.owner)
-        if not entry.manifest.sources:
-            raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
-        proof = await self._loaded(cpu, entry.manifest, entry.manifest.source_key)
-        return EngineChosen(
-            model=entry.number, engine="cpu", why=why, pinned=engine, interface=proof.interface
-        )
-
-    async def _loaded(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
-        with self.pool.keeping(server, key):
-            path = await in_thread(self.store.form, manifest, key)
-            return await load(server, key, path, self.limits)
-
-    def _let_go(self, entry: ServedModel) -> EngineChosen:
-        """By the times that are known, else as it is: where there is a choice, both are compared anew."""
-        manifest = entry.manifest
-        wanted = manifest.wanted or self.policy
-        if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
-            choice = choose(manifest.times, manifest.owner)
-            return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
-        if wanted == "fastest":
-            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why
-        else:
-            engine, why = wanted, f"the engine {wanted} was asked for"
-        if engine == "gpu" and entry.compiled is None:
-            engine, why = "cpu", manifest.why
-        return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
-
-
-# ---- Changes of the version that is served: successors that are compared in the
-# worker, and choices by hand ----
 
 
 class _Must(Enum):
@@ -123,19 +53,26 @@ class _Must(Enum):
     BE_RIGHT = auto()
 
 
-@dataclass(slots=True, eq=False)
-class Publisher:
-    """Changes which version of a model is served."""
+@dataclass(frozen=True, slots=True)
+class _Successor:
+    """A file that may be served in the place of the present version, why it was made, and what it must be."""
 
-    limits: Limits
-    store: Store
+    file: StoredFile
+    path: Path
+    model: Compiled
+    why: str
+    must: _Must
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Publisher:
+    """Changes which version of a model is served, and which engine; `policy` is the setting serve.engine."""
+
+    changes: Changes
     registry: Registry
     pool: Pool
-    jobs: ModelInstaller
-    commits: Commits
-    inspector: Inspector
     latencies: Latencies
-    engine_pins: EnginePins
+    policy: str
 
     def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
@@ -166,87 +103,72 @@ class Publisher:
                 f"{entry.name} was replaced since its successor was made; tune it again, "
                 "what was measured is kept"
             )
-        with self.jobs.job(entry.name, True, lambda _: None):
-            async with cleared_in_thread(self.store.staging()) as folder:
-                file, path = await in_thread(
-                    receive, descriptors[0], f"{entry.name}.honed", folder, self.limits.max_model_bytes
-                )
-                model = await self.inspector.inspect(path)
-                if not same_but_schedules(model, entry) and entry.manifest.sources:
-                    raise ModelRefused(
-                        "it is not compiled from the source of the model served; add it instead"
-                    )
-                _check_interface(before, model)
-                return await self._offered(entry, model, file, path, params.why, _Must.BE_FASTER)
+        async with self.changes.begin(entry.name) as change:
+            folder, most = await change.folder(), self.changes.limits.max_model_bytes
+            file, path = await in_thread(receive, descriptors[0], f"{entry.name}.honed", folder, most)
+            model = await self.changes.inspector.inspect(path)
+            if not same_but_schedules(model, entry) and entry.manifest.sources:
+                raise ModelRefused("it is not compiled from the source of the model served; add it instead")
+            _check_interface(before, model)
+            successor = _Successor(file, path, model, params.why, _Must.BE_FASTER)
+            return await self._offered(change, entry, successor)
 
-    async def resized(self, entry: ServedModel, made: Built, why: str, *, slower_too: bool) -> ModelPublished:
+    async def resized(
+        self, change: Change, entry: ServedModel, made: Built, why: str, *, slower_too: bool
+    ) -> ModelPublished:
         """Serve a form of a model with other sizes of its parts, each of which was timed, if not slower.
 
-        With `slower_too` that does not matter: compiled forms were asked for. Raises as `publish` does. The
-        caller has the model's job.
+        With `slower_too` that does not matter: compiled forms were asked for. Raises as `publish` does.
         """
         _, before = self.registry.compiled(entry.name)
         _check_interface(before, made.model)
-        return await self._offered(
-            entry, made.model, made.file, made.path, why, _Must.BE_RIGHT if slower_too else _Must.BE_NO_SLOWER
-        )
+        must = _Must.BE_RIGHT if slower_too else _Must.BE_NO_SLOWER
+        return await self._offered(change, entry, _Successor(made.file, made.path, made.model, why, must))
 
-    async def _offered(
-        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
-    ) -> ModelPublished:
+    async def _offered(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         try:
-            check_new(entry.manifest.history, model.schedules)
-            return await self._compared(entry, model, file, path, why, must)
+            check_new(entry.manifest.history, successor.model.schedules)
+            return await self._compared(change, entry, successor)
         except AlreadyExists as kept:
             return _kept(self.registry.find(entry.name) or entry, str(kept))
 
-    async def _compared(
-        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
-    ) -> ModelPublished:
+    async def _compared(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
         """Load the successor beside the present version, and let the better one serve.
 
         What has forms for other sizes is as good where it is no slower: the inputs may not meet these.
         """
-        server = self.pool.device_of(entry)
+        server, key = self.pool.device_of(entry), successor.file.sha256
         version = new_version(
-            file,
+            successor.file,
             entry.manifest.history.next_number,
-            schedules=model.schedules,
-            why=why,
+            schedules=successor.model.schedules,
+            why=successor.why,
             now=time.time(),
             settled=False,
-            brought=_brought(model, entry.compiled),
+            brought=_brought(successor.model, entry.compiled),
         )
-        with ExitStack() as held:
-            held.enter_context(self.pool.keeping(server, file.sha256))
-            try:
-                if entry.on_cpu or entry.state is not State.READY:
-                    held.enter_context(self.pool.keeping(server, entry.key))
-                    await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
-                proof = await server.loader.load(file.sha256, str(path), hurried=False)
-                compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
-            except WorkerDied as error:
-                return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
-            except ModelRefused as error:
-                return await self._turned_away(entry, version, failure(error))
-            version = dataclasses.replace(
-                version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
-            )
-            objection = _objection(compared, must)
-            if objection:
-                return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
-            choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None
-            await self._succeeded(entry, _Successor(version, file, model, proof, choice), path)
+        change.keep(server, key)
+        try:
+            if entry.on_cpu or entry.state is not State.READY:
+                change.keep(server, entry.key)
+                path = self.changes.store.form(entry.manifest, entry.key)
+                await server.loader.load(entry.key, str(path))
+            proof = await server.loader.load(key, str(successor.path), hurried=False)
+            compared = await server.loader.compare(entry.key, key, JUDGE_ROUNDS)
+        except WorkerDied as error:
+            return await _turned_away(change, entry, version, f"the worker ended when it ran it: {error}")
+        except ModelRefused as error:
+            return await _turned_away(change, entry, version, failure(error))
+        version = dataclasses.replace(
+            version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
+        )
+        objection = _objection(compared, successor.must)
+        if objection:
+            return await _turned_away(change, entry, version, objection if compared.wrong else "", objection)
+        choice = await self._chosen(entry, server, key, successor.path) if entry.on_cpu else None
+        entering = partial(self._succession, entry, successor, version, proof, choice)
+        await change.commit(entering, [(successor.file, successor.path)])
         return _told(entry, version, choice, compared)
-
-    async def _succeeded(self, entry: ServedModel, successor: _Successor, path: Path) -> None:
-        """Store a successor and have it served."""
-        async with self.commits.turn:
-            self._check_served(entry)
-            event = _succession(entry, successor, time.time())
-            await self.commits.commit(event.manifest, [(successor.file, path)])
-            self.pool.handle(event)
-            await self.commits.sweep()
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
         """The engine that is to serve a new version of a model that the CPU engine serves."""
@@ -256,22 +178,28 @@ class Publisher:
             return EngineChoice("cpu", manifest.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
-    def _check_served(self, entry: ServedModel) -> None:
-        """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
+    def _succession(
+        self,
+        entry: ServedModel,
+        successor: _Successor,
+        version: ModelVersion,
+        proof: LoadedProof,
+        choice: EngineChoice | None,
+    ) -> Entered:
+        """What happens to the model, unless it was rolled back meanwhile: that is stored and must stay so."""
         if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
-
-    async def _turned_away(
-        self, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
-    ) -> ModelPublished:
-        """Remember a successor that is not taken, its file aside."""
-        reason = reason or quarantine
-        _log.warning("model %s: a successor is not served: %s", entry.name, reason)
-        if quarantine:
-            listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
-            self.pool.handle(TurnedAway(entry.number, listed))
-            await self.commits.rewrite(entry)
-        return _kept(entry, reason, version.old_us, version.new_us)
+        history = succeed(entry.manifest.history, version, time.time(), keep=True)
+        manifest = dataclasses.replace(entry.manifest, compiled=successor.file, history=history)
+        model = successor.model
+        if choice is None:
+            return SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
+        # It was compared with all there is; no trial of it would tell more.
+        manifest = dataclasses.replace(
+            manifest, history=settle(history), chosen=choice.engine, why=choice.why, times=choice.times
+        )
+        by_cpu = choice.engine == "cpu"
+        return Added(manifest=manifest, compiled=model, home=entry.device, proof=proof, cpu=by_cpu)
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
@@ -287,7 +215,7 @@ class Publisher:
         self.pool.wake(params.name)
         entry = self.registry.entry(params.name)
         if params.engine is not None:
-            await self.engine_pins.pin(entry, params.engine)
+            await self._pin_engine(entry, params.engine)
         history = entry.manifest.history
         if params.engine is None or params.version is not None:
             if params.version not in (0, None, history.number):
@@ -305,9 +233,8 @@ class Publisher:
     async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
         if pinned and not entry.manifest.history.number:
             raise NotFound(f"{entry.name} has no compiled version that could be pinned")
-        with self.jobs.job(entry.name, True, lambda _: None):
-            self.pool.handle(Pinned(entry.number, pinned))
-            await self.commits.rewrite(entry)
+        async with self.changes.begin(entry.name) as change:
+            await change.alter(entry, Pinned(entry.number, pinned))
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self.pool.check_at_home(entry)
@@ -330,19 +257,75 @@ class Publisher:
         self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
     ) -> None:
         """Load an earlier version and put it in place, by hand."""
-        file, server = version_file(entry.manifest, target), self.pool.device_of(entry)
-        with self.jobs.job(entry.name, True, lambda _: None), self.pool.keeping(server, file.sha256):
-            path = self.store.object(file)
-            model = await self.inspector.inspect(path)
-            proof = await load(server, file.sha256, path, self.limits)
+        file = version_file(entry.manifest, target)
+        async with self.changes.begin(entry.name) as change:
+            path = self.changes.store.object(file)
+            model = await self.changes.inspector.inspect(path)
+            proof = await change.load(self.pool.device_of(entry), file.sha256, path)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
             manifest = dataclasses.replace(entry.manifest, compiled=file, history=settle(history))
-            async with self.commits.turn:
-                await self.commits.commit(manifest)
-                self.pool.handle(VersionChosen(manifest=manifest, compiled=model, proof=proof))
+            chosen = VersionChosen(manifest=manifest, compiled=model, proof=proof)
+            await change.commit(lambda: chosen)
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
+
+    async def _pin_engine(self, entry: ServedModel, engine: str) -> None:
+        """Have "gpu", the compiled form, or "cpu" serve a model; "" lets the service choose again.
+
+        It is loaded there before. Raises Unavailable where there is no such form or engine, and ModelRefused
+        where the engine cannot run the model.
+        """
+        if engine not in ("", "gpu", "cpu"):
+            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'gpu' or 'cpu'")
+        async with self.changes.begin(entry.name) as change:
+            event = await self._engine_pinned(change, entry, engine) if engine else self._engine_let_go(entry)
+            await change.alter(entry, event)
+            self.changes.checks.begin(entry.manifest)
+        _log.info("model %s: engine %s", entry.name, f"{engine} is pinned" if engine else "is not pinned")
+
+    async def _engine_pinned(self, change: Change, entry: ServedModel, engine: str) -> EngineChosen:
+        why, manifest = f"the engine {engine} was pinned", entry.manifest
+        if engine == "gpu":
+            if entry.compiled is None:
+                reason = manifest.why or entry.reason or "it is being compiled"
+                raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
+            await change.load_stored(self.pool.device_of(entry), manifest, entry.key)
+            return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
+        cpu = self.pool.needed_cpu(manifest.owner)
+        if not manifest.sources:
+            raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
+        proof = await change.load_stored(cpu, manifest, manifest.source_key)
+        return EngineChosen(
+            model=entry.number, engine="cpu", why=why, pinned=engine, interface=proof.interface
+        )
+
+    def _engine_let_go(self, entry: ServedModel) -> EngineChosen:
+        """By the times that are known, else as it is: where there is a choice, both are compared anew."""
+        manifest = entry.manifest
+        wanted = manifest.wanted or self.policy
+        if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
+            choice = choose(manifest.times, manifest.owner)
+            return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
+        if wanted == "fastest":
+            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why
+        else:
+            engine, why = wanted, f"the engine {wanted} was asked for"
+        if engine == "gpu" and entry.compiled is None:
+            engine, why = "cpu", manifest.why
+        return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
+
+
+async def _turned_away(
+    change: Change, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
+) -> ModelPublished:
+    """Remember a successor that is not taken, its file aside."""
+    reason = reason or quarantine
+    _log.warning("model %s: a successor is not served: %s", entry.name, reason)
+    if quarantine:
+        listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
+        await change.alter(entry, TurnedAway(entry.number, listed))
+    return _kept(entry, reason, version.old_us, version.new_us)
 
 
 def _check_interface(before: Compiled, model: Compiled) -> None:
@@ -353,39 +336,6 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
     ):
         if [(t.name, t.dtype, t.shape) for t in old] != [(t.name, t.dtype, t.shape) for t in new]:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
-
-
-@dataclass(frozen=True, slots=True)
-class _Successor:
-    """A version that is right and faster, and the engine for its model where the CPU engine serves it."""
-
-    version: ModelVersion
-    file: StoredFile
-    model: Compiled
-    proof: LoadedProof
-    choice: EngineChoice | None
-
-
-def _succession(entry: ServedModel, successor: _Successor, now: float) -> Added | SuccessorReady:
-    """What happens to the model."""
-    history = succeed(entry.manifest.history, successor.version, now, keep=True)
-    manifest = dataclasses.replace(entry.manifest, compiled=successor.file, history=history)
-    choice = successor.choice
-    if choice is None:
-        return SuccessorReady(
-            model=entry.number, manifest=manifest, compiled=successor.model, proof=successor.proof
-        )
-    # It was compared with all there is; no trial of it would tell more.
-    manifest = dataclasses.replace(
-        manifest, history=settle(history), chosen=choice.engine, why=choice.why, times=choice.times
-    )
-    return Added(
-        manifest=manifest,
-        compiled=successor.model,
-        home=entry.device,
-        proof=successor.proof,
-        cpu=choice.engine == "cpu",
-    )
 
 
 def _told(

@@ -8,17 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from honed.daemon.aio import in_thread
-from honed.daemon.changes.add import ModelInstaller
-from honed.daemon.changes.compilation import load
+from honed.daemon.changes.change import Change, Changes
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
-from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
-from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
@@ -36,11 +31,8 @@ _log = logging.getLogger(__name__)
 class SettingsKeeper:
     """Changes the settings of models."""
 
-    limits: Limits
-    store: Store
+    changes: Changes
     pool: Pool
-    jobs: ModelInstaller
-    commits: Commits
 
     async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:
         """Change what is given, and give all. Raises InvalidArgument where that cannot be."""
@@ -48,15 +40,14 @@ class SettingsKeeper:
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         settings = dataclasses.replace(entry.manifest.settings, **changes)
         _check(settings, entry)
-        with self.jobs.job(entry.name, True, lambda _: None):
+        async with self.changes.begin(entry.name) as change:
             if settings.max_batch and not entry.manifest.settings.max_batch:
-                await self._prove_rows(entry)
-            self.pool.handle(SettingsChanged(model=entry.number, settings=settings))
-            await self.commits.rewrite(entry)
+                await self._prove_rows(change, entry)
+            await change.alter(entry, SettingsChanged(model=entry.number, settings=settings))
         _log.info("model %s: settings %s", entry.name, strict.to_plain(settings, omit_defaults=True))
         return settings
 
-    async def _prove_rows(self, entry: ServedModel) -> None:
+    async def _prove_rows(self, change: Change, entry: ServedModel) -> None:
         """Raise InvalidArgument where requests cannot be run as one, or would change each other's answers."""
         name, manifest = entry.name, entry.manifest
         if wrong := _objection(manifest.interface):
@@ -64,10 +55,9 @@ class SettingsKeeper:
         cpu = self.pool.needed_cpu(manifest.owner)
         assert manifest.interface is not None
         key = manifest.source_key
-        with self.pool.keeping(cpu, key):
-            await load(cpu, key, await in_thread(self.store.form, manifest, key), self.limits)
-            call = CompareRows(key=key, inputs=made_up(manifest.interface.inputs, manifest.shapes))
-            told = await cpu.supervisor.call(call, seconds=self.limits.load_seconds)
+        await change.load_stored(cpu, manifest, key)
+        call = CompareRows(key=key, inputs=made_up(manifest.interface.inputs, manifest.shapes))
+        told = await cpu.supervisor.call(call, seconds=self.changes.limits.load_seconds)
         if told.objection:
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {told.objection}")
 

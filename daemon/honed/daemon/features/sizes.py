@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.background import Work
-from honed.daemon.changes.add import ModelInstaller, failure
+from honed.daemon.changes.add import failure
+from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
@@ -27,7 +26,6 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
-from honed.daemon.store.store import Store
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import Inferred, MetSizes, ShownPart
 
@@ -157,10 +155,9 @@ _log = logging.getLogger(__name__)
 class SizeSpecialiser:
     """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
 
-    store: Store
+    changes: Changes
     registry: Registry
     pool: Pool
-    jobs: ModelInstaller
     publisher: Publisher
     ledger: UsageLog
     leasing: Leasing
@@ -241,18 +238,17 @@ class SizeSpecialiser:
         manifest = entry.manifest
         assert manifest.compiled is not None
         slower_too = manifest.engine_wanted(self.policy) == "gpu"
-        with self.jobs.job(entry.name, True, lambda _: None) as job:
-            async with cleared_in_thread(self.store.staging()) as folder, AsyncExitStack() as held:
-                staged = replace(
-                    await in_thread(self.jobs.stage_again, manifest, folder),
-                    like=self.store.object(manifest.compiled),
-                    sizes=sizes,
-                    slower_too=slower_too,
-                    hurried=False,
-                )
-                made = await self.jobs.builder.build(job, staged, [self.pool.device_of(entry)], held)
-                why = f"compiled for sizes that its parts meet: {text(sizes)}"
-                published = await self.publisher.resized(entry, made, why, slower_too=slower_too)
+        async with self.changes.begin(entry.name) as change:
+            staged = replace(
+                await change.sources(manifest),
+                like=self.changes.store.object(manifest.compiled),
+                sizes=sizes,
+                slower_too=slower_too,
+                hurried=False,
+            )
+            made = await change.build(staged, [self.pool.device_of(entry)])
+            why = f"compiled for sizes that its parts meet: {text(sizes)}"
+            published = await self.publisher.resized(change, entry, made, why, slower_too=slower_too)
         if not published.published:
             self._failed[entry.name] = entry.key
         return published.sentence

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from honed.daemon.changes.add import ModelInstaller
+from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
-from honed.daemon.changes.remove import ModelRemover
 from honed.daemon.changes.settings import SettingsKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
@@ -106,9 +106,9 @@ class Api:
     places: service.ServicePlaces
     registry: Registry
     fleet: Pool
+    changes: Changes
     jobs: ModelInstaller
     bringer: UserModels
-    remover: ModelRemover
     publisher: Publisher
     ledger: UsageLog
     variants: ShapeVariants
@@ -179,7 +179,7 @@ class Api:
         default, viewer = self.fleet.default, self._viewer(call)
         own = self._own(viewer)
         idle = self.leasing.idle()
-        jobs = [job.status() for job in self.jobs.active.values() if viewer.sees(job.owner)]
+        jobs = [job.status() for job in self.changes.active.values() if viewer.sees(job.owner)]
         return service.Status(
             name="honed",
             version=HONED_VERSION,
@@ -354,7 +354,7 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        await self.remover.remove(params.model_name)
+        await self.jobs.remove(params.model_name)
         return Empty()
 
     def _viewer(self, call: ApiCall) -> Viewer:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from honed.daemon.aio import in_thread, to_its_end
+from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.store.files import StoredFile
@@ -27,11 +27,12 @@ class Commits:
         self.turn = asyncio.Lock()
 
     async def commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]] = ()) -> None:
-        """Store a manifest and its new files, also where the caller is cancelled.
-
-        An error leaves none of it.
-        """
-        await to_its_end(self._commit(manifest, staged))
+        """Store a manifest and its new files; an error leaves none of it. The caller has the turn."""
+        try:
+            await in_thread(self._store.commit, manifest, staged)
+        except HonedError:
+            await self.sweep()
+            raise
 
     async def sweep(self) -> None:
         """Delete the files that no model needs any more."""
@@ -54,10 +55,3 @@ class Commits:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
-
-    async def _commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]]) -> None:
-        try:
-            await in_thread(self._store.commit, manifest, staged)
-        except HonedError:
-            await self.sweep()
-            raise

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.changes import compilation
-from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
@@ -90,7 +89,6 @@ class TunerRuns:
     store: Store
     registry: Registry
     fleet: Pool
-    jobs: ModelInstaller
     publisher: Publisher
     tuner: TunerChild
     records: Path
@@ -156,7 +154,8 @@ class TunerRuns:
         run = self._measuring[entry.name] = _Measuring()
         try:
             async with cleared_in_thread(self.store.staging()) as folder:
-                staged = await in_thread(self.jobs.stage_again, entry.manifest, folder)
+                most = self.limits.max_model_bytes
+                staged = await in_thread(compilation.stage_again, self.store, entry.manifest, folder, most)
                 tasks = Tasks(
                     file=staged.given,
                     name=entry.name,

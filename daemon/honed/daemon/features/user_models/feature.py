@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
-from honed.daemon.changes.compilation import RECEIVED, Notify, Staged, is_compiled
-from honed.daemon.changes.remove import ModelRemover
+from honed.daemon.changes.change import RECEIVED, Changes, Notify
+from honed.daemon.changes.compilation import Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.features.base import Infer, InferCall
@@ -29,7 +29,6 @@ from honed.daemon.settings import places
 from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
-from honed.daemon.store.store import Store
 from honed.protocol.errors import (
     Busy,
     DeadlineExceeded,
@@ -166,9 +165,8 @@ class UserModels:
 
     settings: Callable[[], AppsSettings]
     registry: Registry
-    store: Store
+    changes: Changes
     jobs: ModelInstaller
-    remover: ModelRemover
     receiver: Receiver
     shares: Shares
     policy: str  # serve.engine
@@ -269,14 +267,15 @@ class UserModels:
             new = OwnModel(name=name, user=user, nbytes=nbytes, memory=nbytes, used=time.time())
             leaving = going(new, self._kept(), self.settings())
             options = params.parameters or BringOptions()
-            with meanwhile, self.jobs.job(name, False, notify, user) as shown:
-                async with cleared_in_thread(self.store.staging()) as folder:
-                    shown.report("receive", 0.0)
-                    limit = min(self.settings().disk_bytes, self.jobs.limits.max_model_bytes)
+            with meanwhile:
+                async with self.changes.begin(name, notify, replace=False, owner=user) as change:
+                    change.report("receive", 0.0)
+                    limit = min(self.settings().disk_bytes, self.changes.limits.max_model_bytes)
+                    folder = await change.folder()
                     staged = await self.receiver.receive(params, descriptors, folder, user, limit)
-                    shown.report("receive", RECEIVED)
+                    change.report("receive", RECEIVED)
                     try:
-                        given = await self.jobs.serve_as_given(shown, staged, options.engine or "fastest")
+                        given = await self.jobs.serve_as_given(change, staged, options.engine or "fastest")
                     except ModelRefused as error:
                         if not isinstance(error.__cause__, OutOfMemory):
                             raise
@@ -294,7 +293,7 @@ class UserModels:
 
     async def _remove(self, name: str, why: str) -> None:
         try:
-            await self.remover.remove(name)
+            await self.jobs.remove(name)
         except HonedError as error:
             _log.error("model %s cannot be removed: %s", name, error)
         else:
@@ -332,7 +331,7 @@ class UserModels:
             if not waiting:
                 self._brought.clear()
                 await self._brought.wait()
-            elif not self.jobs.adding and places.compiler():
+            elif not self.changes.adding and places.compiler():
                 entry = self._next(waiting)
                 if entry is not None:
                     await self._compile(entry)
@@ -364,7 +363,7 @@ class UserModels:
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=LOOK_SECONDS)
-                if self.jobs.adding and not work.done():
+                if self.changes.adding and not work.done():
                     _log.info("model %s is compiled later: an administrator's comes first", entry.name)
                     stopped = True
                     await self.jobs.stop_compiling(entry.name)

@@ -6,14 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.background import Work
-from honed.daemon.changes.add import ModelInstaller, failure, same_source
-from honed.daemon.changes.compilation import BUILT, AddProgress, Built, Notify, load
+from honed.daemon.changes.add import failure
+from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
 from honed.daemon.core.messages import Added, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
@@ -27,14 +25,12 @@ from honed.daemon.features.variants.policy import (
 )
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
-from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
 from honed.daemon.settings import places
-from honed.daemon.settings.schema import Limits
 from honed.daemon.store.names import Shapes, model_of, variant_name
-from honed.daemon.store.store import Manifest, Store, begin
+from honed.daemon.store.store import Manifest, begin
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
 from honed.runtime.version import HONED_VERSION
@@ -46,12 +42,9 @@ _log = logging.getLogger(__name__)
 class VariantCompiler:
     """Makes variants. `policy` is the setting serve.engine."""
 
-    limits: Limits
-    store: Store
+    changes: Changes
     registry: Registry
     pool: Pool
-    jobs: ModelInstaller
-    commits: Commits
     policy: str
 
     async def make(
@@ -64,60 +57,44 @@ class VariantCompiler:
         replaced meanwhile, and what else compiling raises.
         """
         name = variant_name(model.name, shapes, model.manifest.interface)
-        with self.jobs.job(name, True, notify) as job:
-            async with cleared_in_thread(self.store.staging()) as folder:
-                staged = await in_thread(self.jobs.stage_again, model.manifest, folder)
-                home = model.manifest.compiled
-                staged = replace(
-                    staged,
-                    shapes=dict(shapes),
-                    like=self.store.object(home) if home is not None else None,
-                    hurried=by_hand,
-                )
-                async with AsyncExitStack() as held:
-                    server = self.pool.device_of(model)
-                    made = await self.jobs.builder.build(job, staged, [server], held)
-                    choice = await self._choice(job, model, made, held)
-                    whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
-                    name = variant_name(model.name, whole, model.manifest.interface)
-                    variant = _manifest(name, model, made, whole, choice, by_hand=by_hand)
-                    await to_its_end(self._commit(model, variant, made))
+        async with self.changes.begin(name, notify) as change:
+            home = model.manifest.compiled
+            staged = replace(
+                await change.sources(model.manifest),
+                shapes=dict(shapes),
+                like=self.changes.store.object(home) if home is not None else None,
+                hurried=by_hand,
+            )
+            made = await change.build(staged, [self.pool.device_of(model)])
+            choice = await self._choice(change, model, made)
+            whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
+            name = variant_name(model.name, whole, model.manifest.interface)
+            variant = _manifest(name, model, made, whole, choice, by_hand=by_hand)
+            await change.commit(partial(self._added, model, variant, made), [(made.file, made.path)])
         _log.info("model %s is compiled for other shapes, as %s. %s", model.name, name, choice.why)
         return name, choice.why
 
-    async def _choice(
-        self, job: AddProgress, model: ServedModel, made: Built, held: AsyncExitStack
-    ) -> EngineChoice:
+    async def _choice(self, change: Change, model: ServedModel, made: Built) -> EngineChoice:
         """Which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
             return EngineChoice("gpu", "")
         key = manifest.source_key
-        job.report("load", BUILT, "comparing engines")
-        held.enter_context(self.pool.keeping(cpu, key))
-        await load(cpu, key, self.store.form(manifest, key), self.limits)
+        change.report("load", BUILT, "comparing engines")
+        await change.load_stored(cpu, manifest, key)
         return await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, manifest.owner)
 
-    async def _commit(self, model: ServedModel, variant: Manifest, made: Built) -> None:
-        async with self.commits.turn:
-            now = self.registry.find(model.name)
-            if now is None or not same_source(variant, now.manifest):
-                raise NotFound(
-                    f"model {model.name!r} is another one by now, or none; nothing was kept of this"
-                )
-            replaced = variant.name in {each.name for each in self.registry.variants(model.name)}
-            await self.commits.commit(variant, [(made.file, made.path)])
-            self.pool.handle(
-                Added(
-                    manifest=variant,
-                    compiled=made.model,
-                    home=model.device,
-                    proof=made.proof,
-                    rests=variant.chosen == "cpu",
-                )
-            )
-            if replaced:
-                await self.commits.sweep()
+    def _added(self, model: ServedModel, variant: Manifest, made: Built) -> Added:
+        now = self.registry.find(model.name)
+        if now is None or not same_source(variant, now.manifest):
+            raise NotFound(f"model {model.name!r} is another one by now, or none; nothing was kept of this")
+        return Added(
+            manifest=variant,
+            compiled=made.model,
+            home=model.device,
+            proof=made.proof,
+            rests=variant.chosen == "cpu",
+        )
 
 
 def _manifest(
@@ -270,14 +247,10 @@ class ShapeVariants:
             return
         names = ", ".join(sorted(going))
         try:
-            await self.maker.jobs.dropping.variants(sorted(going))
+            await self.maker.changes.remove_variants(sorted(going))
         except HonedError as error:
             _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
             return
-        for name in going:
-            self.forget(name)
-            self.ledger.forget(name)
-            self.leasing.forget(name)
         _log.info("variants that were least asked for were dropped: %s", names)
 
     def _strays(self) -> list[str]:
@@ -349,7 +322,7 @@ class ShapeVariants:
         self.maker.pool.wake(variant.name)
 
     def _rest(self, name: str) -> None:
-        if name not in self.maker.jobs.active:  # its versions may be changing
+        if name not in self.maker.changes.active:  # its versions may be changing
             self.maker.pool.handle(Rested(name))
 
     def _loaded(self) -> list[KeptVariant]:

@@ -1,0 +1,361 @@
+"""One transaction for everything that changes what a model serves.
+
+    async with changes.begin(name) as change:
+        staged = await change.sources(manifest)
+        made = await change.build(staged, [server])
+        await change.commit(entering, [(made.file, made.path)])
+
+A change owns its staging folder and what it has workers load. Both go when the change ends, however it ends:
+what was not committed leaves no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
+from honed.daemon.core.messages import Added, Event, LoadedProof, Removed, SuccessorReady, VersionChosen
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
+from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.pool import Pool
+from honed.daemon.settings.schema import CHECKING_MIB, Limits
+from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.files import StoredFile, describe
+from honed.daemon.store.inspect import Inspector
+from honed.daemon.store.store import Manifest, Store
+from honed.daemon.worker.builder import Progress
+from honed.jobs.commands import Check, Compile
+from honed.jobs.events import Stage
+from honed.machine import profilefile
+from honed.machine.files import replacing
+from honed.protocol import strict
+from honed.protocol.errors import AlreadyExists, HonedError, ModelRefused, ResourceExhausted, Unavailable
+from honed.protocol.service import JobStatus
+from honed.protocol.strict import Map
+
+from .compilation import Staged, compile_model, load, stage_again
+from .optimisations import OptimisationChecks
+
+# Shares of a whole addition, for the progress shown.
+RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
+_ROUNDS = 7  # of runs, where devices are compared
+_NICENESS = 15  # of compiling that nobody waits for
+Notify = Callable[[Map], None]
+Entered = Added | SuccessorReady | VersionChosen  # a model that is served by a manifest from now on
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
+
+    server: DeviceServer
+    path: Path
+    file: StoredFile
+    model: Compiled
+    proof: LoadedProof
+    measured: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Change:
+    """A change to the model `name`, as ServerStatus shows it. No other change to it is under way."""
+
+    changes: Changes
+    name: str
+    owner: int | None  # of a user's own
+    notify: Notify
+    held: AsyncExitStack  # what goes when the change ends
+    stage: str = ""
+    fraction: float = 0.0
+    text: str = ""
+    unserved: str = ""  # why the CPU engine, which was to serve it first, does not
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """Note and pass on how far it is."""
+        self.stage, self.fraction, self.text = stage, fraction, text
+        self.notify(strict.to_plain(self.status()))
+
+    def status(self) -> JobStatus:
+        """As ServerStatus shows it, and a Progress notification but for the request's number."""
+        return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
+
+    async def folder(self) -> Path:
+        """Make a staging folder, which is removed when the change ends."""
+        return await self.held.enter_async_context(cleared_in_thread(self.changes.store.staging()))
+
+    async def sources(self, manifest: Manifest) -> Staged:
+        """Stage the stored sources of a model; raises ModelRefused where they are damaged or missing."""
+        folder, most = await self.folder(), self.changes.limits.max_model_bytes
+        return await in_thread(stage_again, self.changes.store, manifest, folder, most)
+
+    async def build(self, staged: Staged, servers: Sequence[DeviceServer]) -> Built:
+        """Compile and load a model on the one device, or on the fastest of several.
+
+        Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
+        start. Of several devices those that cannot take the model are left out, unless none can.
+        """
+        if len(servers) == 1:
+            return await self._build(_Steps(self, 0, 1), staged, servers[0])
+        best: tuple[float, Built] | None = None
+        told: list[str] = []
+        failures: list[HonedError] = []
+        for index, server in enumerate(servers):
+            try:
+                made = await self._build(_Steps(self, index, len(servers)), staged, server)
+                us = await server.loader.median_us(made.file.sha256, _ROUNDS)
+            except (ModelRefused, Unavailable) as error:
+                failures.append(error)
+                told.append(f"not on {server.shown}: {error}")
+                _log.info("model %s is not placed on %s: %s", self.name, server.shown, error)
+                continue
+            told.append(f"{us / 1000:.3g} ms on {server.shown}")
+            if best is None or us < best[0]:
+                best = us, made
+        if best is None:
+            raise failures[0]
+        return replace(best[1], measured=f"measured when it was added: {', '.join(told)}")
+
+    async def _build(self, steps: _Steps, staged: Staged, server: DeviceServer) -> Built:
+        compiled = staged.given
+        if staged.sources:
+            compiled = staged.folder / f"compiled-{steps.index}.honed"
+            await self._compile(steps, staged, compiled, server)
+        model = await self.changes.inspector.inspect(compiled)
+        file = await in_thread(describe, compiled, f"{self.name}.honed")
+        steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
+
+        def built(done: int, of: int) -> None:
+            fraction = _COMPILED + (BUILT - _COMPILED) * done / of
+            steps.report("load", fraction, f"built {done} of {of} kernels")
+
+        proof = await self.load(server, file.sha256, compiled, built, hurried=staged.hurried)
+        return Built(server=server, path=compiled, file=file, model=model, proof=proof)
+
+    async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
+        changes, seconds = self.changes, self.changes.limits.compile_seconds
+
+        def report(stage: Stage) -> None:
+            steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
+
+        if changes.compiling.locked() and staged.hurried:
+            # What will be refused need not wait for others to be compiled.
+            async with changes.checking:
+                job = await self._job(staged, output, server)
+                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
+                await compile_model(check, seconds, lambda _: None)
+            steps.report("check", RECEIVED, "waiting for another compilation")
+        async with changes.compiling:
+            job = await self._job(staged, output, server)
+            niceness = 0 if staged.hurried else _NICENESS
+            if staged.seconds is not None:
+                seconds = min(seconds, staged.seconds)
+            await compile_model(job, seconds, report, niceness=niceness)
+
+    async def _job(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
+        limits, records = self.changes.limits, self.changes.records
+        await server.supervisor.wait_ready(limits.load_seconds)
+        profile = server.supervisor.profile
+        assert profile is not None
+        with replacing(output.with_suffix(".toml")) as file:
+            file.write(profilefile.dumps(profile).encode())
+        return strict.like(
+            Compile,
+            staged,
+            file=staged.given,
+            output=output,
+            name=staged.sources[0][0].name,
+            profile=output.with_suffix(".toml"),
+            device=server.supervisor.spec,
+            memory_mib=limits.compile_memory_mib,
+            records=records if records.exists() else None,
+        )
+
+    def keep(self, server: DeviceServer, key: str) -> None:
+        """Have a worker keep a file, once it is loaded, until the change ends."""
+        self.held.enter_context(self.changes.pool.keeping(server, key))
+
+    async def load(
+        self,
+        server: DeviceServer,
+        key: str,
+        path: Path,
+        progress: Progress = lambda _, __: None,
+        *,
+        hurried: bool = True,
+    ) -> LoadedProof:
+        """Load and check a file in a worker, which keeps it; raises as `compilation.load`."""
+        self.keep(server, key)
+        return await load(server, key, path, self.changes.limits, progress, hurried=hurried)
+
+    async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
+        """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""
+        return await self.load(server, key, await in_thread(self.changes.store.form, manifest, key))
+
+    async def alter(self, model: ServedModel, event: Event) -> None:
+        """Have an event change the manifest of a model, and store that."""
+        self.changes.pool.handle(event)
+        await to_its_end(self.changes.commits.rewrite(model))
+
+    async def commit(
+        self, entering: Callable[[], Entered], files: Sequence[tuple[StoredFile, Path]] = ()
+    ) -> None:
+        """Store a manifest with its new files, and serve the model by it.
+
+        `entering` gives the event with the manifest. It is called when no other commit is under way, and
+        raises where the change has been overtaken. An error leaves the models as they were. A caller who is
+        cancelled still waits for the end. Variants of another source go, as do files that nothing needs.
+        """
+        await self.changes.in_turn(self._commit(entering, files))
+
+    async def _commit(
+        self, entering: Callable[[], Entered], files: Sequence[tuple[StoredFile, Path]]
+    ) -> None:
+        event, changes = entering(), self.changes
+        manifest = event.manifest
+        await changes.commits.commit(manifest, files)
+        changes.pool.handle(event)
+        variants = changes.registry.variants(manifest.name)
+        await changes.drop([each.name for each in variants if not same_source(each.manifest, manifest)])
+        await changes.commits.sweep()
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A change whose present part is one of `count` equal ones."""
+
+    change: Change
+    index: int
+    count: int
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """`fraction` is of the part; the first part begins where everything has been received."""
+        done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
+        self.change.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
+
+
+class Changes:
+    """The changes of one service: of each model one at a time, one compilation and one commit at a time.
+
+    Each of `forget` is called with the name of a model or a variant that was removed.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        store: Store,
+        registry: Registry,
+        pool: Pool,
+        commits: Commits,
+        inspector: Inspector,
+        records: Path,
+    ) -> None:
+        """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
+        self.limits = limits
+        self.store = store
+        self.registry = registry
+        self.pool = pool
+        self.commits = commits
+        self.inspector = inspector
+        self.records = records
+        self.checks = OptimisationChecks(limits, store, registry, pool)
+        self.active: dict[str, Change] = {}
+        self.forget: Sequence[Callable[[str], None]] = ()
+        self.compiling = asyncio.Lock()
+        self.checking = asyncio.Lock()  # whether models can be compiled, while others are
+
+    @asynccontextmanager
+    async def begin(
+        self,
+        name: str,
+        notify: Notify = lambda _: None,
+        *,
+        replace: bool = True,
+        owner: int | None = None,
+    ) -> AsyncIterator[Change]:
+        """Change a model, or with `replace` False add one; raises AlreadyExists or ResourceExhausted.
+
+        The limits are those of administrators' models: users' own have quotas instead.
+        """
+        self.check_idle(name)
+        if self.registry.find(name) is not None and not replace:
+            raise AlreadyExists(
+                f"there is a model {name!r} already; choose another name, remove it first, or replace it"
+            )
+        if owner is None:
+            self._check_room()
+        async with AsyncExitStack() as held:
+            change = Change(changes=self, name=name, owner=owner, notify=notify, held=held)
+            held.callback(self.active.pop, name)
+            self.active[name] = change
+            yield change
+
+    def check_idle(self, name: str) -> None:
+        """Raise AlreadyExists where a change to a model is under way."""
+        if name in self.active:
+            raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
+
+    @property
+    def adding(self) -> int:
+        """How many models of administrators are being added."""
+        return sum(change.owner is None for change in self.active.values())
+
+    def _check_room(self) -> None:
+        if self.adding >= self.limits.max_jobs:
+            raise ResourceExhausted(f"{self.adding} models are being added already; wait for one of them")
+        stored = sum(entry.manifest.owner is None for entry in self.registry.models())
+        if stored + self.adding >= self.limits.max_models:
+            raise ResourceExhausted(f"the store holds its {self.limits.max_models} models; remove one first")
+
+    async def remove(self, name: str) -> None:
+        """Remove a model with its variants; raises NotFound."""
+
+        async def remove() -> None:
+            self.registry.get(name)
+            await self.drop([*(each.name for each in self.registry.variants(name)), name])
+
+        await self.in_turn(remove())
+
+    async def remove_variants(self, names: Sequence[str]) -> None:
+        """Remove variants, of those that there are."""
+
+        async def remove() -> None:
+            await self.drop([name for name in names if self.registry.variant(name) is not None])
+
+        await self.in_turn(remove())
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """Remove from the store, then from service, in turn: where the store fails a model is served on."""
+        for name in names:
+            remaining = [manifest for manifest in self.registry.manifests() if manifest.name != name]
+            await in_thread(self.store.remove, name, remaining)
+            self.pool.handle(Removed(name))
+            for forget in self.forget:
+                forget(name)
+
+    async def in_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Change the store and what is served, to the end, while nothing else does."""
+
+        async def turn() -> None:
+            async with self.commits.turn:
+                await work
+            self.checks.sweep()
+
+        await to_its_end(turn())
+
+
+def same_source(variant: Manifest, model: Manifest) -> bool:
+    """Whether a variant is of a model as that is now."""
+
+    def of(manifest: Manifest) -> tuple[str, str, str, bool]:
+        return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
+
+    return of(variant) == of(model)
