@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from .changes.publish import Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
+from .feature import Feature
 from .features.batching import Batcher
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
@@ -58,26 +59,18 @@ class Base:
     jobs: ModelInstaller
     clients: Server
     ledger: UsageLog
-    apps: SharesFile
-    sequencer: Sequencer
     leasing: Leasing
 
     def keep_only(self, models: Collection[str]) -> None:
         """Forget the use of models that are not there any more."""
         self.ledger.keep_only(models)
-        self.apps.shares.keep_only(models, time.time())
 
     def changed(self, new: Config) -> None:
         """The configuration was read again."""
         self.ledger.change(new.usage)
-        self.sequencer.change(new.sequences)
         self.leasing.change(new.idle)
         self.pool.limits_changed()
         self.clients.limits_changed()
-
-    def saves(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """What is to be saved in the end."""
-        return self.ledger.save, self.curves.save, self.apps.save
 
 
 async def founded(config: Config, store: Store, listening: socket.socket) -> Base:
@@ -110,8 +103,6 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
         ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
-        apps=await in_thread(SharesFile, places.state_dir / "apps.json"),
-        sequencer=Sequencer(config.sequences, registry),
         leasing=Leasing(config.idle, lambda: pool.default.state),
     )
 
@@ -123,49 +114,82 @@ class ServiceParts:
     base: Base
     publisher: Publisher
     inferring: InferencePipeline
-    bringer: UserModels
-    variants: ShapeVariants
+    features: Sequence[Feature]
     background: Background
     tuner: TunerChild
     watch: KernelWatch
 
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """What runs as long as the service does."""
+        """What runs as long as the service does; what comes last ends first."""
         base = self.base
         return (
-            base.pool.run(),
             base.ledger.keep(),
             base.curves.keep(),
-            base.apps.keep(),
+            base.pool.run(),
             base.leasing.run(),
             self.watch.run(),
             self.tuner.run(),
+            *(feature.run() for feature in self.features),
             self.background.run(),
-            self.bringer.run(),
         )
 
 
 def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """What stands on the base."""
-    publisher = _publisher(base)
-    variants = _variants(base, reloader)
-    sizes = _sizes(base, reloader, publisher)
-    bringer = _bringer(base, reloader)
-    pipeline = _pipeline(base)
-    batcher = Batcher(base.pool, variants, base.ledger, base.leasing, pipeline.plan)
-    features = (bringer, base.sequencer, batcher, variants, sizes)  # from the outside in
+    publisher, pipeline = _publisher(base), _pipeline(base)
+    features = _features(base, reloader, publisher, pipeline)
     pipeline.features = features
-    known = (base.curves.latencies, base.ledger, base.leasing)
-    base.changes.forget = [each.forget for each in (*known, *features)]
+    known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
+    base.changes.forget = [*known, *(each.forget for each in features)]
     return ServiceParts(
         base=base,
         publisher=publisher,
         inferring=pipeline,
-        bringer=bringer,
-        variants=variants,
-        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=(variants, sizes)),
+        features=features,
+        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=features),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
+    )
+
+
+def _features(
+    base: Base, reloader: Reloader, publisher: Publisher, pipeline: InferencePipeline
+) -> tuple[Feature, ...]:
+    """The features: requests pass through them from the first to the last."""
+    limits, policy = base.config.limits, base.config.serve.engine
+    return (
+        UserModels(
+            settings=lambda: reloader.config.apps,
+            registry=base.registry,
+            changes=base.changes,
+            jobs=base.jobs,
+            leasing=base.leasing,
+            receiver=Receiver(limits.load_seconds),
+            shares_file=SharesFile(base.config.service.state_dir / "apps.json"),
+            policy=policy,
+        ),
+        Sequencer(lambda: reloader.config.sequences, base.registry),
+        ShapeVariants(
+            maker=VariantCompiler(
+                changes=base.changes, registry=base.registry, pool=base.pool, policy=policy
+            ),
+            registry=base.registry,
+            ledger=base.ledger,
+            leasing=base.leasing,
+            settings=lambda: reloader.config.variants,
+            rewrap=pipeline.rewrap,
+        ),
+        SizeSpecialiser(
+            changes=base.changes,
+            registry=base.registry,
+            pool=base.pool,
+            publisher=publisher,
+            ledger=base.ledger,
+            leasing=base.leasing,
+            policy=policy,
+            settings=lambda: reloader.config.variants,
+        ),
+        Batcher(base.pool, base.ledger, base.leasing, pipeline.plan),
     )
 
 
@@ -183,18 +207,16 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         fleet=base.pool,
         changes=base.changes,
         jobs=base.jobs,
-        bringer=parts.bringer,
         publisher=parts.publisher,
         ledger=base.ledger,
-        variants=parts.variants,
         inferring=parts.inferring,
         settings=SettingsKeeper(base.changes, base.pool),
-        sequencer=base.sequencer,
         metrics=_metrics(parts),
         leasing=base.leasing,
         tuner=parts.tuner,
         tuner_runs=_tuner_runs(parts, reloader),
         reloader=reloader,
+        features=parts.features,
         connections=lambda: base.clients.connections,
         damaged=list(damaged),
     )
@@ -232,46 +254,6 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
         connections=lambda: base.clients.connections,
         lease=base.leasing.metrics,
         gpu_faults=parts.watch.figures,
-    )
-
-
-def _variants(base: Base, reloader: Reloader) -> ShapeVariants:
-    return ShapeVariants(
-        maker=VariantCompiler(
-            changes=base.changes,
-            registry=base.registry,
-            pool=base.pool,
-            policy=base.config.serve.engine,
-        ),
-        registry=base.registry,
-        ledger=base.ledger,
-        leasing=base.leasing,
-        settings=lambda: reloader.config.variants,
-    )
-
-
-def _sizes(base: Base, reloader: Reloader, publisher: Publisher) -> SizeSpecialiser:
-    return SizeSpecialiser(
-        changes=base.changes,
-        registry=base.registry,
-        pool=base.pool,
-        publisher=publisher,
-        ledger=base.ledger,
-        leasing=base.leasing,
-        policy=base.config.serve.engine,
-        settings=lambda: reloader.config.variants,
-    )
-
-
-def _bringer(base: Base, reloader: Reloader) -> UserModels:
-    return UserModels(
-        settings=lambda: reloader.config.apps,
-        registry=base.registry,
-        changes=base.changes,
-        jobs=base.jobs,
-        receiver=Receiver(base.config.limits.load_seconds),
-        shares=base.apps.shares,
-        policy=base.config.serve.engine,
     )
 
 

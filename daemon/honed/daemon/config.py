@@ -23,12 +23,20 @@ from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, S
 from .aio import in_thread
 from .features.sequences import SequenceSettings
 from .features.user_models.quota import AppsSettings
-from .features.variants.policy import VariantSettings
 from .idle.decision import IdleSettings
 from .observe.usage import UsageSettings
 from .serving.pool import Placement
 from .settings.places import Places, drop_in_dir, places
-from .settings.schema import CpuSettings, HubSettings, Limits, ServeSettings, Service, Setting, of_table
+from .settings.schema import (
+    CpuSettings,
+    HubSettings,
+    Limits,
+    ServeSettings,
+    Service,
+    Setting,
+    VariantSettings,
+    of_table,
+)
 from .systemd import Systemd
 from .tuning.process import TunerSettings
 

@@ -19,7 +19,8 @@ from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
 from .core.queue import service_stops
-from .methods.methods import Api, ApiCall
+from .feature import ApiCall
+from .methods.methods import Api
 from .serving.pool import Pool
 from .settings.schema import Limits
 from .transport.access import Credentials, identify

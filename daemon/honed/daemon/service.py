@@ -153,16 +153,14 @@ def _begin(
     works: Iterable[Coroutine[Any, Any, None]],
     stop: asyncio.Event,
 ) -> None:
-    """Start what runs as long as the service, to be ended and saved with `running`."""
-    for save in parts.base.saves():
-        running.push_async_callback(save)
+    """Start what runs as long as the service, to be ended with `running`."""
     for work in works:
         task = asyncio.ensure_future(work)
         task.add_done_callback(partial(_stop_if_failed, stop))
         running.push_async_callback(_end, task)
     running.push_async_callback(parts.base.jobs.close)
-    running.push_async_callback(parts.bringer.close)
-    running.push_async_callback(parts.variants.close)
+    for feature in parts.features:
+        running.push_async_callback(feature.close)
 
 
 async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Systemd) -> None:

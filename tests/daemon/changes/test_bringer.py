@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.background import Background
 from honed.daemon.features.user_models import feature
 from honed.daemon.features.user_models import feature as bringing
 from honed.daemon.features.user_models.feature import Receiver, UserModels
@@ -61,9 +62,14 @@ def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
     registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
     made: dict[str, Any] = {"registry": registry, "jobs": jobs, "changes": jobs}
-    return UserModels(
-        settings=AppsSettings, receiver=Receiver(1.0), shares=Shares(), policy="fastest", **cast(Any, made)
-    )
+    made |= {"leasing": None, "shares_file": SimpleNamespace(shares=Shares())}
+    return UserModels(settings=AppsSettings, receiver=Receiver(1.0), policy="fastest", **cast(Any, made))
+
+
+def in_background(running: UserModels) -> Background:
+    """What has its work done, on a machine that is never idle."""
+    leasing: Any = SimpleNamespace(look_seconds=lambda: 0.001, idle=lambda: SimpleNamespace(idle=False))
+    return Background(leasing=leasing, jobs=(), sources=(running,))
 
 
 async def until(condition: Any) -> None:
@@ -81,7 +87,7 @@ def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.Monk
         mine = [entry(f"greedy-{n}", 1, float(n)) for n in range(3)]
         entries = [*mine, entry("modest", 2, 10.0), entry("small", None, 0.0), entry("removed", 3, 0.0)]
         running = bringer(jobs, entries)
-        task = asyncio.ensure_future(running.run())
+        task = asyncio.ensure_future(in_background(running).run())
         await asyncio.sleep(0.02)
         assert jobs.begun == [], "an administrator's is being added"
         jobs.adding = 0

@@ -16,8 +16,8 @@ from honed.daemon.background import Background
 from honed.daemon.core.model import State
 from honed.daemon.features import sizes as module
 from honed.daemon.features.sizes import SizeSpecialiser
-from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.observe.usage import UsageLog, UsageSettings
+from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.results import MetSizes, ModelPublished, ShownForm, ShownPart

@@ -15,8 +15,8 @@ from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
 from honed.daemon.features.variants.feature import ShapeVariants
-from honed.daemon.features.variants.policy import VariantSettings
 from honed.daemon.observe.usage import UsageLog, UsageSettings
+from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import Shapes
 from honed.daemon.store.store import Manifest
@@ -53,6 +53,7 @@ class Place:
             ledger=self.ledger,
             leasing=cast(Any, leasing),
             settings=lambda: VariantSettings(requests=2),
+            rewrap=lambda _: None,
         )
         jobs = maker.changes.active
         self.background = Background(leasing=cast(Any, leasing), jobs=jobs, sources=(keeper,))
@@ -70,6 +71,9 @@ class Place:
         assert not by_hand
         self.tried.append((model.name, dict(shapes)))
         raise self.fails
+
+    def shown(self) -> Any:
+        return self.keeper.shown(self.registry.get("m"))["variants"]
 
     def ask(self, rows: int, times: int) -> None:
         plan = SimpleNamespace(inputs=((TensorSpec(name="x", dtype="float32", shape=(rows, 4)), None),))
@@ -90,10 +94,10 @@ def test_what_cannot_be_compiled_is_said_and_not_tried_again_until_something_cha
     place.look()
     place.look()
     assert place.tried == [("m", {"x": (3, 4)})]
-    [failed] = place.keeper.shown("m")
+    [failed] = place.shown()
     assert (failed.state, failed.why, failed.name) == ("FAILED", "it has no kernel", "m@3")
     place.driver = "2"
-    assert not place.keeper.shown("m")
+    assert not place.shown()
     place.look()
     assert len(place.tried) == 2
 
@@ -104,7 +108,7 @@ def test_a_failure_that_says_nothing_of_the_model_is_tried_again_later(tmp_path:
     place.look()
     place.look()
     assert len(place.tried) == 1
-    assert not place.keeper.shown("m")
+    assert not place.shown()
     place.background.not_before.clear()
     place.look()
     assert len(place.tried) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
-from honed.daemon.features.base import Infer
+from honed.daemon.feature import Feature, Infer
 from honed.daemon.features.batching import Batcher
 from honed.daemon.features.sequences import Sequencer
 from honed.daemon.features.sizes import SizeSpecialiser
@@ -51,8 +51,8 @@ async def infer(_: Any) -> Any:
 
 
 def wrapped(entry: ServedModel) -> set[str]:
-    """The features that wrap a model; that is decided by the model alone, so they need be nothing."""
-    nobody = cast(Any, None)
+    """The features that wrap a model which has no variants yet; else that is decided by the model alone."""
+    nobody = cast(Any, SimpleNamespace(registry=SimpleNamespace(variants=lambda _: [])))
     return {each.__name__ for each in FEATURES if each.wrap(nobody, entry, infer) is not None}
 
 
@@ -72,6 +72,15 @@ def test_a_plain_model_is_wrapped_by_nothing() -> None:
 )
 def test_what_uses_a_feature_is_wrapped_by_it(entry: ServedModel, features: set[str]) -> None:
     assert wrapped(entry) == features
+
+
+@pytest.mark.parametrize("feature", [ShapeVariants, SizeSpecialiser])
+def test_what_leaves_open_nobody_knows_is_wrapped_where_it_has_variants(feature: Any) -> None:
+    entry = model()
+    entry.manifest = dataclasses.replace(entry.manifest, interface=None)
+    for variants, wraps in (([], False), (["m@3"], True)):
+        keeper = SimpleNamespace(registry=SimpleNamespace(variants=lambda _, found=variants: found))
+        assert (feature.wrap(keeper, entry, infer) is not None) is wraps
 
 
 def refused(options: InferOptions) -> HonedError:
@@ -97,7 +106,7 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     place = Place(tmp_path, ModelRefused("no"))
     asked: list[int] = []
 
-    class Nothing:
+    class Nothing(Feature):
         def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
             asked.append(entry.manifest.settings.max_batch)
             return None

@@ -204,6 +204,12 @@ class ServedModel:
         return self.manifest.interface is not None
 
     @property
+    def open_sizes(self) -> bool:
+        """Whether its file is known to leave sizes of inputs open."""
+        interface = self.manifest.interface
+        return interface is not None and any(tensor.is_open for tensor in interface.inputs)
+
+    @property
     def at_home(self) -> bool:
         """Whether the engine it belongs to serves it."""
         return self.engine == self.home

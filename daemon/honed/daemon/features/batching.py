@@ -16,9 +16,7 @@ from itertools import count
 from typing import Any
 
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import ClientId
-from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.features.variants.feature import ShapeVariants
+from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
@@ -125,7 +123,7 @@ class _Waiting:
     """A request that is gathered; `answered` has its result, or raises."""
 
     member: BatchMember
-    client: ClientId
+    call: InferCall
     plan: InferencePlan
     answered: asyncio.Future[Inferred]
 
@@ -141,19 +139,16 @@ class _Group:
     timer: asyncio.TimerHandle | None = None
 
 
-class Batcher:
+class Batcher(Feature):
     """The requests that wait for others: the feature of models whose settings ask for it.
 
     `plan` checks a request for what is to run it.
     """
 
-    def __init__(
-        self, pool: Pool, variants: ShapeVariants, ledger: UsageLog, leasing: Leasing, plan: Plan
-    ) -> None:
+    def __init__(self, pool: Pool, ledger: UsageLog, leasing: Leasing, plan: Plan) -> None:
         self._pool = pool
         self._leasing = leasing
         self._plan = plan
-        self._variants = variants
         self._ledger = ledger
         self._groups: dict[_Kind, _Group] = {}
         self._numbers = count(1)
@@ -165,34 +160,32 @@ class Batcher:
             return None
 
         async def infer_joined(call: InferCall) -> Inferred:
-            connection, entry = call.connection, call.entry
-            shapes = {tensor.name: tensor.shape for tensor in call.params.inputs}
-            if call.alone or not joinable(shapes, entry.manifest.settings):
+            entry = call.entry
+            if call.alone or not joinable(call.shapes, entry.manifest.settings):
                 return await infer(call)
-            with self._leasing.serving(entry.name, connection.peer.pid):
-                plan = self._plan(call, self._variants.runner_of(entry, shapes))
-                result = await self.infer(connection.client, entry, plan)
-                self._variants.served(entry, plan)
-                return result
+            with self._leasing.serving(entry.name, call.connection.peer.pid):
+                runner = call.runner()
+                plan = self._plan(call, runner)
+                result = await self._infer(call, plan)
+            for answered in call.answered:
+                answered(runner, plan, ())
+            return result
 
         return infer_joined
 
-    def forget(self, model: str) -> None:
-        """Nothing: requests that wait are told by the machine that their model was removed."""
-
-    async def infer(self, client: ClientId, entry: ServedModel, plan: InferencePlan) -> Inferred:
+    async def _infer(self, call: InferCall, plan: InferencePlan) -> Inferred:
         """The result of a request that `joinable` says may be run with others; raises what went wrong."""
         now = time.monotonic()
         member = BatchMember(
             number=next(self._numbers),
-            user=client.user,
+            user=call.connection.client.user,
             rows=rows_of(plan),
             arrived=now,
             deadline=now + plan.timeout,
         )
-        group = self._group(entry, plan)
+        group = self._group(call.entry, plan)
         future = asyncio.get_running_loop().create_future()
-        group.waiting[member.number] = _Waiting(member=member, client=client, plan=plan, answered=future)
+        group.waiting[member.number] = _Waiting(member=member, call=call, plan=plan, answered=future)
         group.gathering.arrived(member)
         for region in plan.regions:
             region.hold()  # its client may let go of it while the request waits
@@ -273,33 +266,33 @@ class Batcher:
         """The results in their order; raises what went wrong with all."""
         if len(members) > 1:
             try:
-                return await self._as_one(entry, members)
+                return await self._as_one(members)
             except (InvalidArgument, ResourceExhausted) as error:
                 # By one of them, which then is told so alone.
                 _log.info("model %s: %d requests are run one by one: %s", entry.name, len(members), error)
-        return await asyncio.gather(*(self._alone(entry, member) for member in members))
+        return await asyncio.gather(*map(self._alone, members))
 
-    async def _alone(self, entry: ServedModel, waiting: _Waiting) -> Inferred | HonedError:
-        runner = self._variants.runner_of(entry, _shapes([waiting.plan]))
+    async def _alone(self, waiting: _Waiting) -> Inferred | HonedError:
+        runner, client = waiting.call.runner(), waiting.call.connection.client
         try:
-            result, _ = await self._pool.asking.infer(waiting.client, runner, waiting.plan)
+            result, _ = await self._pool.asking.infer(client, runner, waiting.plan)
         except HonedError as error:
             return error
         self._spent(runner, result.parameters.compute_us / 1e6, fits=not waiting.plan.open)
         return result
 
-    async def _as_one(self, entry: ServedModel, members: Sequence[_Waiting]) -> list[Inferred]:
+    async def _as_one(self, members: Sequence[_Waiting]) -> list[Inferred]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
-        shapes = _shapes(plans)
-        runner = self._variants.runner_of(entry, shapes)
+        shapes, first = _shapes(plans), members[0].call
+        runner = first.runner(shapes)
         fits = _fits(runner, shapes)
 
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
 
         batch, work = await self._pool.asking.ask_for(
-            members[0].client,
+            first.connection.client,
             runner,
             call,
             regions=[region for plan in plans for region in plan.regions],

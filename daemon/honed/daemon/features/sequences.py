@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
-from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.serving.plan import in_sequence, nbytes, no_state, nothing, timeout_us
+from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -30,8 +30,10 @@ from honed.protocol.errors import (
     SequenceLost,
     Unavailable,
 )
+from honed.protocol.methods import VERSION
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
-from honed.protocol.results import Inferred
+from honed.protocol.results import Inferred, InferTimes
+from honed.protocol.service import SequencesStatus
 from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # sequences that are gone, to say why
@@ -185,11 +187,6 @@ class Sequences:
         for key in [key for key in self._all if key.model == model]:
             self.drop(key, "its model was removed")
 
-    def next_end(self) -> float | None:
-        """When the next sequence is to be forgotten; None where all are busy, or none is there."""
-        ends = [s.used + self.settings.idle_seconds for s in self._all.values() if not s.busy]
-        return min(ends, default=None)
-
 
 # ---- Requests in sequences: each in its turn, with the state that the one before left ----
 #
@@ -227,15 +224,16 @@ class RequestWithState:
     guessed: dict[str, tuple[int, ...]]
 
 
-class Sequencer:
+class Sequencer(Feature):
     """The sequences of a service, and whose turn it is: the feature of models that have state."""
 
-    def __init__(self, settings: SequenceSettings, registry: Registry) -> None:
+    def __init__(self, settings: Callable[[], SequenceSettings], registry: Registry) -> None:
+        """`settings` are those in force."""
+        self._settings = settings
         self._registry = registry
-        self.sequences = Sequences(settings)
+        self._sequences = Sequences(settings())
         self._turns: dict[SequenceKey, asyncio.Lock] = {}
         self._waiting: dict[SequenceKey, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Keep the state of a model that has some."""
@@ -261,7 +259,7 @@ class Sequencer:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
             self.end(key, entry)
-            return nothing(call.params, kind_of(entry.engine))
+            return _nothing(call.params, kind_of(entry.engine))
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
@@ -276,13 +274,25 @@ class Sequencer:
         """Forget the sequences of a model that was removed."""
         self.sequences.forget_model(model)
 
-    def change(self, settings: SequenceSettings) -> None:
-        """Other bounds, from now on."""
-        self.sequences.settings = settings
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._forget_in_time()
+    def status(self) -> Mapping[str, object]:
+        """Return how much state is kept."""
+        held = self.sequences
+        held.expire(time.monotonic())
+        return {"sequences": SequencesStatus(count=len(held), bytes=held.nbytes)}
+
+    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return which outputs are given to which inputs of the next request."""
+        return {"sequence_state": {pair.output.name: pair.input.name for pair in state_of(entry)}}
+
+    async def tidy(self) -> None:
+        """Forget what nobody asked for."""
+        self.sequences.expire(time.monotonic())
+
+    @property
+    def sequences(self) -> Sequences:
+        """Those of all models, within the bounds in force."""
+        self._sequences.settings = self._settings()
+        return self._sequences
 
     @asynccontextmanager
     async def turn(self, key: SequenceKey, params: InferParams) -> AsyncIterator[InferParams]:
@@ -315,7 +325,6 @@ class Sequencer:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key], self._turns[key]
-            self._forget_in_time()
 
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
@@ -375,17 +384,17 @@ class Sequencer:
         """The request was not answered."""
         self.sequences.failed(woven.sequence, first=woven.first)
 
-    def _forget_in_time(self) -> None:
-        """Look again when one may have been idle for long enough; requests only put that off."""
-        end = self.sequences.next_end() if self._timer is None else None
-        if end is not None:
-            delay = max(0.0, end - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._forget)
 
-    def _forget(self) -> None:
-        self._timer = None
-        self.sequences.expire(time.monotonic())
-        self._forget_in_time()
+def _nothing(params: InferParams, engine: str) -> Inferred:
+    """The result of a request that only ends its sequence; `engine` serves the model."""
+    return Inferred(
+        model_name=params.model_name,
+        model_version=VERSION,
+        id=params.id or "",
+        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine),
+        outputs=(),
+        raw_output_contents=(),
+    )
 
 
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:

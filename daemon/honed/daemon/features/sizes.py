@@ -13,23 +13,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon.background import Work
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.features.variants.policy import VariantSettings
+from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
+from honed.daemon.settings.schema import VariantSettings
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import Inferred, MetSizes, ShownPart
-
-from .variants.feature import may_have_variants
 
 Sizes = tuple[int, ...]
 # What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
@@ -152,7 +149,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SizeSpecialiser:
+class SizeSpecialiser(Feature):
     """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
 
     changes: Changes
@@ -167,8 +164,8 @@ class SizeSpecialiser:
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that parts of a model meet, or those of its variants."""
-        static = entry.compiled is not None and not sized_parts(entry.compiled.parts)
-        if static and not may_have_variants(entry):
+        variants = entry.open_sizes or self.registry.variants(entry.name)
+        if entry.compiled is not None and not sized_parts(entry.compiled.parts) and not variants:
             return None
 
         def infer_counted(call: InferCall) -> Awaitable[Inferred]:
@@ -188,12 +185,9 @@ class SizeSpecialiser:
         """Forget for which file of a model that was removed compiling failed."""
         self._failed.pop(model, None)
 
-    async def tidy(self) -> None:
-        """Nothing: compiled sizes go with their models."""
-
-    def background(self) -> Work | None:
+    def background(self, *, idle: bool) -> Work | None:
         """Compile a model for sizes that its parts often meet."""
-        wanted = self._next()
+        wanted = self._next() if idle else None
         if wanted is None:
             return None
         entry, sizes = wanted

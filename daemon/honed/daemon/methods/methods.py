@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from honed.daemon.changes.add import ModelInstaller
@@ -16,9 +17,7 @@ from honed.daemon.changes.settings import SettingsKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
-from honed.daemon.features.sequences import Sequencer
-from honed.daemon.features.user_models.feature import UserModels
-from honed.daemon.features.variants.feature import ShapeVariants
+from honed.daemon.feature import ApiCall, Feature, Handler
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan
@@ -27,14 +26,13 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
 from honed.daemon.transport.access import Policy
-from honed.daemon.transport.connection import Connection, WithDescriptors
+from honed.daemon.transport.connection import WithDescriptors
 from honed.daemon.tuning.process import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
-    BringParams,
     ExportParams,
     HistoryParams,
     LeaseAskParams,
@@ -63,36 +61,23 @@ from .pipeline import InferencePipeline
 MAX_PROFILE_RUNS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall:
-    """A request, by whom, with its number and descriptors."""
-
-    connection: Connection
-    msgid: int
-    descriptors: list[int]
-
-    def progress(self, news: Map) -> None:
-        """Tell how far it is."""
-        self.connection.notify("Progress", {"msgid": self.msgid, **news})
-
-
 P = TypeVar("P")
 R = TypeVar("R")
-Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
-_HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
+_Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
+_HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
 
-def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
+def _answers(method: Method[P, R]) -> Callable[[_Handler[P, R]], _Handler[P, R]]:
     """Mark what answers requests for `method`."""
 
-    def mark(handler: Handler[P, R]) -> Handler[P, R]:
+    def mark(handler: _Handler[P, R]) -> _Handler[P, R]:
         _forward(method, handler)
         return handler
 
     return mark
 
 
-def _forward(method: Method[P, R], handler: Handler[P, R]) -> None:
+def _forward(method: Method[P, R], handler: _Handler[P, R]) -> None:
     """Have requests for `method` answered so; until it is awaited, `handler` may raise HonedError alone."""
     _HANDLERS[method.name] = handler
 
@@ -108,26 +93,30 @@ class Api:
     fleet: Pool
     changes: Changes
     jobs: ModelInstaller
-    bringer: UserModels
     publisher: Publisher
     ledger: UsageLog
-    variants: ShapeVariants
     inferring: InferencePipeline
     settings: SettingsKeeper
-    sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
     tuner_runs: TunerRuns
     reloader: Reloader
+    features: Sequence[Feature]
     connections: Callable[[], int]
     damaged: list[str]
     _started: float = field(init=False, default_factory=time.monotonic)
+    _handlers: dict[str, Handler[Any, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._handlers = {name: partial(handler, self) for name, handler in _HANDLERS.items()}
+        for feature in self.features:
+            self._handlers.update(feature.methods())
 
     def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
-        known = METHODS.get(method)
-        if known is None:
+        known, handler = METHODS.get(method), self._handlers.get(method)
+        if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
         peer = call.connection.peer
         self.policy.check(peer, known.right, method)
@@ -139,8 +128,8 @@ class Api:
         if known.right is Right.OWN and owner != peer.uid:
             self.policy.check(peer, Right.CHANGE, method)
         if own is None or self.policy.viewer(peer).sees(owner):
-            return _HANDLERS[method](self, call, parsed)
-        return self._as_nobodys(_HANDLERS[method], call, parsed, *own)
+            return handler(call, parsed)
+        return self._as_nobodys(handler, call, parsed, *own)
 
     async def _as_nobodys(
         self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
@@ -148,7 +137,7 @@ class Api:
         """What comes of asking for another's model: the same, by the same way, as for a name nobody has."""
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
-            return await handler(self, call, renamed(params, field, nobodys))
+            return await handler(call, renamed(params, field, nobodys))
         except HonedError as error:
             error.args = tuple(str(each).replace(NOBODYS, model_of(name)) for each in error.args)
             raise
@@ -199,10 +188,8 @@ class Api:
             idle=dataclasses.replace(idle, models=self._seen_of(viewer, idle.models)),
             lease=viewer.veil(self.leasing.lease(), own),
             tuner=viewer.veil(self.tuner.status(), own),
-            sequences=service.SequencesStatus(
-                count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
-            ),
             hints=self.tuner.figures.hints if self.tuner.figures is not None else {},
+            **_joined(feature.status() for feature in self.features),
         )
 
     @_answers(methods.LEASE_ASK)
@@ -250,8 +237,7 @@ class Api:
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.entry(_named(params))
-        variants = self.variants.shown(entry.name)
-        return status.show(entry, self.fleet, variants)
+        return status.show(entry, self.fleet, _joined(feature.shown(entry) for feature in self.features))
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -333,20 +319,8 @@ class Api:
     async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
-        options = params.parameters
-        if options is None or not options.variants:
-            return added
-        waits = options.wait is not False
-        told = await self.variants.make_by_hand(
-            params.model_name, options.variants, call.progress, wait=waits
-        )
-        return dataclasses.replace(added, notes=(*added.notes, *told))
-
-    @_answers(methods.MODEL_BRING)
-    async def _model_bring(self, call: ApiCall, params: BringParams) -> results.ModelBrought:
-        peer = call.connection.peer
-        meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
-        return await self.bringer.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
+        told = [note for feature in self.features for note in await feature.added(call, params)]
+        return dataclasses.replace(added, notes=(*added.notes, *told)) if told else added
 
     @_answers(methods.MODEL_SET)
     async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
@@ -369,6 +343,10 @@ class Api:
         """Those of figures by model that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
+
+
+def _joined(parts: Iterable[Mapping[str, object]]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _named(params: ModelParams) -> str:

@@ -12,7 +12,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.features.base import Feature, Infer, InferCall
+from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
@@ -94,9 +94,13 @@ class InferencePipeline:
         self._wrapped[entry.name] = _Wrapped(entry, entry.manifest, entry.compiled, infer)
         return infer
 
+    def rewrap(self, model: str) -> None:
+        """Ask the features of a model anew whether they wrap it."""
+        self._wrapped.pop(model, None)
+
     async def _run(self, call: InferCall) -> Inferred:
         self.check_running()  # it may have waited in a sequence
-        connection, runner = call.connection, call.runner or call.entry
+        connection, runner = call.connection, call.runner()
         with self.leasing.serving(call.entry.name, connection.peer.pid):
             plan = self.plan(call, runner)
             result, met = await self.pool.asking.infer(connection.client, runner, plan)

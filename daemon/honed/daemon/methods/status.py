@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.features.sequences import state_of
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.plan import describe
 from honed.daemon.serving.pool import Pool
@@ -14,23 +16,16 @@ from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
-from honed.protocol.results import (
-    DeviceIdentity,
-    IndexedModel,
-    ModelPlacement,
-    ModelShown,
-    ModelSource,
-    ShownVariant,
-)
+from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement, ModelShown, ModelSource
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 
-def show(entry: ServedModel, pool: Pool, variants: tuple[ShownVariant, ...]) -> ModelShown:
-    """The result of ModelShow; raises Unavailable where the file is not readable."""
+def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
+    """The result of ModelShow, with `more` fields; raises Unavailable where the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     identity, placement = pool.of(entry).identity, placement_of(pool, entry)
     if model is None and entry.on_cpu and manifest.interface is not None and identity is not None:
-        return _as_given(entry, manifest.interface, identity, placement, variants)
+        return _as_given(entry, manifest.interface, identity, placement, more)
     if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
     return strict.like(
@@ -50,11 +45,10 @@ def show(entry: ServedModel, pool: Pool, variants: tuple[ShownVariant, ...]) -> 
         outputs=tuple(map(describe, model.outputs)),
         placement=placement,
         checked=entry.checked,
-        variants=variants,
         parts=model.parts,
-        sequence_state=_sequence_state(entry),
         settings=manifest.settings,
         optimisation=manifest.optimisation,
+        **more,
     )
 
 
@@ -74,17 +68,12 @@ def indexed(entry: ServedModel, variants: int) -> IndexedModel:
     )
 
 
-def _sequence_state(entry: ServedModel) -> dict[str, str]:
-    """What is given to the next request of a sequence: inputs by output."""
-    return {pair.output.name: pair.input.name for pair in state_of(entry)}
-
-
 def _as_given(
     entry: ServedModel,
     interface: Interface,
     identity: DeviceIdentity,
     placement: ModelPlacement,
-    variants: tuple[ShownVariant, ...],
+    more: Mapping[str, Any],
 ) -> ModelShown:
     """A model without a compiled form."""
     manifest = entry.manifest
@@ -110,10 +99,9 @@ def _as_given(
         inputs=tuple(map(describe, interface.inputs)),
         outputs=tuple(map(describe, interface.outputs)),
         placement=placement,
-        variants=variants,
-        sequence_state=_sequence_state(entry),
         settings=manifest.settings,
         optimisation=manifest.optimisation,
+        **more,
     )
 
 

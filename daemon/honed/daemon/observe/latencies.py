@@ -117,7 +117,7 @@ class Keeper:
         self.latencies = Latencies(self._file.read())
 
     async def keep(self) -> None:
-        """Save at intervals until cancelled."""
+        """Save at intervals, and when cancelled."""
         await save_at_intervals(self.save, lambda: SAVE_SECONDS)
 
     async def save(self) -> None:

@@ -85,7 +85,10 @@ class StateFile(Generic[T]):
 
 
 async def save_at_intervals(save: Callable[[], Awaitable[None]], seconds: Callable[[], float]) -> None:
-    """Save until cancelled."""
-    while True:
-        await asyncio.sleep(seconds())
+    """Save until cancelled, and then once more."""
+    try:
+        while True:
+            await asyncio.sleep(seconds())
+            await save()
+    finally:
         await save()

@@ -340,7 +340,7 @@ class UsageLog:
         return told
 
     async def keep(self) -> None:
-        """Save at intervals until cancelled."""
+        """Save at intervals, and when cancelled."""
         await save_at_intervals(self.save, lambda: self.settings.save_seconds)
 
     async def save(self) -> None:

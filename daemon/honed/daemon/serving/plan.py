@@ -114,18 +114,6 @@ class InferencePlan:
         )
 
 
-def nothing(params: InferParams, engine: str) -> Inferred:
-    """The result of a request that only ends its sequence; `engine` serves the model."""
-    return Inferred(
-        model_name=params.model_name,
-        model_version=VERSION,
-        id=params.id or "",
-        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine),
-        outputs=(),
-        raw_output_contents=(),
-    )
-
-
 def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
     """A tensor as metadata shows it; any number of dimensions as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape

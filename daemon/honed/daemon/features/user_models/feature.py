@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
@@ -22,8 +23,16 @@ from honed.daemon.changes.change import RECEIVED, Changes, Notify
 from honed.daemon.changes.compilation import Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.features.user_models.quota import AppsSettings, OwnModel, Shares, going, next_user
+from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferCall, Work
+from honed.daemon.features.user_models.quota import (
+    AppsSettings,
+    OwnModel,
+    Shares,
+    SharesFile,
+    going,
+    next_user,
+)
+from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.store.compiled import TensorSpec
@@ -39,6 +48,7 @@ from honed.protocol.errors import (
     PermissionDenied,
     ResourceExhausted,
 )
+from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import BringOptions, BringParams
 from honed.protocol.results import Inferred, InferredTensor, ModelBrought
 from honed.protocol.wire import close_all
@@ -143,7 +153,7 @@ def _tell(
 # ---- Takes models that apps bring, each for its user only, and has them compiled
 # when nobody else waits ----
 
-LOOK_SECONDS = 1.0  # between two looks at what is to be compiled, and who else wants to
+LOOK_SECONDS = 1.0  # between two looks at whether an administrator wants to compile, too
 MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
 ENGINES: Final = ("fastest", "cpu")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -160,20 +170,37 @@ class _Bring:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class UserModels:
+class UserModels(Feature):
     """Users' own models of one service. `settings` are those in force."""
 
     settings: Callable[[], AppsSettings]
     registry: Registry
     changes: Changes
     jobs: ModelInstaller
+    leasing: Leasing
     receiver: Receiver
-    shares: Shares
+    shares_file: SharesFile
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
     _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
-    _brought: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # something may be to compile
     _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
+
+    def __post_init__(self) -> None:
+        self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
+
+    @property
+    def shares(self) -> Shares:
+        """What users have done with their shares."""
+        return self.shares_file.shares
+
+    def methods(self) -> Mapping[str, Handler[Any, Any]]:
+        """Answer ModelBring."""
+        return {MODEL_BRING.name: self._bring}
+
+    async def _bring(self, call: ApiCall, params: BringParams) -> ModelBrought:
+        peer = call.connection.peer
+        meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
+        return await self.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
 
     async def bring(
         self,
@@ -286,7 +313,6 @@ class UserModels:
                         ) from error
                     assert given is not None
             self.used(name)
-            self._brought.set()
             for each in leaving:
                 await self._remove(each, f"made room for another of user {user}")
         return _told(self.registry.get(name), params.sha256[0])
@@ -323,18 +349,12 @@ class UserModels:
 
     # Compiling
 
-    async def run(self) -> None:
-        """Have users' models compiled, one at a time, while no administrator's is, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            waiting = self._waiting()
-            if not waiting:
-                self._brought.clear()
-                await self._brought.wait()
-            elif not self.changes.adding and places.compiler():
-                entry = self._next(waiting)
-                if entry is not None:
-                    await self._compile(entry)
+    def background(self, *, idle: bool) -> Work | None:
+        """Compile one while no administrator's is, whether the machine is idle or not."""
+        if self.changes.adding or not places.compiler():
+            return None
+        entry = self._next(self._waiting())
+        return Work(f"compiling {entry.name}", partial(self._compile, entry)) if entry is not None else None
 
     def _waiting(self) -> dict[int, ServedModel]:
         """The oldest model of each user that is to be compiled."""
@@ -375,6 +395,10 @@ class UserModels:
             self.shares.compiled(owner, time.monotonic() - begun, time.time())
             if not work.done():
                 await self.jobs.stop_compiling(entry.name)
+
+    async def run(self) -> None:
+        """Keep what users have done with their shares."""
+        await self.shares_file.keep()
 
     def under_way(self) -> Counter[int]:
         """How many models each user is bringing."""

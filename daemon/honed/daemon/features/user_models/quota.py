@@ -172,9 +172,5 @@ class SharesFile:
         self.shares = self._file.read() or Shares()
 
     async def keep(self) -> None:
-        """Save at intervals until cancelled."""
-        await save_at_intervals(self.save, lambda: SAVE_SECONDS)
-
-    async def save(self) -> None:
-        """Write what changed since it was last written, if anything did."""
-        await self._file.save(self.shares)
+        """Save at intervals, and when cancelled."""
+        await save_at_intervals(lambda: self._file.save(self.shares), lambda: SAVE_SECONDS)

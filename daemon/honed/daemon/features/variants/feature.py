@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from honed.daemon.background import Work
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
 from honed.daemon.core.messages import Added, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.features.base import Infer, InferCall
-from honed.daemon.features.variants.policy import (
-    KeptVariant,
-    VariantSettings,
-    next_wish,
-    room_for,
-    surplus,
-)
+from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Work
+from honed.daemon.features.variants.policy import KeptVariant, next_wish, room_for, surplus
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
 from honed.daemon.settings import places
+from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
+from honed.protocol.params import LoadParams
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
 from honed.runtime.version import HONED_VERSION
 
@@ -124,14 +119,18 @@ def _manifest(
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ShapeVariants:
-    """The variants of one service. `settings` are those in force."""
+class ShapeVariants(Feature):
+    """The variants of one service. `settings` are those in force.
+
+    `rewrap` has the features of a model asked anew whether they wrap it.
+    """
 
     maker: VariantCompiler
     registry: Registry
     ledger: UsageLog
     leasing: Leasing
     settings: Callable[[], VariantSettings]
+    rewrap: Callable[[str], None]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
     _begun: bool = field(init=False, default=False)
     _by_hand: set[asyncio.Task[list[str]]] = field(init=False, default_factory=set)
@@ -140,7 +139,7 @@ class ShapeVariants:
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Have the variants of a model answer requests in their shapes, and count the shapes."""
-        if not may_have_variants(entry):
+        if not entry.open_sizes and not self.registry.variants(entry.name):
             return None
 
         def infer_in_shapes(call: InferCall) -> Awaitable[Inferred]:
@@ -149,9 +148,8 @@ class ShapeVariants:
             def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
                 self.served(entry, plan)
 
-            shapes = {tensor.name: tensor.shape for tensor in call.params.inputs}
-            runner = self.runner_of(entry, shapes)
-            return infer(replace(call, runner=runner, answered=(*call.answered, answered)))
+            runner_of = partial(self.runner_of, entry)
+            return infer(replace(call, runner_of=runner_of, answered=(*call.answered, answered)))
 
         return infer_in_shapes
 
@@ -182,31 +180,29 @@ class ShapeVariants:
 
     # What is told, and done by name
 
-    def shown(self, model: str) -> tuple[ShownVariant, ...]:
-        """The part `variants` of ModelShow."""
-        entry = self.registry.find(model)
-        if entry is None:
-            return ()
-        wishes = {wish.name: wish for wish in self.ledger.wishes(model, self._under(entry))}
-        kept = {variant.name: variant for variant in self.registry.variants(model)}
+    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return the variants of a model; those that cannot be compiled, too."""
+        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self._under(entry))}
+        kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
-        return (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))
+        return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
 
     def forget(self, model: str) -> None:
         """Forget when a variant was used."""
         self._used.pop(model, None)
 
-    async def make_by_hand(
-        self, model: str, sets: Sequence[Shapes], notify: Notify, *, wait: bool
-    ) -> list[str]:
-        """Compile a model for several sets of shapes, one after the other; gives what came of each.
+    async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
+        """Compile a model for the shapes that are asked for with it, one after the other.
 
-        Without `wait` it is done beside what follows.
+        Gives what came of each, unless its client does not wait: then it is done beside what follows.
         """
-        work = asyncio.ensure_future(self._make_all(model, sets, notify))
+        options = params.parameters
+        if options is None or not options.variants:
+            return ()
+        work = asyncio.ensure_future(self._make_all(params.model_name, options.variants, call.progress))
         self._by_hand.add(work)
         work.add_done_callback(self._by_hand.discard)
-        return await work if wait else []
+        return await work if options.wait is not False else ()
 
     # In idle time
 
@@ -217,9 +213,9 @@ class ShapeVariants:
         if self._by_hand:
             await asyncio.wait(self._by_hand)
 
-    def background(self) -> Work | None:
+    def background(self, *, idle: bool) -> Work | None:
         """Compile a model for the shapes that it is most often asked for."""
-        wish = self._next()
+        wish = self._next() if idle else None
         if wish is None:
             return None
         return Work(f"compiling {wish.model} as {wish.name}", partial(self._make, wish))
@@ -301,6 +297,7 @@ class ShapeVariants:
                 with self.leasing.adding(0):
                     entry = self.registry.get(model)
                     name, why = await self.maker.make(entry, shapes, notify, by_hand=True)
+                self.rewrap(model)
             except HonedError as error:
                 told.append(f"not compiled for {sizes}: {failure(error)}")
                 _log.warning("model %s is %s", model, told[-1])
@@ -353,20 +350,12 @@ class ShapeVariants:
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
-def may_have_variants(entry: ServedModel) -> bool:
-    """Whether a model takes other shapes; without an interface it is not known what its file leaves open."""
-    interface = entry.manifest.interface
-    if interface is None:
-        return bool(entry.manifest.sources)
-    return any(tensor.is_open for tensor in interface.inputs)
-
-
 def _asked(entry: ServedModel, shapes: Shapes) -> str:
     """The name of the variant for these shapes; "" where they are the model's own, or it has no others."""
     compiled, interface = entry.compiled, entry.manifest.interface
     if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
         return ""
-    if not may_have_variants(entry):
+    if interface is not None and not entry.open_sizes:
         return ""
     if any(size < 1 for shape in shapes.values() for size in shape):
         return ""
