@@ -23,7 +23,7 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import InferenceResult, ProfileModel, R, WorkerCall, taken
 from honed.daemon.worker.shared_memory import HeldRegion
-from honed.daemon.worker.supervisor import WorkerDied
+from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.protocol import strict
 from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
@@ -201,6 +201,8 @@ class InFlightRequests:
             for region in work.regions:
                 supervisor = self._servers[action.engine].supervisor
                 await supervisor.map(region, self._limits.run_seconds)
+        except NoWorker:
+            self._release(work)  # as in `_begin`
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))
@@ -208,17 +210,19 @@ class InFlightRequests:
             self._begin(action, work)
 
     def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
-        work.started = time.monotonic()
-        work.model, work.version = action.model, action.model.manifest.history.number
-        work.engine = action.engine
+        started = time.monotonic()
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         try:
             coming = supervisor.begin(call, seconds=self._limits.run_seconds)
+        except NoWorker:
+            self._release(work)  # WorkerLost comes, or has come, and lets the request wait again
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))
         else:
+            work.started, work.engine = started, action.engine
+            work.model, work.version = action.model, action.model.manifest.history.number
             coming.add_done_callback(partial(self._ran, action.engine, work, call))
 
     def _ran(

@@ -107,6 +107,10 @@ class WorkerDied(Unavailable):
     """The worker died or was killed while it had something to do."""
 
 
+class NoWorker(WorkerDied):
+    """The worker had ended before it was asked: the call is no cause of that."""
+
+
 class Life(enum.Enum):
     """What happens to a worker."""
 
@@ -249,11 +253,13 @@ class Supervisor:
     ) -> asyncio.Future[ResponseReceived]:
         """Ask the worker; what `call` would raise comes in the answer's place.
 
-        Raises WorkerDied where it is known already that there is no worker.
+        Raises NoWorker where it is known already that there is no worker.
         """
         link = self._link
         if link is None:
-            raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
+            raise NoWorker(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        if link.broken is not None:
+            raise NoWorker(str(link.broken))
         under_way = _UnderWay(call, seconds)
         coming = workercalls.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
         under_way.go_on(self._deadlines)
