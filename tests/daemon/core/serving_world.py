@@ -405,9 +405,8 @@ class World:
                 self.tell(told.WorkerFailed(engine, "it crashed", device=False))
             case "device":
                 self.tell(told.WorkerFailed(engine, "out of memory", device=True))
-            case "not run":
+            case "not run":  # nothing is told until the end of the worker is
                 self.break_worker(engine)
-                self.tell(told.NotRun(engine))
 
     def end_load(self, load: do.Load, how: str) -> None:
         self.loads.remove(load)

@@ -76,13 +76,6 @@ class RequestRejected(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class NotRun(Event):
-    """The engine's worker was gone before the run began."""
-
-    engine: str
-
-
-@dataclass(frozen=True, slots=True)
 class Stopping(Event):
     """The service stops: what is not answered by now is refused."""
 
@@ -103,7 +96,7 @@ class WorkerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost(Event):
-    """An engine's worker ended, and every call to it has failed.
+    """An engine's worker ended, and every call to it has failed; a run not told of yet never began.
 
     `from_outside`: somebody else killed it, or it was for want of memory. `failed`: no worker starts.
     """
@@ -374,7 +367,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Run(Action):
-    """Run a request on an engine; ends in Served, WorkerFailed, RequestRejected or NotRun."""
+    """Run a request on an engine; ends in Served, WorkerFailed or RequestRejected.
+
+    Where the worker has ended before the run begins, it ends with WorkerLost.
+    """
 
     engine: str
     ticket: Ticket

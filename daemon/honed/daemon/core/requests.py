@@ -5,7 +5,7 @@ from __future__ import annotations
 from honed.daemon.core.queue import full, service_stops
 from honed.protocol.errors import Unavailable
 
-from . import versions
+from . import engines, versions
 from .messages import (
     Answer,
     Asked,
@@ -13,12 +13,12 @@ from .messages import (
     ClientGone,
     Failed,
     Kill,
-    NotRun,
     Refuse,
     RequestRejected,
     Served,
     Stopping,
     WorkerFailed,
+    WorkerLost,
 )
 from .model import MAX_CRASHES, Engine, Phase, Running, State
 from .scheduling import dismiss, load_next, run_next, wake
@@ -105,16 +105,15 @@ def unfit(core: Core, event: RequestRejected) -> None:
     _go_on(core, engine)
 
 
-def not_run(core: Core, event: NotRun) -> None:
-    """Let the request wait for the next worker: this one's end is nobody's fault so far."""
+def worker_lost(core: Core, event: WorkerLost) -> None:
+    """Have a request that the worker did not begin wait for the next one, without counting an attempt."""
     engine = core.engines[event.engine]
     running, engine.running = engine.running, None
-    assert running is not None
     engine.worker_ends()
-    running.ticket.attempts -= 1
-    if not running.left:
+    if running is not None and not running.left:
+        running.ticket.attempts -= 1
         _wait_again(core, running)
-    dismiss(core, engine)
+    engines.worker_lost(core, event)
 
 
 def stopping(core: Core, _: Stopping) -> None:

@@ -23,7 +23,7 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import InferenceResult, ProfileModel, R, WorkerCall, taken
 from honed.daemon.worker.shared_memory import HeldRegion
-from honed.daemon.worker.supervisor import WorkerDied
+from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.protocol import strict
 from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
@@ -207,6 +207,8 @@ class InFlightRequests:
             for region in work.regions:
                 supervisor = self._servers[action.engine].supervisor
                 await supervisor.map(region, self._limits.run_seconds)
+        except NoWorker:
+            self._release(work)  # as in `_begin`
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))
@@ -222,6 +224,10 @@ class InFlightRequests:
         try:
             told = partial(self._ran, action.engine, work, call)
             supervisor.ask(call, told, seconds=self._limits.run_seconds)
+        except NoWorker:
+            # WorkerLost comes, or has come, and lets the request wait again.
+            self._release(work)
+            work.started = 0.0
         except HonedError as error:
             self._release(work)
             self._told(_failed(action.engine, error))

@@ -37,7 +37,7 @@ from honed.daemon.worker.calls import (
     WarmUp,
     WorkerCall,
 )
-from honed.daemon.worker.supervisor import Supervisor, WorkerDied
+from honed.daemon.worker.supervisor import NoWorker, Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
@@ -135,7 +135,7 @@ class Loader:
         await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
-    async def restore(self, action: messages.Load) -> messages.Event:
+    async def restore(self, action: messages.Load) -> messages.Event | None:
         """Have the worker load a model of the store; what came of it."""
         key = action.model.key_on(self._engine.name)
         try:
@@ -143,6 +143,8 @@ class Loader:
             proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
+        except NoWorker:
+            return None  # it ended for another reason, and the next one loads the model
         except WorkerDied as error:
             return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:

@@ -289,9 +289,7 @@ class Pool:
                 server.supervisor.kill(reason)
 
     def _run(self, action: messages.Run) -> None:
-        if self.servers[action.engine].supervisor.state != "ready":
-            self.handle(messages.NotRun(action.engine))
-        elif (work := self.asking.run(action)) is not None:
+        if (work := self.asking.run(action)) is not None:
             self._begin(work)
 
     def _told(self, event: messages.Event) -> None:

@@ -108,6 +108,10 @@ class WorkerDied(Unavailable):
     """The worker died or was killed while it had something to do."""
 
 
+class NoWorker(WorkerDied):
+    """The worker had ended before it was asked: the call is no cause of that."""
+
+
 class Life(enum.Enum):
     """What happens to a worker."""
 
@@ -252,7 +256,7 @@ class Supervisor:
     def ask(self, call: WorkerCall[Any], told: Told, *, seconds: float) -> None:
         """Have `told` called with what came of a call, at once when it comes: the answer, or its error.
 
-        Raises WorkerDied where it is known already that there is no worker.
+        Raises NoWorker where it is known already that there is no worker.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
 
@@ -269,9 +273,11 @@ class Supervisor:
             raise
 
     def _reached(self) -> AsyncLink:
-        """The worker's link; raises WorkerDied where there is no worker."""
+        """Return the worker's link; raises NoWorker where it is known already that there is no worker."""
         if self._link is None:
-            raise WorkerDied(f"there is no worker ({self.reason or 'it is starting'}); try again")
+            raise NoWorker(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        if self._link.broken is not None:
+            raise NoWorker(str(self._link.broken))
         return self._link
 
     def _count(self, call: _UnderWay) -> None:
