@@ -27,6 +27,7 @@ from .terminal import Terminal
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 STEPS = 300  # launches of the untuned model
+SPIN = 40_000  # steps of a launch that is not tuned, some 60 us: no load hides 300 of these
 LONG = "fused_layer_norm_reshape_transpose_matmul_add_gelu_split_3"
 
 SEARCH = f"""
@@ -92,18 +93,20 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> StubTuner:
 def source(tmp_path_factory: pytest.TempPathFactory, stub: StubTuner) -> Path:
     path = tmp_path_factory.mktemp("source") / "m.onnx"
     path.write_bytes(b"not really ONNX, which the stub does not mind")
-    stub.knows(path, chain(STEPS, SIZE))
+    stub.knows(path, within(STEPS, SPIN))
     write_from(path, within(1), stub.beside("tuned"))
     return path
 
 
-def within(launches: int) -> Builder:
-    """What `chain` computes, in fewer launches: as a tuned form of it would be."""
+def within(launches: int, spin: int = 0) -> Builder:
+    """Build x + STEPS in so many launches, each of which computes `spin` numbers in vain."""
     builder = Builder()
     current, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
     source = """__kernel void sum(__global const float* a, __global float* b) {
-      int i = get_global_id(0); b[i] = a[i] + %d.0f; }"""
-    kernel = builder.kernel(source % (STEPS // launches), "sum", "rw", 4 * SIZE, groups=1, block=SIZE)
+      int i = get_global_id(0); uint n = i;
+      for (int step = 0; step < %d; step++) n = n * 1664525u + 1013904223u;
+      b[i] = a[i] + %d.0f + (n == 4294967295u ? 1.0f : 0.0f); }"""
+    kernel = builder.kernel(source % (spin, STEPS // launches), "sum", "rw", 4 * SIZE, groups=1, block=SIZE)
     for n in range(launches):
         last = n == launches - 1
         to = y if last else builder.scratch("float32", (SIZE,))
@@ -245,7 +248,7 @@ def test_a_version_published_meanwhile_is_what_it_must_be_faster_than(
 ) -> None:
     """An idle tuner's, for one: what was found by hand since is not lost."""
     between = tmp_path / "between.honed"
-    write_from(source, within(STEPS // 3), between)  # far from either, as a busy machine times them, too
+    write_from(source, within(STEPS // 3, SPIN), between)  # far from either, on a busy machine, too
     stub.behave(
         f"{SEARCH}\nfrom honed.runtime import Client\nclient = Client({str(tuning_service.socket)!r})\n"
         f'client.publish("m", {str(between)!r}, expected=client.show("m")["sha256"], why="idle")\nbetter(1)'
