@@ -158,7 +158,14 @@ def test_what_was_used_is_known_after_a_restart(tmp_path: Path) -> None:
     kept.shares.use("own-a", 5.0)
     kept.shares.use("own-b", 6.0)
     kept.shares.compiled(7, 3.0, 100.0)
-    asyncio.run(kept.save())
+
+    async def stopped() -> None:
+        keeping = asyncio.ensure_future(kept.keep())
+        await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    asyncio.run(stopped())
     again = SharesFile(tmp_path / "apps.json").shares
     again.keep_only(["own-b"], 200.0)
     assert (again.used, again.seconds_spent(7, 200.0)) == ({"own-b": 6.0}, 3.0)

@@ -99,12 +99,7 @@ def test_slice(shape: list[int], draw: st.DataObject) -> None:
     constants = {
         k: np.array(v) for k, v in zip(("s", "e", "a", "t"), (starts, ends, axes, steps), strict=True)
     }
-    model = make("Slice", {"x": x}, constants, 17, 1, {})
-    if run(model, {"x": x})[0].size == 0:
-        with pytest.raises(ModelRefused, match="empty"):
-            normalise(model)
-    else:
-        same("Slice", {"x": x}, constants)
+    same("Slice", {"x": x}, constants)  # of no elements, too
 
 
 @EXAMPLES
