@@ -16,7 +16,7 @@ from .aio import in_thread
 from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes
-from .changes.publish import Publisher
+from .changes.publish import EngineRechoice, Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
@@ -140,13 +140,18 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     features = _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
-    base.changes.forget = [*known, *(each.forget for each in features)]
+    rechoice = EngineRechoice(
+        changes=base.changes, registry=base.registry, leasing=base.leasing, policy=publisher.policy
+    )
+    base.changes.forget = [*known, *(each.forget for each in (*features, rechoice))]
     return ServiceParts(
         base=base,
         publisher=publisher,
         inferring=pipeline,
         features=features,
-        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=features),
+        background=Background(
+            leasing=base.leasing, jobs=base.changes.active, sources=(*features, rechoice)
+        ),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )

@@ -20,12 +20,17 @@ PROVING_MIB = 1024  # of the parts' process where a model is compiled and compar
 TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
 
 
-def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
-    """Whether the compiled form is as fast as the CPU engine, or nearly so.
+def allowance(*, same_cores: bool) -> float:
+    """How many times as long as the CPU engine the compiled form may take, and serves.
 
-    On a processor under OpenCL, with `same_cores`, it leaves nothing to apps, and has no allowance.
+    On a processor under OpenCL, with `same_cores`, it leaves nothing to apps.
     """
-    return compiled <= (1.0 if same_cores else TIE) * cpu
+    return 1.0 if same_cores else TIE
+
+
+def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
+    """Whether the compiled form is as fast as the CPU engine, or nearly so."""
+    return compiled <= allowance(same_cores=same_cores) * cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

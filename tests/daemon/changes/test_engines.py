@@ -9,9 +9,12 @@ import functools
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -22,14 +25,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.core.model import DRIFT_RUNS, Drift
-from honed.daemon.serving.selection import ROUNDS, choose, compare, times_of, unfinished
+from honed.daemon.changes.publish import EngineRechoice
+from honed.daemon.core.model import DRIFT_RUNS, Drift, State
+from honed.daemon.serving.selection import choose, compare, unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.runtime import Client
+from honed.runtime.comparison import LEAST
 from honed.runtime.compiled import modelfile
 from honed.runtime.engines import TIE
 from honed.runtime.errors import (
@@ -355,10 +360,9 @@ def test_the_service_itself_loads_no_onnx(both: Service) -> None:
 
 
 def test_ties_go_to_the_gpu() -> None:
-    slow, fast = [int(1e6 * TIE * 1.1)] * 8, [1_000_000] * 8
-    assert choose(times_of(slow, fast)).engine == "cpu"
-    assert choose(times_of([int(1e6 * TIE * 0.99)] * 8, fast)).engine == "gpu"
-    assert choose(times_of(fast, slow)).engine == "gpu"
+    assert choose(EngineTimes(gpu_ms=TIE * 1.1, cpu_ms=1.0)).engine == "cpu"
+    assert choose(EngineTimes(gpu_ms=TIE * 0.99, cpu_ms=1.0)).engine == "gpu"
+    assert choose(EngineTimes(gpu_ms=1.0, cpu_ms=TIE * 1.1)).engine == "gpu"
 
 
 def test_a_processor_under_opencl_must_be_faster() -> None:
@@ -531,6 +535,13 @@ def test_requests_that_take_longer_for_long_are_noticed() -> None:
     assert not any(drift.note("cpu", ms, 1.0) for ms in slow_ones), "now and then is other work"
 
 
+def test_requests_that_take_less_than_when_the_engine_was_chosen_are_noticed() -> None:
+    """Then the machine was busy, and the other engine may have gained more."""
+    drift = Drift()
+    assert not any(drift.note("gpu", 0.81, 1.0) for _ in range(3 * DRIFT_RUNS))
+    assert any(drift.note("gpu", 0.5, 1.0) for _ in range(DRIFT_RUNS))
+
+
 def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
@@ -616,7 +627,7 @@ class Turns:
     def __init__(self, ns: int, fails: bool = False) -> None:
         self.comparing = asyncio.Lock()
         self.turns: list[int] = []
-        self.fingerprint, self.on_processor = "d", False
+        self.fingerprint, self.on_processor, self.pid = "d", False, 0
         self._ns, self._fails = ns, fails
 
     async def turn(self, _: str, __: Path, turn: int) -> int:
@@ -634,7 +645,73 @@ def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_pos
     choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, cpu), "s"))
     assert choice.engine == "cpu"
     assert "compiled 5 ms, ONNX Runtime 1 ms" in choice.why
-    assert device.turns == cpu.turns == list(range(ROUNDS))
+    assert choice.times is not None
+    assert device.turns == cpu.turns == list(range(len(cpu.turns)))
+    assert len(cpu.turns) >= LEAST
     choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, Turns(1, fails=True)), "s"))
     assert choice.engine == "gpu"
     assert "could not be compared" in choice.why
+
+
+@pytest.mark.slow
+def test_a_choice_made_beside_busy_programs_is_made_again_when_the_machine_is_idle(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+
+        def why() -> str:
+            return str(client.show("dense")["placement"]["why"])
+
+        with contextlib.ExitStack() as others:
+            for _ in range(2 * (os.cpu_count() or 1)):
+                busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                others.callback(busy.wait)
+                others.callback(busy.kill)
+            client.add(dense(tmp_path))
+            assert "while other programs took" in why()
+        wait_for(lambda: "while other programs" not in why(), "another choice", service, seconds=300)
+        assert "measured in turns" in why()
+
+
+class _Rechoosing:
+    """A service with one model whose engines were compared beside busy programs, and still are."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
+        manifest = SimpleNamespace(times=times, engine_wanted=lambda policy: policy)
+        self.entry = SimpleNamespace(
+            name="m", manifest=manifest, compiled=True, at_home=True, trial=None, comparing=False
+        )
+        self.entry.state = State.READY
+        self.pool = SimpleNamespace(
+            device_of=lambda _: SimpleNamespace(state="ready"), compared=self._compared, handle=lambda _: None
+        )
+        self.rechoice = EngineRechoice(
+            changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
+            registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),
+            leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
+            policy="fastest",
+        )
+
+    async def _compared(self, _: Any) -> None:
+        self.compared += 1
+
+
+def test_engines_are_compared_again_in_idle_time_and_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, world = 0.0, _Rechoosing()
+    monkeypatch.setattr("honed.daemon.changes.publish.time.monotonic", lambda: now)
+    assert world.rechoice.background(idle=False) is None
+    done: list[float] = []
+    for second in range(10_000):
+        now = float(second)
+        if (work := world.rechoice.background(idle=True)) is not None:
+            asyncio.run(cast(Any, work.run()))
+            done.append(now)
+    assert done == [0.0, 60.0, 180.0, 420.0, 900.0, 1860.0, 3780.0, 7380.0]
+    world.entry.manifest.times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0)
+    now += 1e6
+    assert world.rechoice.background(idle=True) is None

@@ -28,6 +28,7 @@ from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked, ModelPublished
+from honed.runtime.comparison import Comparison
 from honed.runtime.compiled import modelfile
 from tests.daemon import spin
 
@@ -48,8 +49,8 @@ class Loader:
     async def load(self, key: str, path: str, **_: object) -> LoadedProof:
         return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
-    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
-        return ComparisonResult(old=(200,) * rounds, new=(100,) * rounds, wrong="")
+    async def compare(self, old: str, new: str, allowance: float) -> ComparisonResult:
+        return ComparisonResult(runs=Comparison(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
 
 
 class Pool:

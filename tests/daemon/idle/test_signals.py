@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.idle.signals import OwnShare, Sample, Signals, tree_seconds
+from honed.daemon.idle.signals import OthersShare, OwnShare, Sample, Signals, tree_seconds
 
 from . import idle_trees as trees
 
@@ -241,3 +241,19 @@ def test_our_share_follows_the_kernels_means_and_fades_with_them(tmp_path: Path)
     # What another tuner used before it came is not counted.
     trees.write(tmp_path, stat(70, 1, (10**9, 0, 0, 0)))
     assert share.measure((70,), 661.0).load_per_core < 0.1
+
+
+def test_what_others_take_of_the_processors(tmp_path: Path) -> None:
+    def at(user: int, idle: int, own: int) -> None:
+        line = f"cpu  {user} 10 20 {idle} 40 5 6 7 8 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+        trees.write(tmp_path, {"proc/stat": line, **stat(50, 1, (own, 0, 0, 0))})
+
+    at(1000, 5000, 100)
+    others = OthersShare((50,), tmp_path)
+    assert others.percent() == 0.0, "no tick has passed"
+    at(1050, 5050, 150)  # a core of two was ours
+    assert others.percent() == 0.0
+    at(1150, 5050, 150)
+    assert others.percent() == pytest.approx(100 * 100 / 200)
+    bare = OthersShare((50,), tmp_path / "none")
+    assert bare.percent() == 0.0

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import begin, new_version
 from honed.daemon.store.versions import (
+    GAIN,
     KEPT,
+    LOSS,
     REMEMBERED,
     ComparisonResult,
     VersionHistory,
@@ -20,6 +22,7 @@ from honed.daemon.store.versions import (
     trial_over,
 )
 from honed.protocol.results import ModelVersion
+from honed.runtime.comparison import Comparison
 from honed.runtime.errors import AlreadyExists, NotFound
 
 
@@ -114,25 +117,27 @@ def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str,
         assert all(history.get(s.number) for s in history.stints)
 
 
-def compared(old: float, new: float, wrong: str = "") -> ComparisonResult:
-    return ComparisonResult(old=(int(old * 1e6),) * 3, new=(int(new * 1e6),) * 3, wrong=wrong)
+def compared(old: float, new: float, wrong: str = "", allowance: float = 1 / GAIN) -> ComparisonResult:
+    return ComparisonResult(runs=Comparison(allowance, pairs=[(old / 1e3, new / 1e3)] * 3), wrong=wrong)
 
 
 def test_a_comparison_takes_the_faster_and_right_one() -> None:
-    assert compared(2.0, 1.0).objection(serving=False) == ""
-    assert "not faster" in compared(1.0, 0.99).objection(serving=False)
-    assert "differ" in compared(2.0, 1.0, "output 'y' differs").objection(serving=False)
+    assert compared(2.0, 1.0).objection == ""
+    assert "not faster" in compared(1.0, 0.99).objection
+    assert "differ" in compared(2.0, 1.0, "output 'y' differs").objection
 
 
 def test_runs_that_other_work_made_longer_do_not_count() -> None:
-    disturbed = ComparisonResult(old=(10, 10, 11, 10, 10, 11, 10), new=(8, 20, 8, 21, 8, 19, 22), wrong="")
-    assert disturbed.objection(serving=False) == ""
-    assert disturbed.objection(serving=True) == ""
+    for allowance in (1 / GAIN, LOSS):
+        runs = Comparison(allowance)
+        for pair in zip((10, 10, 11, 10, 10, 11, 10), (8, 20, 8, 21, 8, 19, 22), strict=True):
+            runs.add(*pair)
+        assert ComparisonResult(runs=runs, wrong="").objection == ""
 
 
 def test_in_service_noise_does_not_send_it_back() -> None:
-    assert compared(1.0, 1.03).objection(serving=True) == ""
-    assert "slower" in compared(1.0, 1.2).objection(serving=True)
+    assert compared(1.0, 1.03, allowance=LOSS).objection == ""
+    assert "slower" in compared(1.0, 1.2, allowance=LOSS).objection
 
 
 def test_a_trial_ends_by_requests_or_by_time_with_one() -> None:

@@ -41,8 +41,8 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
     async def go() -> None:
         worker = Supervisor(Limits(), cache_dir, device_program("", 0))
 
-        async def compared(turn: int) -> str:
-            call = CompareTurn(old="old", new="new", turn=turn)
+        async def compared(pair: int, which: int) -> str:
+            call = CompareTurn(old="old", new="new", pair=pair, which=which)
             return (await worker.call(call, seconds=SECONDS)).wrong
 
         running = asyncio.ensure_future(live(worker, []))
@@ -51,12 +51,12 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
             await worker.open()
             for name, path in paths.items():
                 await worker.call(BuildModel(key=name, path=str(path)), seconds=SECONDS)
-            assert await compared(0) == ""
+            assert await compared(0, 0) == ""
             await worker.call(UnloadModel(key="other"), seconds=SECONDS)
-            assert await compared(1) == ""
+            assert await compared(0, 1) == ""
             await worker.call(UnloadModel(key="new"), seconds=SECONDS)
             with pytest.raises(NotFound, match="unloaded while they were compared"):
-                await compared(2)
+                await compared(1, 1)
         finally:
             running.cancel()
             await asyncio.wait([running])

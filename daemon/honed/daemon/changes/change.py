@@ -46,7 +46,7 @@ from .optimisations import OptimisationChecks
 
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
-_ROUNDS = 7  # of runs, where devices are compared
+_ROUNDS = 7  # pairs of runs, where devices are compared
 _NICENESS = 15  # of compiling that nobody waits for
 Notify = Callable[[Map], None]
 Entered = Added | SuccessorReady | VersionChosen  # a model that is served by a manifest from now on
@@ -111,7 +111,7 @@ class Change:
         for index, server in enumerate(servers):
             try:
                 made = await self._build(_Steps(self, index, len(servers)), staged, server)
-                us = await server.loader.median_us(made.file.sha256, _ROUNDS)
+                us = await server.loader.run_us(made.file.sha256, _ROUNDS)
             except (ModelRefused, Unavailable) as error:
                 failures.append(error)
                 told.append(f"not on {server.shown}: {error}")

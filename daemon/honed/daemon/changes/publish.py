@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,16 @@ from honed.daemon.core.messages import (
 )
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
+from honed.daemon.feature import Feature, Work
+from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.loader import JUDGE_ROUNDS
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import new_version, version_file
-from honed.daemon.store.versions import ComparisonResult, check_new, go_back, settle, succeed
+from honed.daemon.store.versions import GAIN, LOSS, ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
@@ -42,6 +43,8 @@ from honed.runtime.origin import Origin
 from .add import failure, same_but_schedules
 from .change import Built, Change, Changes, Entered
 
+# Between two comparisons of engines beside busy programs, at first and at most.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -154,16 +157,15 @@ class Publisher:
                 path = self.changes.store.form(entry.manifest, entry.key)
                 await server.loader.load(entry.key, str(path))
             proof = await server.loader.load(key, str(successor.path), hurried=False)
-            compared = await server.loader.compare(entry.key, key, JUDGE_ROUNDS)
+            allowance = 1 / GAIN if successor.must is _Must.BE_FASTER else LOSS
+            compared = await server.loader.compare(entry.key, key, allowance)
         except WorkerDied as error:
             return await _turned_away(change, entry, version, f"the worker ended when it ran it: {error}")
         except ModelRefused as error:
             return await _turned_away(change, entry, version, failure(error))
-        version = dataclasses.replace(
-            version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
-        )
-        objection = _objection(compared, successor.must)
-        if objection:
+        version = dataclasses.replace(version, old_us=compared.old_us, new_us=compared.new_us)
+        objection = compared.objection
+        if objection and (compared.wrong or successor.must is not _Must.BE_RIGHT):
             return await _turned_away(change, entry, version, objection if compared.wrong else "", objection)
         choice = await self._chosen(entry, server, key, successor.path) if entry.on_cpu else None
         entering = partial(self._succession, entry, successor, version, proof, choice)
@@ -316,6 +318,46 @@ class Publisher:
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class EngineRechoice(Feature):
+    """Compares the engines of models again, in idle time, where other programs were busy before.
+
+    `policy` is the setting serve.engine.
+    """
+
+    changes: Changes
+    registry: Registry
+    leasing: Leasing
+    policy: str
+    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # seconds, and their end
+
+    def forget(self, model: str) -> None:
+        """Forget a model that was removed."""
+        self._pauses.pop(model, None)
+
+    def background(self, *, idle: bool) -> Work | None:
+        """Compare the engines of one model again."""
+        for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
+            if self._due(entry):
+                return Work(f"comparing the engines of {entry.name}", partial(self._compare, entry))
+        return None
+
+    def _due(self, entry: ServedModel) -> bool:
+        times, state = entry.manifest.times, self.changes.pool.device_of(entry).state
+        free = entry.manifest.engine_wanted(self.policy) == "fastest" and entry.compiled is not None
+        able = entry.at_home and state == "ready" and entry.state is State.READY and entry.trial is None
+        waits = time.monotonic() < self._pauses.get(entry.name, (0.0, 0.0))[1]
+        return times is not None and times.provisional and free and able and not (entry.comparing or waits)
+
+    async def _compare(self, entry: ServedModel) -> None:
+        """Where others are busy again, the next time is twice as far away."""
+        pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
+        self._pauses[entry.name] = pause, time.monotonic() + pause
+        with self.leasing.adding(0, "the engines of a model are being compared"):
+            async with self.changes.begin(entry.name):
+                self.changes.pool.handle(await self.changes.pool.compared(entry))
+
+
 async def _turned_away(
     change: Change, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
 ) -> ModelPublished:
@@ -356,13 +398,6 @@ def _kept(
     number = entry.manifest.history.current.number
     sentence = f"version {number} is served as before: {reason}"
     return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
-
-
-def _objection(compared: ComparisonResult, must: _Must) -> str:
-    """Why a version is not to be served, or ""."""
-    if must is _Must.BE_RIGHT and not compared.wrong:
-        return ""
-    return compared.objection(serving=must is _Must.BE_NO_SLOWER)
 
 
 def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:

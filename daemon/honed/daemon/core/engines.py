@@ -204,11 +204,12 @@ def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
 # ---- Which of two engines a model belongs to: choices that are made, pinned, and due to be made again ----
 #
 # A choice stands on times that both engines took in turns. It is made anew when the device, its driver or
-# ONNX Runtime is another than it was then, and when requests take longer than those times allow.
+# ONNX Runtime is another than it was then, and when requests take another time than that. What was measured
+# while other programs were busy is measured again when the machine is idle (`changes/publish.py`).
 
 
 def timed(core: Core, event: InferenceTimed) -> None:
-    """Compare again where requests take longer now than the engine took when it was chosen."""
+    """Compare again where requests take another time now than the engine took when it was chosen."""
     model = core.models.numbered(event.model)
     if model is None or model.manifest.times is None or event.engine != model.engine:
         return

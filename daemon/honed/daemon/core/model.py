@@ -12,15 +12,15 @@ from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.protocol.results import ModelChecked
-from honed.runtime.engines import TIE
 
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
 RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
 _HOUR = 3600.0
+DRIFT = 1.25  # times as long, or as short, as when the engine was chosen
 DRIFT_RUNS = 20  # requests in a row that tell how long they take now
-DRIFT_SECONDS = 600.0  # between two comparisons for want of speed
+DRIFT_SECONDS = 600.0  # between two comparisons for such a difference
 
 
 def cpu_engine(owner: int | None) -> str:
@@ -107,7 +107,7 @@ class Drift:
         self._latest: deque[float] = deque(maxlen=DRIFT_RUNS)
 
     def note(self, engine: str, ms: float, chosen_ms: float) -> bool:
-        """A request ran; True where even the faster ones of the latest took more than a tie allows.
+        """A request ran; True where the faster quarter of the latest took DRIFT more or less than when chosen.
 
         They count anew then, and on another engine.
         """
@@ -117,9 +117,9 @@ class Drift:
         self._latest.append(ms)
         if len(self._latest) < DRIFT_RUNS:
             return False
-        slower = sorted(self._latest)[(DRIFT_RUNS - 1) // 4] > TIE * chosen_ms
+        took = sorted(self._latest)[(DRIFT_RUNS - 1) // 4]
         self._latest.clear()
-        return slower
+        return not chosen_ms / DRIFT <= took <= chosen_ms * DRIFT
 
 
 @dataclass(slots=True, kw_only=True)

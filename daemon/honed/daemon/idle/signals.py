@@ -329,6 +329,33 @@ class OwnShare:
         return Own(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
 
 
+class OthersShare:
+    """What share of all processors other work takes from now on; `own` are processes that do not count.
+
+    Their descendants do not, either. Blocks for some milliseconds.
+    """
+
+    def __init__(self, own: Collection[int], root: Path = Path("/")) -> None:
+        self._own, self._root = own, root
+        self._then = self._others()
+
+    def percent(self) -> float:
+        """Percent since this was made; the kernel counts ticks, so that it takes some tenths of a second."""
+        others, elapsed = (now - then for now, then in zip(self._others(), self._then, strict=True))
+        return 100 * min(1.0, max(0.0, others) / elapsed) if elapsed > 0 else 0.0
+
+    def _others(self) -> tuple[float, float]:
+        """Seconds of all processors that others took, and that have passed, since the machine was started."""
+        # proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
+        text = sysfs.read(self._root / "proc/stat") or ""
+        ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
+        if len(ticks) < 8:
+            return 0.0, 0.0
+        own = sum(tree_seconds(self._root, self._own).values())
+        idle = ticks[3] + ticks[4]
+        return (sum(ticks) - idle) / _TICKS - own, sum(ticks) / _TICKS
+
+
 def _decayed(mean: float, spent: float, passed: float, over: float) -> float:
     kept = math.exp(-passed / over)
     return mean * kept + spent / passed * (1 - kept)

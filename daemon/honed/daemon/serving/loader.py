@@ -23,7 +23,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.store import Manifest, Store
-from honed.daemon.store.versions import ComparisonResult
+from honed.daemon.store.versions import LOSS, ComparisonResult
 from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
 from honed.daemon.worker.calls import (
     BuildModel,
@@ -42,6 +42,7 @@ from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
+from honed.runtime.comparison import MOST, Comparison
 from honed.runtime.version import HONED_VERSION
 
 REMEMBERED = 500
@@ -85,7 +86,6 @@ class ProofCache:
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
-JUDGE_ROUNDS = 7  # runs of each of two versions side by side
 _Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
 
 
@@ -115,6 +115,11 @@ class Loader:
     def fingerprint(self) -> str:
         """The device with its driver, or the CPU engine with its version; "" before it was seen."""
         return self._supervisor.fingerprint
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0: there is none."""
+        return self._supervisor.pid
 
     @property
     def on_processor(self) -> bool:
@@ -190,13 +195,13 @@ class Loader:
         try:
             # It is there already, unless the worker was started anew.
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
-            compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
+            compared = await self.compare(before.key, model.key, LOSS)
         except WorkerDied as error:
             return messages.JudgingBroken(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
             return messages.Judged(model.number, "")
-        return messages.Judged(model.number, compared.objection(serving=True))
+        return messages.Judged(model.number, compared.objection)
 
     async def _prove_in_subprocess(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -250,38 +255,39 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
-        """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
+    async def compare(
+        self, old: str, new: str, allowance: float, *, most: int = MOST
+    ) -> ComparisonResult:
+        """Run two loaded files in turns, `most` pairs at most; inferences wait for one run at most.
 
-        Stops at the first wrong answer. Raises WorkerDied where the worker died of it.
+        Each set of inputs is run at least once. Stops at the first wrong answer. Raises WorkerDied where the
+        worker died of it.
         """
-        taken: tuple[list[int], list[int]] = ([], [])
-        wrong, turn = "", 0
+        runs, wrong, sets = Comparison(allowance, most), "", 1
         async with self.comparing:
-            while turn < 2 * rounds and not wrong:
-                ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
-                taken[turn % 2].append(ran.ns)
-                wrong = ran.wrong
-                rounds = max(rounds, ran.sets)
-                turn += 1
-        return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+            while not wrong and (len(runs.pairs) < sets or not runs.done):
+                seconds = [0.0, 0.0]
+                for which in runs.order:
+                    call = CompareTurn(old=old, new=new, pair=len(runs.pairs), which=which)
+                    ran = await self._careful(call)
+                    seconds[which], wrong, sets = ran.ns / 1e9, ran.wrong, ran.sets
+                runs.add(*seconds)
+        return ComparisonResult(runs=runs, wrong=wrong)
 
     async def turn(self, key: str, compiled: Path, turn: int) -> int:
         """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
         return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
 
     async def alone(self, key: str, turn: int) -> int:
-        """One run of a loaded compiled file on the inputs of its probes, 0 first; nanoseconds.
+        """One run of a loaded compiled file on the inputs of its probes, turn 0 first; nanoseconds.
 
         The caller holds `comparing`.
         """
-        return (await self._careful(CompareTurn(old=key, new=key, turn=2 * turn))).ns
+        return (await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))).ns
 
-    async def median_us(self, key: str, rounds: int) -> float:
-        """The median of a run of a loaded file, in microseconds; raises as `compare`."""
-        compared = await self.compare(key, key, rounds)
-        times = sorted((*compared.old, *compared.new))
-        return times[len(times) // 2] / 1000
+    async def run_us(self, key: str, runs: int) -> float:
+        """Microseconds of a run of a loaded file, of so many pairs of runs; raises as `compare`."""
+        return (await self.compare(key, key, 1.0, most=runs)).old_us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.

@@ -268,7 +268,7 @@ class Pool:
             case messages.Persist(model):
                 self._begin(self._commits.persist(model))
             case messages.Compare(model):
-                self._begin(self._follow(self._compared(model)))
+                self._begin(self._follow(self.compared(model)))
             case messages.Inspect(model):
                 self._begin(self._follow(self._inspected(model)))
             case _:
@@ -328,8 +328,8 @@ class Pool:
             return None
         return messages.Inspected(model.number, read)
 
-    async def _compared(self, model: ServedModel) -> messages.Event:
-        """Both engines once more."""
+    async def compared(self, model: ServedModel) -> messages.Event:
+        """Compare both engines once more; what came of it."""
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
             try:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from honed.daemon.aio import in_thread
+from honed.daemon.idle.signals import OthersShare
 from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
-from honed.runtime.engines import compiled_serves
+from honed.runtime.comparison import Comparison
+from honed.runtime.engines import allowance, compiled_serves
 
 from .engine_server import DeviceServer
 from .loader import Loader
 
 LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
-ROUNDS = 8  # runs of each engine at most, and at least so many
-_LEAST = 3
-_SECONDS = 5.0  # after which no more are begun than the least
+_LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
 Kind = Literal["gpu", "cpu"]
 
 
@@ -32,15 +32,14 @@ class EngineChoice:
     times: EngineTimes | None = None
 
 
-def times_of(gpu_ns: list[int], cpu_ns: list[int]) -> EngineTimes:
-    """The lower quartiles of runs in turns: what else runs on the machine can only make a run longer."""
-    gpu, cpu = (sorted(times)[(len(times) - 1) // 4] / 1e6 for times in (gpu_ns, cpu_ns))
-    return EngineTimes(gpu_ms=gpu, cpu_ms=cpu)
-
-
 def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     """By these times. A user's own model, whose `owner` this is, must not hold up a device for long."""
     told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
+    if times.provisional:
+        told += (
+            f" while other programs took {times.others_percent:.0f} % of the processors, "
+            "so it is measured again when the machine is idle"
+        )
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return EngineChoice("cpu", f"{why}: {told}", times)
@@ -50,25 +49,31 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
 
 
 async def measure(
-    device: Loader, key: str, compiled: Path, cpu: Loader, source: str, *, rounds: int = ROUNDS
+    device: Loader, key: str, compiled: Path, cpu: Loader, source: str
 ) -> EngineTimes:
     """Run both in turns between requests, on the inputs that came with the compiled form.
 
     `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
     HonedError where they cannot be compared.
     """
-    gpu_ns: list[int] = []
-    cpu_ns: list[int] = []
-    end = time.monotonic() + _SECONDS
+    runs = Comparison(allowance(same_cores=device.on_processor))
+    others = await in_thread(OthersShare, (device.pid, cpu.pid))
+    looked = time.monotonic()
     async with device.comparing:
-        for turn in range(rounds):
-            cpu_ns.append(await cpu.turn(source, compiled, turn))
-            gpu_ns.append(await device.alone(key, turn))
-            if turn + 1 >= _LEAST and time.monotonic() > end:
-                break
-    times = times_of(gpu_ns, cpu_ns)
-    return dataclasses.replace(
-        times, device=device.fingerprint, runtime=cpu.fingerprint, same_cores=device.on_processor
+        while not runs.done:
+            turn, ns = len(runs.pairs), [0, 0]
+            for which in runs.order:
+                ns[which] = await (device.alone(key, turn) if which else cpu.turn(source, compiled, turn))
+            runs.add(ns[0] / 1e9, ns[1] / 1e9)
+    await asyncio.sleep(looked + _LOOK_SECONDS - time.monotonic())
+    cpu_seconds, gpu_seconds = runs.times
+    return EngineTimes(
+        gpu_ms=1e3 * gpu_seconds,
+        cpu_ms=1e3 * cpu_seconds,
+        device=device.fingerprint,
+        runtime=cpu.fingerprint,
+        same_cores=device.on_processor,
+        others_percent=await in_thread(others.percent),
     )
 
 

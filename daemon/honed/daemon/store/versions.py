@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
+from honed.runtime.comparison import Comparison
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and deployments that are listed
@@ -113,36 +114,35 @@ def check_new(history: VersionHistory, schedules: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonResult:
-    """Two versions side by side: nanoseconds of each run, and what the new one answered wrong, or ""."""
+    """Two versions side by side, the old one first, and what the new one answered wrong, or ""."""
 
-    old: tuple[int, ...]
-    new: tuple[int, ...]
+    runs: Comparison
     wrong: str
 
     @property
     def old_us(self) -> float:
-        """Lower quartile: what else runs on the machine can only make a run longer."""
-        return _lower_quartile(self.old) / 1000
+        """Microseconds of a run of the old version."""
+        return self.runs.times[0] * 1e6
 
     @property
     def new_us(self) -> float:
-        """Lower quartile."""
-        return _lower_quartile(self.new) / 1000
+        """Microseconds of a run of the new version."""
+        return self.runs.times[1] * 1e6
 
-    def objection(self, *, serving: bool) -> str:
-        """Why the new version cannot take the old one's place, or keep it where it is `serving`, or ""."""
+    @property
+    def objection(self) -> str:
+        """Why the new version cannot take the old one's place, or "".
+
+        With an allowance below 1 it must be faster; else it serves already, and must not be slower than that.
+        """
         if self.wrong:
             return f"its answers differ from those of the version before: {self.wrong}"
+        if self.runs.holds:
+            return ""
         times = f"{self.old_us / 1000:.3g} ms before, {self.new_us / 1000:.3g} ms now"
-        if serving:
-            return f"it is slower in service ({times})" if self.new_us > LOSS * self.old_us else ""
-        if self.new_us * GAIN > self.old_us:
-            return f"side by side in the serving worker it is not faster ({times})"
-        return ""
-
-
-def _lower_quartile(times: tuple[int, ...]) -> int:
-    return sorted(times)[(len(times) - 1) // 4]
+        if self.runs.allowance > 1:
+            return f"it is slower in service ({times})"
+        return f"side by side in the serving worker it is not faster ({times})"
 
 
 def trial_over(served: int, seconds: float) -> bool:

@@ -142,13 +142,14 @@ class ComparedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareTurn(WorkerCall[ComparedTurn]):
-    """One turn of two models that are compared; turn 0 begins anew."""
+    """One run, of two models that are compared: `which` is 0 for the old one. The first of pair 0 begins anew."""
 
     method = "Duel"
     work = True
     old: str
     new: str
-    turn: int
+    pair: int
+    which: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class Recorder:
 
 
 class Comparison:
-    """Turn 0 runs the old version, 1 the new one, and so on, over the probes and the recorded inputs.
+    """Runs the old version and the new one in turns, over the probes and the recorded inputs.
 
     Where the CPU engine runs a last part it is timed, too, and what it is given is compared: small
     differences may make it choose otherwise.
@@ -93,23 +93,25 @@ class Comparison:
             2 * max((probe.tolerance[i] for probe in probes), default=1e-3)
             for i in range(len(old.model.outputs))
         ]
-        self._answers: dict[int, Inputs] = {}
+        self._answers: dict[int, Inputs] = {}  # of the present pair of runs, by version: 0 old, 1 new
 
-    def turn(self, number: int) -> tuple[int, str]:
-        """Nanoseconds of one run, and how its answers differ from the old version's, or "".
+    def turn(self, pair: int, which: int) -> tuple[int, str]:
+        """Run the old version (`which` 0) or the new one (1); gives nanoseconds, and how the answers differ.
 
-        Either version may be off by the tolerance of its proof, so they may differ by twice that.
+        They are compared, "" where they do not differ, once both have run. Either version may be off by the
+        tolerance of its proof, so they may differ by twice that.
         """
-        which = (number // 2) % len(self.sets)
-        executor = self.pair[number % 2]
+        executor, inputs = self.pair[which], self.sets[pair % len(self.sets)]
         begun = time.monotonic_ns()
-        answers = executor.run_compiled(self.sets[which])
-        executor.run_behind(answers, self.sets[which])
+        answers = executor.run_compiled(inputs)
+        executor.run_behind(answers, inputs)
         taken = time.monotonic_ns() - begun
-        if number % 2 == 0:
+        other = self._answers.pop(1 - which, None)
+        if other is None:
             self._answers[which] = answers
             return taken, ""
-        return taken, self._difference(self._answers[which], answers)
+        old, new = (other, answers) if which else (answers, other)
+        return taken, self._difference(old, new)
 
     def _difference(self, expected: Inputs, found: Inputs) -> str:
         model = self.pair[0].model
@@ -243,14 +245,14 @@ class Worker(Host):
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
     def _compare(self, call: CompareTurn) -> ComparedTurn:
-        """One turn of two models, see `comparison.Comparison`."""
-        if call.turn == 0:
+        """One turn of two models, see `Comparison`."""
+        if call.pair == call.which == 0:
             pair = (self.loaded(call.old), self.loaded(call.new))
             self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
         if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
         try:
-            ns, wrong = self._comparison.turn(call.turn)
+            ns, wrong = self._comparison.turn(call.pair, call.which)
         except DeviceError as error:
             return ComparedTurn(spoilt=str(error))
         return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))

@@ -16,6 +16,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.results import MetSizes
+from honed.runtime.comparison import Comparison
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (
     Buffer,
@@ -28,13 +29,12 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
-from honed.runtime.engines import PROVING_MIB, PartLimits, compiled_serves
+from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, compiled_serves
 from honed.runtime.execution.cpuparts import CpuParts, OpenParts
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import Cut
 from honed.tuner.frontend import Precision
 
-_ROUNDS = 7  # runs of each
 _SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # of a form's rows, at which it is tried whether it is still faster
 Values = Mapping[str, NDArray[Any]]
 
@@ -63,14 +63,19 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
         }
         process = CpuParts(PartLimits(memory_mib=PROVING_MIB))
         with process.open(whole) as parts, Executor(file, device) as form:
-            both = _Both(parts, number, split.parts[number], form)
-            times = both.timed(given)
-            serves = compiled_serves(
-                times.compiled_us, times.cpu_us, same_cores=device.profile.family.processor
+            both = _Both(
+                parts,
+                number,
+                split.parts[number],
+                form,
+                allowance(same_cores=device.profile.family.processor),
             )
-            if not (serves or slower_too):
+            runs = both.compared(given)
+            cpu, here = runs.times
+            times = FormTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
+            if not (runs.holds or slower_too):
                 return FormTiming(times, 0, _why_not(times))
-            return FormTiming(times, both.least(given, times.compiled_us, device, slower_too=slower_too), "")
+            return FormTiming(times, both.least(given, slower_too=slower_too), "")
 
 
 def _why_not(times: FormTimes) -> str:
@@ -88,14 +93,24 @@ class _Both:
     number: int
     part: CpuPart
     form: Executor
+    allowance: float
 
-    def timed(self, given: Values) -> FormTimes:
-        """Lower quartiles: what else runs on the machine can only make a run longer."""
-        taken = [self._turn(given) for _ in range(_ROUNDS + 1)][1:]
-        compiled_us, cpu_us = (_quartile(each) for each in zip(*taken, strict=True))
-        return FormTimes(compiled_us=compiled_us, cpu_us=cpu_us)
+    def compared(self, given: Values, fewer: Values | None = None) -> Comparison:
+        """Run the CPU engine, with `fewer` rows, and the form in turns."""
+        runs = Comparison(self.allowance)
+        while not runs.done:
+            seconds, handing_over = [0.0, 0.0], 0.0
+            for which in runs.order:
+                if which:
+                    began = time.perf_counter_ns()
+                    self.form.run(given)
+                    seconds[1] = (time.perf_counter_ns() - began) / 1e9
+                else:
+                    seconds[0], handing_over = self._in_cpu(fewer or given)
+            runs.add(seconds[0], seconds[1] + handing_over)
+        return runs
 
-    def least(self, given: Values, compiled_us: float, device: Device, *, slower_too: bool) -> int:
+    def least(self, given: Values, *, slower_too: bool) -> int:
         """The fewest rows, of those tried, for which the CPU engine is not faster; 0: none but all."""
         counts = {int(array.shape[0]) for array, _ in self._open(given)}
         if not self.part.by_rows or len(counts) != 1:
@@ -107,8 +122,7 @@ class _Both:
         for share in _SHARES:
             fewer = max(1, round(share * rows))
             cut = dict(given) | {t.name: array[:fewer] for array, t in self._open(given)}
-            cpu_us = _quartile([self._in_cpu(cut)[0] for _ in range(_ROUNDS)])
-            if not compiled_serves(compiled_us, cpu_us, same_cores=device.profile.family.processor):
+            if not self.compared(given, cut).holds:
                 break
             found = fewer
         return found
@@ -117,22 +131,11 @@ class _Both:
         """The inputs whose size depends on the data."""
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
-    def _turn(self, given: Values) -> tuple[float, float]:
-        """Microseconds compiled, and in the CPU engine, whose way to and fro is what handing over takes."""
-        cpu_us, handing_over = self._in_cpu(given)
-        began = time.perf_counter_ns()
-        self.form.run(given)
-        return (time.perf_counter_ns() - began) / 1e3 + handing_over, cpu_us
-
     def _in_cpu(self, given: Values) -> tuple[float, float]:
-        """Microseconds of a run, and of the way there and back."""
+        """Seconds of a run, and of the way there and back, which a form needs as well."""
         began = time.perf_counter_ns()
         ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
-        return ran.ns / 1e3, (time.perf_counter_ns() - began - ran.ns) / 1e3
-
-
-def _quartile(taken: Sequence[float]) -> float:
-    return sorted(taken)[(len(taken) - 1) // 4]
+        return ran.ns / 1e9, (time.perf_counter_ns() - began - ran.ns) / 1e9
 
 
 # ---- Parts of a model whose sizes depend on the data, compiled for sizes that they meet ----

@@ -20,15 +20,13 @@ from honed.protocol.errors import NotFound
 from honed.protocol.strict import like
 
 from .children import compile_apart
-from .compare import MedianTimes, compare
+from .compare import Compared, compare
 from .opening import Instrument, OpenedSession, Tell
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
 
 # ---- What a run comes to in the end: a file compiled with the best schedules, and a sentence on it ----
 
-# Below this, a difference between two medians is noise.
-_GAIN = 1.02
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
 _BY_FARM = (
     "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
@@ -82,7 +80,7 @@ def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
         emit(Stage(stage="publish", fraction=0.7, text="compare side by side"))
         found = compare(current, job.output, spec)
     outcome = Publication(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
-    if found.wrong or found.new * _GAIN > found.old:
+    if found.wrong or not found.faster:
         job.output.unlink(missing_ok=True)
         return outcome
     why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
@@ -110,11 +108,11 @@ def _nothing(session: TuningSession) -> str:
     return f"nothing could be tried: no task is left to tune{most}"
 
 
-def _sentence(found: MedianTimes) -> str:
+def _sentence(found: Compared) -> str:
     times = f"{found.old * 1e3:.3g} ms before, {found.new * 1e3:.3g} ms now, {found.runs} runs each"
     if found.wrong:
         return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"
-    if found.new * _GAIN > found.old:
+    if not found.faster:
         return f"the tuned model is not used: side by side it is not faster ({times})"
     return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
 

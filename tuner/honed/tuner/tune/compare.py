@@ -12,39 +12,43 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from honed.machine import devices
 from honed.machine.children import python, run
 from honed.protocol.errors import DeviceError, HonedError
+from honed.runtime.comparison import Comparison
 from honed.runtime.execution import proof
 from honed.runtime.execution.executor import Executor, load
 
-_SECONDS = 6.0
-_LEAST, _MOST = 5, 200  # runs of each
+# Below this, a difference between two versions is noise.
+GAIN = 1.02
 _DEADLINE = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedianTimes:
-    """Median seconds of one inference of each, host time; `wrong` says what the new one answered wrong."""
+class Compared:
+    """Seconds of one inference of each, host time, and whether the new one is `faster`, by so many pairs.
+
+    `wrong` says what the new one answered wrong.
+    """
 
     old: float
     new: float
+    faster: bool
     runs: int
     wrong: str
 
 
-def compare(old: Path, new: Path, spec: str) -> MedianTimes:
+def compare(old: Path, new: Path, spec: str) -> Compared:
     """Compare in a child process. Raises DeviceError where one of them cannot be run."""
     program = python("honed.tuner.tune.compare", str(old), str(new), "--device", spec)
     said, death = run(program, seconds=_DEADLINE)
     lines = said.splitlines()
     answer = json.loads(lines[-1]) if lines else {}
     if "runs" in answer:
-        return MedianTimes(**answer)
+        return Compared(**answer)
     raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {death}")
 
 
@@ -67,17 +71,19 @@ def main() -> int:
 
 
 def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | str]:
-    inputs = _inputs(new)
-    times: tuple[list[float], list[float]] = ([], [])
-    for executor in (old, new):
+    inputs, pair = _inputs(new), (old, new)
+    for executor in pair:
         executor.run(inputs)
-    end = time.monotonic() + _SECONDS
-    while len(times[0]) < _LEAST or (time.monotonic() < end and len(times[0]) < _MOST):
-        for executor, taken in zip((old, new), times, strict=True):
+    runs = Comparison(1 / GAIN)
+    while not runs.done:
+        seconds = [0.0, 0.0]
+        for which in runs.order:
             began = time.perf_counter()
-            executor.run(inputs)
-            taken.append(time.perf_counter() - began)
-    return {"old": median(times[0]), "new": median(times[1]), "runs": len(times[0]), "wrong": wrong}
+            pair[which].run(inputs)
+            seconds[which] = time.perf_counter() - began
+        runs.add(*seconds)
+    before, now = runs.times
+    return {"old": before, "new": now, "faster": runs.holds, "runs": len(runs.pairs), "wrong": wrong}
 
 
 def _inputs(executor: Executor) -> dict[str, np.ndarray]:

@@ -1,0 +1,83 @@
+"""Comparison: which of two programs is faster, by runs in turns, whatever else the machine does meanwhile.
+
+The one rule for versions of a model, for engines, for compiled parts, and for what `hone tune` found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import comb
+from typing import Final
+
+# Where both programs take equally long, one look at the times calls one of them surely faster with this
+# probability; with all looks of a comparison that is below 5 % (tests/runtime/test_comparison.py).
+CHANCE: Final = 1 / 512
+LEAST, MOST = 3, 60  # pairs of runs
+SECONDS: Final = 5.0  # that the runs of a comparison may take together, beyond the least
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Pairs of runs, one of each program right after the other; times in seconds.
+
+    The second program `holds` where it takes at most `allowance` times as long as the first.
+
+    Other work on a machine can only make a run longer, and it comes in bursts. So only the quieter half of
+    the pairs counts: those whose two times have the lowest sum. In a pair of equally fast programs either run
+    is the longer one with the same probability, whatever the load and whichever pairs are chosen by their
+    sum. How often each is the longer one is therefore a sign test, which needs no model of the load.
+    Every other pair begins with the second program, as a clock that drifts makes later runs longer.
+
+    What load does to one of the programs alone (one that runs on all cores, beside one that runs on a GPU)
+    no number of pairs can tell: that takes a quiet machine.
+    """
+
+    allowance: float
+    most: int = MOST
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, first: float, second: float) -> None:
+        """Count one run of each."""
+        self.pairs.append((first, second))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Which program the next pair runs first, 0 or 1, and which then."""
+        return (1, 0) if len(self.pairs) % 2 else (0, 1)
+
+    @property
+    def done(self) -> bool:
+        """Whether no more pairs are needed: it is sure, or has taken as long as it may."""
+        count = len(self.pairs)
+        return count >= LEAST and (self.sure or count >= self.most or sum(map(sum, self.pairs)) >= SECONDS)
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """The median of each program over the quieter half of the pairs."""
+        quiet = self._quiet()
+        first, second = (sorted(times)[(len(quiet) - 1) // 2] for times in zip(*quiet, strict=True))
+        return first, second
+
+    @property
+    def holds(self) -> bool:
+        """Whether the second program takes at most `allowance` times as long as the first."""
+        within, count = self._within()
+        if 2 * within != count:
+            return 2 * within > count
+        first, second = self.times
+        return second <= self.allowance * first
+
+    @property
+    def sure(self) -> bool:
+        """Whether `holds` is what more pairs would say, too."""
+        within, count = self._within()
+        fewer = min(within, count - within)
+        return sum(comb(count, number) for number in range(fewer + 1)) <= CHANCE * 2**count
+
+    def _within(self) -> tuple[int, int]:
+        """In how many of the quieter pairs the second is fast enough, and how many these are."""
+        quiet = self._quiet()
+        return sum(second <= self.allowance * first for first, second in quiet), len(quiet)
+
+    def _quiet(self) -> list[tuple[float, float]]:
+        return sorted(self.pairs, key=sum)[: (len(self.pairs) + 1) // 2]

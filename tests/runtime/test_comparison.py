@@ -1,0 +1,99 @@
+"""Comparisons with made-up times: bursts, drifts, and a clock that is turned down do not decide them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from honed.runtime.comparison import LEAST, MOST, SECONDS, Comparison
+
+Load = Callable[[random.Random, int, float], float]  # makes the time of run `number` from its quiet time
+
+
+def quiet(chance: random.Random, number: int, seconds: float) -> float:
+    return seconds * (1 + chance.expovariate(50))
+
+
+def bursts(chance: random.Random, number: int, seconds: float) -> float:
+    """Every other stretch of five runs takes two to five times as long."""
+    return quiet(chance, number, seconds) * (chance.uniform(2, 5) if number // 5 % 2 else 1)
+
+
+def hiccups(chance: random.Random, number: int, seconds: float) -> float:
+    """A third of the runs, one by one, take up to ten times as long."""
+    return quiet(chance, number, seconds) * (chance.uniform(1, 10) if chance.random() < 1 / 3 else 1)
+
+
+def drift(chance: random.Random, number: int, seconds: float) -> float:
+    """Each run takes 1 % longer than the one before: a machine that heats up."""
+    return quiet(chance, number, seconds) * 1.01**number
+
+
+def throttled(chance: random.Random, number: int, seconds: float) -> float:
+    """The clock is halved after nine runs."""
+    return quiet(chance, number, seconds) * (1 if number < 9 else 2)
+
+
+LOADS = [quiet, bursts, hiccups, drift, throttled]
+
+
+def compared(
+    first: float, second: float, load: Load, seed: int, *, allowance: float = 1.0, most: int = MOST
+) -> Comparison:
+    chance, comparison, number = random.Random(seed), Comparison(allowance, most), 0
+    while not comparison.done:
+        taken = {}
+        for which in comparison.order:
+            taken[which] = load(chance, number, (first, second)[which])
+            number += 1
+        comparison.add(taken[0], taken[1])
+    return comparison
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("ratio", [0.8, 1.25])
+def test_no_load_decides_for_the_slower_one(load: Load, ratio: float) -> None:
+    for seed in range(200):
+        comparison = compared(1e-3, ratio * 1e-3, load, seed)
+        assert comparison.holds == (ratio < 1), seed
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_equals_are_seldom_called_different(load: Load) -> None:
+    sure = sum(compared(1e-3, 1e-3, load, seed).sure for seed in range(1000))
+    assert sure < 50
+
+
+@pytest.mark.parametrize("allowance", [1 / 1.02, 1.05, 1.2])
+def test_the_allowance_moves_the_border(allowance: float) -> None:
+    for seed in range(100):
+        assert compared(1e-3, 0.9 * allowance * 1e-3, bursts, seed, allowance=allowance).holds
+        assert not compared(1e-3, 1.1 * allowance * 1e-3, bursts, seed, allowance=allowance).holds
+
+
+def test_what_is_clear_is_decided_soon_and_what_is_slow_takes_no_longer_than_it_may() -> None:
+    assert len(compared(1e-3, 2e-3, quiet, 0).pairs) < 20
+    slow = compared(60.0, 30.0, quiet, 0)
+    assert (len(slow.pairs), slow.holds, slow.sure) == (LEAST, True, False)
+    even = compared(1.0, 1.0, quiet, 0)
+    assert SECONDS <= sum(map(sum, even.pairs)) < SECONDS + 3
+    assert len(compared(1e-6, 1e-6, quiet, 2).pairs) in range(16, MOST + 1)
+    assert len(compared(1e-6, 1e-6, quiet, 0, most=7).pairs) == 7
+
+
+def test_the_times_told_are_those_of_the_quiet_machine() -> None:
+    for load in (bursts, hiccups):
+        first, second = compared(1e-3, 1.5e-3, load, 5).times
+        assert first == pytest.approx(1e-3, rel=0.1)
+        assert second == pytest.approx(1.5e-3, rel=0.1)
+
+
+def test_a_pair_that_sums_to_the_least_may_be_either_way() -> None:
+    comparison = Comparison(1.0)
+    for first, second in [(2.0, 1.0), (1.0, 2.0), (9.0, 1.0), (9.0, 1.0)]:
+        comparison.add(first, second)
+    assert comparison.times == (1.0, 1.0)
+    assert comparison.holds
+    assert not comparison.sure
