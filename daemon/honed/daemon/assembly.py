@@ -149,9 +149,7 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
         publisher=publisher,
         inferring=pipeline,
         features=features,
-        background=Background(
-            leasing=base.leasing, jobs=base.changes.active, sources=(*features, rechoice)
-        ),
+        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=(*features, rechoice)),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )

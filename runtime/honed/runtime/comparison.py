@@ -10,7 +10,7 @@ from math import comb
 from typing import Final
 
 # Where both programs take equally long, one look at the times calls one of them surely faster with this
-# probability; with all looks of a comparison that is below 5 % (tests/runtime/test_comparison.py).
+# probability; with all looks of a comparison that is below 3 % (tests/runtime/test_comparison.py).
 CHANCE: Final = 1 / 512
 LEAST, MOST = 3, 60  # pairs of runs
 SECONDS: Final = 5.0  # that the runs of a comparison may take together, beyond the least
@@ -72,7 +72,8 @@ class Comparison:
         """Whether `holds` is what more pairs would say, too."""
         within, count = self._within()
         fewer = min(within, count - within)
-        return sum(comb(count, number) for number in range(fewer + 1)) <= CHANCE * 2**count
+        chances: int = sum(comb(count, number) for number in range(fewer + 1))
+        return chances <= CHANCE * 2.0**count
 
     def _within(self) -> tuple[int, int]:
         """In how many of the quieter pairs the second is fast enough, and how many these are."""

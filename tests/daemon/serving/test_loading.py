@@ -68,7 +68,7 @@ def test_requests_run_between_the_turns_of_a_comparison() -> None:
                 await device.call(Ping(), seconds=1)
 
         clients = [asyncio.ensure_future(client()) for _ in range(2)]
-        await made.compare("old", "new", ROUNDS)
+        await made.compare("old", "new", 1.0, most=ROUNDS)
         for task in clients:
             task.cancel()
         return device.ran
@@ -85,7 +85,7 @@ def test_a_comparison_does_not_pause_for_nobody() -> None:
     async def go() -> tuple[int, float]:
         device = RunsInTurn()
         idle = engine(idle=float("inf"))
-        await loader(device, idle).compare("old", "new", ROUNDS)
+        await loader(device, idle).compare("old", "new", 1.0, most=ROUNDS)
         return idle.asked, len(device.ran)
 
     asked, runs = asyncio.run(go())
@@ -99,7 +99,9 @@ def test_comparisons_do_not_mix() -> None:
     async def go() -> list[tuple[str, str]]:
         device = RunsInTurn()
         made = loader(device, engine(idle=float("inf")))
-        await asyncio.gather(made.compare("a1", "a2", ROUNDS), made.compare("b1", "b2", ROUNDS))
+        await asyncio.gather(
+            made.compare("a1", "a2", 1.0, most=ROUNDS), made.compare("b1", "b2", 1.0, most=ROUNDS)
+        )
         return device.pairs
 
     pairs = asyncio.run(go())

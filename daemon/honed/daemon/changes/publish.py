@@ -329,7 +329,9 @@ class EngineRechoice(Feature):
     registry: Registry
     leasing: Leasing
     policy: str
-    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)  # seconds, and their end
+    _pauses: dict[str, tuple[float, float]] = field(
+        init=False, default_factory=dict
+    )  # seconds, and their end
 
     def forget(self, model: str) -> None:
         """Forget a model that was removed."""

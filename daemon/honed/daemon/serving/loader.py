@@ -255,9 +255,7 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def compare(
-        self, old: str, new: str, allowance: float, *, most: int = MOST
-    ) -> ComparisonResult:
+    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> ComparisonResult:
         """Run two loaded files in turns, `most` pairs at most; inferences wait for one run at most.
 
         Each set of inputs is run at least once. Stops at the first wrong answer. Raises WorkerDied where the

@@ -48,9 +48,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {told}", times)
 
 
-async def measure(
-    device: Loader, key: str, compiled: Path, cpu: Loader, source: str
-) -> EngineTimes:
+async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> EngineTimes:
     """Run both in turns between requests, on the inputs that came with the compiled form.
 
     `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
