@@ -107,7 +107,7 @@ class Drift:
         self._latest: deque[float] = deque(maxlen=DRIFT_RUNS)
 
     def note(self, engine: str, ms: float, chosen_ms: float) -> bool:
-        """A request ran; True where the faster quarter of the latest took DRIFT more or less than when chosen.
+        """Count a request; return whether the faster quarter of the latest took DRIFT more or less than chosen.
 
         They count anew then, and on another engine.
         """

@@ -142,7 +142,7 @@ class ComparedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareTurn(WorkerCall[ComparedTurn]):
-    """One run, of two models that are compared: `which` is 0 for the old one. The first of pair 0 begins anew."""
+    """One run of two models that are compared: `which` is 0 for the old one. Pair 0 begins with it, anew."""
 
     method = "Duel"
     work = True
