@@ -107,7 +107,7 @@ class Drift:
         self._latest: deque[float] = deque(maxlen=DRIFT_RUNS)
 
     def note(self, engine: str, ms: float, chosen_ms: float) -> bool:
-        """Count a request; return whether the faster quarter of the latest took DRIFT more or less than chosen.
+        """Count a request; return whether the faster quarter of the latest took DRIFT more or less than then.
 
         They count anew then, and on another engine.
         """
