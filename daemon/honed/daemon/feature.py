@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
-from honed.daemon.transport.connection import Connection, WithDescriptors
+from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
 from honed.protocol.params import InferParams, LoadParams
 from honed.protocol.results import Inferred, MetSizes
 from honed.protocol.service import MetricsText
@@ -37,7 +37,7 @@ class ApiCall:
 
 
 # Answers requests for a method of the socket; until it is awaited, it may raise HonedError alone.
-Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
+Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText] | Callbacks]
 # Called with what ran the request, its plan, and the sizes that depend on the data which its parts met.
 Answered = Callable[[ServedModel, InferencePlan, tuple[MetSizes, ...]], None]
 

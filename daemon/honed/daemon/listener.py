@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .methods.methods import Api
 from .serving.pool import Pool
 from .settings.schema import Limits
 from .transport.access import Credentials, identify
-from .transport.connection import Connection
+from .transport.connection import Connection, Work
 from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
@@ -123,7 +123,7 @@ class Server:
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
 
-    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: RequestReceived) -> Work:
         """The work for a request; raises HonedError for one that cannot be."""
         assert self.api is not None
         call = ApiCall(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)

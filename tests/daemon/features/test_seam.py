@@ -125,9 +125,9 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     )
     entry = place.registry.get("m")
     for _ in range(3):
-        assert pipeline._infer_of(entry) == pipeline._run
+        assert pipeline._of(entry).infer == pipeline._run
     assert len(asked) == 2
     place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
     for _ in range(3):
-        assert pipeline._infer_of(place.registry.get("m")) == pipeline._run
+        assert pipeline._of(place.registry.get("m")).infer == pipeline._run
     assert asked[2:] == [4, 4]

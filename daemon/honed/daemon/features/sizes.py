@@ -165,7 +165,8 @@ class SizeSpecialiser(Feature):
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that parts of a model meet, or those of its variants."""
         variants = entry.open_sizes or self.registry.variants(entry.name)
-        if entry.compiled is not None and not sized_parts(entry.compiled.parts) and not variants:
+        parts = sized_parts(entry.compiled.parts) if entry.compiled is not None else []
+        if not parts and not variants:
             return None
 
         def infer_counted(call: InferCall) -> Awaitable[Inferred]:

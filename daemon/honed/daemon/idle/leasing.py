@@ -113,16 +113,25 @@ class Leasing:
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
         """While a request of process `peer` is served; unless that is a tuner, it ends the lease at once."""
-        if self._is_tuner(peer):
-            yield
-            return
-        now = time.monotonic()
-        self._activity.begin(model, now)
-        self._perform(self._lease.request(f"a request for {model} came", now))
+        counted = self.came(model, peer)
         try:
             yield
         finally:
-            self._activity.end(model, time.monotonic())
+            if counted:
+                self.went(model)
+
+    def came(self, model: str, peer: int) -> bool:
+        """Count a request of process `peer`, as `serving` does; return whether `went` is to be called."""
+        if self._is_tuner(peer):
+            return False
+        now = time.monotonic()
+        self._activity.begin(model, now)
+        self._perform(self._lease.request(f"a request for {model} came", now))
+        return True
+
+    def went(self, model: str) -> None:
+        """A request that was counted is not served any more."""
+        self._activity.end(model, time.monotonic())
 
     @contextmanager
     def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:

@@ -26,7 +26,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
 from honed.daemon.transport.access import Policy
-from honed.daemon.transport.connection import WithDescriptors
+from honed.daemon.transport.connection import Callbacks, WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
 from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict
@@ -63,7 +63,9 @@ MAX_PROFILE_RUNS = 100
 
 P = TypeVar("P")
 R = TypeVar("R")
-_Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
+_Handler = Callable[
+    ["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText] | Callbacks
+]
 _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
 
@@ -113,7 +115,7 @@ class Api:
         for feature in self.features:
             self._handlers.update(feature.methods())
 
-    def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
+    def answer(self, call: ApiCall, method: str, params: Map) -> Work:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
@@ -137,7 +139,9 @@ class Api:
         """What comes of asking for another's model: the same, by the same way, as for a name nobody has."""
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
-            return await handler(call, renamed(params, field, nobodys))
+            work = handler(call, renamed(params, field, nobodys))
+            assert isinstance(work, Coroutine)  # only a model that is there is asked without a task
+            return await work
         except HonedError as error:
             error.args = tuple(str(each).replace(NOBODYS, model_of(name)) for each in error.args)
             raise
@@ -359,7 +363,7 @@ def _named(params: ModelParams) -> str:
 _forward(methods.METRICS, lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
 _forward(methods.CONFIG_SHOW, lambda api, _, __: api.reloader.show())
 _forward(methods.CONFIG_RELOAD, lambda api, _, __: api.reloader.reload())
-_forward(methods.MODEL_INFER, lambda api, call, params: api.inferring.infer(call.connection, params))
+_forward(methods.MODEL_INFER, lambda api, call, params: api.inferring.start(call.connection, params))
 _forward(methods.MODEL_PUBLISH, lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _forward(methods.MODEL_ROLLBACK, lambda api, _, params: api.publisher.rollback(params))
 _forward(methods.MODEL_PIN, lambda api, _, params: api.publisher.pin(params))

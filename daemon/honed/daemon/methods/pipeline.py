@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
@@ -16,26 +17,32 @@ from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
+from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
-from honed.daemon.transport.connection import Connection
+from honed.daemon.transport.connection import Connection, Done
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
-from honed.protocol.results import Inferred
+from honed.protocol.results import Inferred, MetSizes
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrapped:
-    """What answers requests for a version of a model, as long as its manifest and compiled form are these."""
+    """What answers requests for a version of a model, as long as its manifest and compiled form are these.
+
+    One that is `plain` uses no feature.
+    """
 
     entry: ServedModel
     manifest: Manifest
     compiled: Compiled | None
     infer: Infer
+    plain: bool
 
 
 @dataclass(kw_only=True)
@@ -56,26 +63,41 @@ class InferencePipeline:
         if self.stopping:
             raise service_stops()
 
-    async def infer(self, connection: Connection, params: InferParams) -> Inferred:
-        """The result of ModelInfer; raises what went wrong.
+    def start(
+        self, connection: Connection, params: InferParams
+    ) -> Coroutine[Any, Any, Inferred] | PlainInference:
+        """The work for ModelInfer."""
+        entry = self.registry.find(params.model_name)
+        if entry is None or is_variant(entry.name) or not self._of(entry).plain:
+            return self.infer(connection, params)
+        return PlainInference(self, InferCall(connection=connection, entry=entry, params=params))
 
-        Where the model was replaced while the request waited, it is checked anew for the one that took its
-        place.
-        """
+    async def infer(self, connection: Connection, params: InferParams) -> Inferred:
+        """The result of ModelInfer; raises what went wrong."""
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
             check_version(params.model_version)
             entry = self.registry.model(params.model_name)
-            call = InferCall(connection=connection, entry=entry, params=params)
-            while True:
-                try:
-                    return await self._infer_of(entry)(call)
-                except Replaced:
-                    entry = self.registry.model(entry.name)
-                    deadline = begun + plans.timeout_us(params.parameters) / 1e6
-                    call = replace(call, entry=entry, deadline=deadline)
+            return await self.answer(InferCall(connection=connection, entry=entry, params=params), begun)
 
-    def _infer_of(self, entry: ServedModel) -> Infer:
+    async def answer(self, call: InferCall, begun: float) -> Inferred:
+        """The result of a request that came at `begun`.
+
+        Where the model was replaced while the request waited, it is checked anew for the one that took its
+        place.
+        """
+        while True:
+            try:
+                return await self._of(call.entry).infer(call)
+            except Replaced:
+                call = self.replaced(call, begun)
+
+    def replaced(self, call: InferCall, begun: float) -> InferCall:
+        """The same request for the model that took the place of its own; raises NotFound."""
+        deadline = begun + plans.timeout_us(call.params.parameters) / 1e6
+        return replace(call, entry=self.registry.model(call.entry.name), deadline=deadline)
+
+    def _of(self, entry: ServedModel) -> _Wrapped:
         """What answers requests for a model, wrapped by the features that it uses."""
         known = self._wrapped.get(entry.name)
         if (
@@ -84,15 +106,18 @@ class InferencePipeline:
             and known.manifest is entry.manifest
             and known.compiled is entry.compiled
         ):
-            return known.infer
+            return known
         infer: Infer = self._run
+        plain = True
         for feature in reversed(self.features):
-            infer = feature.wrap(entry, infer) or infer
+            wrapped = feature.wrap(entry, infer)
+            if wrapped is not None:
+                infer, plain = wrapped, False
         self._wrapped = {
             name: each for name, each in self._wrapped.items() if self.registry.serves(each.entry)
         }
-        self._wrapped[entry.name] = _Wrapped(entry, entry.manifest, entry.compiled, infer)
-        return infer
+        made = self._wrapped[entry.name] = _Wrapped(entry, entry.manifest, entry.compiled, infer, plain)
+        return made
 
     def rewrap(self, model: str) -> None:
         """Ask the features of a model anew whether they wrap it."""
@@ -104,12 +129,23 @@ class InferencePipeline:
         with self.leasing.serving(call.entry.name, connection.peer.pid):
             plan = self.plan(call, runner)
             result, met = await self.pool.asking.infer(connection.client, runner, plan)
+        self.ran(call, runner, plan, result, met)
+        return result
+
+    def ran(
+        self,
+        call: InferCall,
+        runner: ServedModel,
+        plan: InferencePlan,
+        result: Inferred,
+        met: tuple[MetSizes, ...],
+    ) -> None:
+        """Note that a request was answered."""
         for answered in call.answered:
             answered(runner, plan, met)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
-        return result
 
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
         """The request, checked for what is to run it; raises InvalidArgument, NotFound, or Unavailable."""
@@ -125,6 +161,89 @@ class InferencePipeline:
         if call.deadline is None:
             return plan
         return replace(plan, timeout=call.deadline - time.monotonic())
+
+
+class PlainInference:
+    """A request for a model that uses no feature, from one callback to the next.
+
+    Nearly all requests are such. A task would cost each of them two more turns of the event loop.
+    """
+
+    __slots__ = ("_begun", "_call", "_counted", "_done", "_pipeline", "_plan", "_task", "_work")
+
+    def __init__(self, pipeline: InferencePipeline, call: InferCall) -> None:
+        self._pipeline = pipeline
+        self._call = call
+        self._done: Done | None = None
+        self._task: asyncio.Task[Inferred] | None = None
+        self._work: PendingRequest[Any] | None = None
+        self._counted = False
+
+    def begin(self, done: Done) -> None:
+        """Ask for it to be run; `done` is called once with the result or an error, perhaps at once."""
+        self._done, self._begun = done, time.monotonic()
+        pipeline, call = self._pipeline, self._call
+        entry = call.entry
+        entry.statistics.arrived()
+        try:
+            check_version(call.params.model_version)
+            pipeline.check_running()
+            self._counted = pipeline.leasing.came(entry.name, call.connection.peer.pid)
+            self._plan = plan = pipeline.plan(call, entry)
+            self._work = work = PendingRequest(
+                call=plan.for_worker, regions=plan.regions, open=plan.open, told=self._told
+            )
+            pipeline.pool.asking.begin(call.connection.client, entry, plan.priority, plan.timeout, work)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._work = None
+            self._end(None, error)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._work is not None:
+            self._pipeline.pool.asking.end(self._work, failed=True)
+            self._end(None, asyncio.CancelledError())
+
+    def _told(self, work: PendingRequest[Any], error: HonedError | None) -> None:
+        """A worker has answered, or it is known that none will."""
+        pipeline, entry = self._pipeline, self._call.entry
+        self._work = None
+        pipeline.pool.asking.end(work, failed=error is not None)
+        try:
+            if isinstance(error, Replaced):
+                self._again()
+                return
+            if error is not None:
+                raise error
+            result, met = pipeline.pool.asking.inferred(entry, self._plan, work, self._begun)
+            pipeline.ran(self._call, entry, self._plan, result, met)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, it is the answer
+            self._end(None, failure)
+        else:
+            self._end(result, None)
+
+    def _again(self) -> None:
+        """Have the model answer that took the place of its own, which may use features."""
+        call = self._pipeline.replaced(self._call, self._begun)
+        self._task = asyncio.ensure_future(self._pipeline.answer(call, self._begun))
+        self._task.add_done_callback(self._answered_again)
+
+    def _answered_again(self, task: asyncio.Task[Inferred]) -> None:
+        self._task = None
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._end(None if error is not None else task.result(), error)
+
+    def _end(self, result: Inferred | None, error: BaseException | None) -> None:
+        done, self._done = self._done, None
+        if self._counted:
+            self._pipeline.leasing.went(self._call.entry.name)
+        if error is not None:
+            ns = round((time.monotonic() - self._begun) * 1e9)
+            self._call.entry.statistics.failed(_code(error), ns)
+        assert done is not None
+        done(result, error)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from honed.daemon.worker.calls import InferenceResult, ProfileModel, R, WorkerCa
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.protocol import strict
-from honed.protocol.errors import DeadlineExceeded, DeviceError, HonedError
+from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, MetSizes, ModelProfile, ProfiledRow
 
@@ -33,6 +33,7 @@ from .engine_server import DeviceServer
 from .plan import InferencePlan
 
 PROFILE_SECONDS = 600.0
+_LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the service ends
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +52,9 @@ class PendingRequest(Generic[R]):
     version: int = 0  # of that
     engine: str = ""  # that ran it last
     open: bool = False  # in shapes that only the CPU engine takes
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    number: int = 0
+    # Called when it has its answers, or with an error; more than once where it is not ended then.
+    told: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
 
 
 class InFlightRequests:
@@ -85,7 +88,14 @@ class InFlightRequests:
         """The result of ModelInfer, and the sizes that the model's parts met; raises what went wrong."""
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
-        [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
+        await self._ask(client, model, plan.priority, plan.timeout, work)
+        return self.inferred(model, plan, work, arrived)
+
+    def inferred(
+        self, model: ServedModel, plan: InferencePlan, work: PendingRequest[InferenceResult], arrived: float
+    ) -> tuple[Inferred, tuple[MetSizes, ...]]:
+        """Return what `infer` does, of a request that has its answer."""
+        [answer] = work.answers
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
@@ -155,9 +165,41 @@ class InFlightRequests:
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
         """The answers of the worker; DeadlineExceeded where none came within `timeout` seconds."""
-        now, number = time.monotonic(), next(self._numbers)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(_: PendingRequest[R], error: HonedError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        work.told = told
+        self.begin(client, model, priority, timeout, work)
+        try:
+            await done
+        except BaseException:
+            self.end(work, failed=True)
+            raise
+        self.end(work)
+        return work.answers
+
+    def begin(
+        self,
+        client: ClientId,
+        model: ServedModel,
+        priority: int,
+        timeout: float,
+        work: PendingRequest[Any],
+    ) -> None:
+        """Let a request wait for its turn; `work.told` may be called before this returns, or later.
+
+        Whoever is told, or does not wait any longer, calls `end`. Raises as `core.requests.asked`.
+        """
+        now, work.number = time.monotonic(), next(self._numbers)
         ticket = Ticket(
-            number=number,
+            number=work.number,
             client=client,
             model=model.name,
             priority=priority,
@@ -165,25 +207,23 @@ class InFlightRequests:
             deadline=now + timeout,
             open=work.open,
         )
-        self._work[number] = work
-        self._deadlines.set(number, ticket.deadline)
+        self._work[work.number] = work
+        self._deadlines.set(work.number, ticket.deadline)
         for region in work.regions:
             region.hold()
         try:
             self._handle(messages.Asked(ticket))
-            await work.done
         except BaseException:
-            self._forget(number, work)
-            self._handle(messages.ClientGaveUp(number))
+            self.end(work)
             raise
-        self._forget(number, work)
-        return work.answers
 
-    def _forget(self, number: int, work: PendingRequest[Any]) -> None:
-        """Nobody waits for it any more."""
-        del self._work[number]
-        self._deadlines.drop(number)
+    def end(self, work: PendingRequest[Any], *, failed: bool = False) -> None:
+        """Forget a request for which nobody waits any more; one that `failed` may wait or run still."""
+        del self._work[work.number]
+        self._deadlines.drop(work.number)
         self._release(work)
+        if failed:
+            self._handle(messages.ClientGaveUp(work.number))
 
     def _late(self, number: int) -> None:
         where = "while it ran" if self._work[number].started else "before its turn came"
@@ -194,7 +234,10 @@ class InFlightRequests:
 
         It keeps what it needs although nobody may wait for it any more.
         """
-        work, supervisor = self._work[action.ticket.number], self._servers[action.engine].supervisor
+        work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
+        if work is None:  # it was given up when it was about to run
+            self._told(messages.RequestRejected(action.engine, Cancelled("the request was cancelled")))
+            return None
         for region in work.regions:
             region.hold()
         if all(map(supervisor.knows, work.regions)):
@@ -255,15 +298,13 @@ class InFlightRequests:
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""
-        done = self._work[request].done
-        if not done.done():
-            done.set_result(None)
+        if (work := self._work.get(request)) is not None:
+            work.told(work, None)
 
     def refuse(self, request: int, error: HonedError) -> None:
         """Tell a request why it is not served."""
-        done = self._work[request].done
-        if not done.done():
-            done.set_exception(error)
+        if (work := self._work.get(request)) is not None:
+            work.told(work, error)
 
     def release(self, region: HeldRegion) -> None:
         """Let go of a region; with its last holder gone the workers unmap it."""
@@ -275,9 +316,7 @@ class InFlightRequests:
         """Return once every request was answered, or after so long."""
         end = time.monotonic() + seconds
         while self._work and time.monotonic() < end:
-            waiting = [work.done for work in self._work.values()]
-            await asyncio.wait(waiting, timeout=end - time.monotonic())
-            await asyncio.sleep(0)  # let those who waited for the answers take them
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def taken_all(self) -> None:
         """Return once those who waited have taken their answers."""

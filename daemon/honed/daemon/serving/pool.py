@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,6 +187,8 @@ class Pool:
         self.asking = InFlightRequests(
             self.handle, self._told, limits, self.servers, models, store, latencies
         )
+        self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
+        self._performing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -243,11 +245,17 @@ class Pool:
 
     def handle(self, event: messages.Event) -> None:
         """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
-        doing = self._machine.handle(event, time.monotonic(), time.time())
+        self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
-        for action in doing:
-            self._perform(action)
+        if self._performing:  # what is performed has led to this event: one after the other
+            return
+        self._performing = True
+        try:
+            while self._doing:
+                self._perform(self._doing.popleft())
+        finally:
+            self._performing = False
 
     def _perform(self, action: messages.Action) -> None:
         match action:

@@ -8,6 +8,7 @@ import select
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from honed.daemon.core.queue import ClientId
@@ -140,10 +141,26 @@ _LINGER_SECONDS = 2.0  # for a client to read why it is dropped
 _GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
 
 
+Done = Callable[[Any, BaseException | None], None]  # takes a result, or an error
+
+
+class Callbacks(Protocol):
+    """The work for a request that needs no task."""
+
+    def begin(self, done: Done) -> None:
+        """Do it; `done` is called once, perhaps before this returns."""
+
+    def cancel(self) -> object:
+        """Have it end with CancelledError, unless it has ended."""
+
+
+Work = Coroutine[Any, Any, Any] | Callbacks
+
+
 class Handler(Protocol):
     """What a connection needs from the server."""
 
-    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: RequestReceived) -> Work:
         """The work for a request; raises HonedError for one that cannot be.
 
         Its descriptors are closed by the connection when it has ended.
@@ -181,7 +198,7 @@ class Connection:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._wire = _peer(limits)
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # unanswered requests by msgid
+        self._tasks: dict[int, asyncio.Task[None] | Callbacks] = {}  # unanswered requests by msgid
         self._held = 0  # bytes accounted to the peer's user
         self._to_be_read = False  # when its turn comes
         self._asked = False  # for a turn to handle what was read
@@ -229,7 +246,7 @@ class Connection:
         for task in self._tasks.values():
             self._cancel(task)
 
-    def _cancel(self, task: asyncio.Task[None]) -> None:
+    def _cancel(self, task: asyncio.Task[None] | Callbacks) -> None:
         """Once it has begun: a task that has not would end without answering."""
         self._loop.call_soon(task.cancel)
 
@@ -379,7 +396,11 @@ class Connection:
                     self._wire.refuse(msgid, error)
                     self._write()
                     return
-                self._tasks[msgid] = self._loop.create_task(self._answered(event, work))
+                if isinstance(work, Coroutine):
+                    self._tasks[msgid] = self._loop.create_task(self._await(event, work))
+                else:
+                    self._tasks[msgid] = work
+                    work.begin(partial(self._answered, event))
             case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
@@ -387,17 +408,23 @@ class Connection:
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
-    async def _answered(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
+    async def _await(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
         """Do the work of a request and answer with what comes of it."""
-        result: Any = None
-        failure: HonedError | None = None
-        attached: Sequence[int] = ()
         try:
             result = await work
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Exception) as error:
+            self._answered(asked, None, error)
+        else:
+            self._answered(asked, result, None)
+
+    def _answered(self, asked: RequestReceived, result: Any, error: BaseException | None) -> None:
+        """Answer a request with a result, or the error that ended its work."""
+        failure: HonedError | None = None
+        attached: Sequence[int] = ()
+        if isinstance(error, asyncio.CancelledError):
             failure = self._refusal
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            # Its traceback would keep this frame, which keeps the message and the error, in a circle.
+        elif error is not None:
+            # Its traceback would keep the frames, which keep the message and the error, in a circle.
             failure = as_error(asked.method, error).with_traceback(None)
         close_all(asked.descriptors)
         del self._tasks[asked.msgid]

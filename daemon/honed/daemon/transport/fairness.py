@@ -1,7 +1,7 @@
 """What keeps one client from having what is there for all: turns in the event loop, and shares of the memory.
 
-In one iteration of the loop only so much time goes to messages; what is left waits for the next, and then
-processes take turns, whatever the number of their connections.
+At a stretch only so much time goes to messages; what is left waits for the next iteration of the loop, and
+then processes take turns, whatever the number of their connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-BUDGET_SECONDS = 0.0002  # of one iteration; a single message may take longer
+BUDGET_SECONDS = 0.0002  # at a stretch; a single message may take longer
+_STRETCHES = (
+    5  # times the budget: after so long another stretch begins without an iteration of the loop for it
+)
 Work = Callable[[], None]
 
 
@@ -27,6 +30,7 @@ class RoundRobin:
         self._loop = loop
         self._budget = self._left = budget
         self._clock = clock
+        self._begun = clock()  # the present stretch
         self._waiting: dict[Hashable, deque[Work]] = {}  # by owner, whose turn is next first
         self._scheduled = False
         self._running = False
@@ -34,15 +38,21 @@ class RoundRobin:
     def ask(self, owner: Hashable, work: Work) -> None:
         """Call `work` when it is the owner's turn, perhaps before this returns."""
         self._waiting.setdefault(owner, deque()).append(work)
-        if not self._running:
-            self._run()
-        if not self._scheduled:
+        if self._running:
+            return
+        if not self._scheduled and self._clock() - self._begun > _STRETCHES * self._budget:
+            self._refill()
+        self._run()
+        if self._waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._next_iteration)
 
+    def _refill(self) -> None:
+        self._left, self._begun = self._budget, self._clock()
+
     def _next_iteration(self) -> None:
         self._scheduled = False
-        self._left = self._budget
+        self._refill()
         self._run()
         if self._waiting and not self._scheduled:
             self._scheduled = True
