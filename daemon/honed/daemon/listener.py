@@ -12,7 +12,6 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted, error_to_map
 from honed.protocol.peer import RequestReceived

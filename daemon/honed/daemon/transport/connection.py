@@ -412,7 +412,7 @@ class Connection:
         """Do the work of a request and answer with what comes of it."""
         try:
             result = await work
-        except (asyncio.CancelledError, Exception) as error:
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the answer
             self._answered(asked, None, error)
         else:
             self._answered(asked, result, None)
