@@ -1,13 +1,15 @@
-"""The service as its tuner sees it: which models there are, on which devices, and what is known of each."""
+"""The service as its tuner sees it, and what the tuner remembers of each model between starts."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from honed.protocol import methods
+from honed.machine.files import replacing
+from honed.protocol import methods, strict
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.params import HistoryParams, ModelParams, TuningFigures
 from honed.protocol.results import ModelHistory, ModelShown
@@ -16,10 +18,48 @@ from honed.runtime.client import Client
 from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for, tuned_as
 
-from .choice import Unprofiled, Wanted, hinted, worth_profiling
-from .memory import TuningState
+from .choice import Known, Unprofiled, Wanted, hinted, worth_profiling
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    models: dict[str, Known]
+
+
+class TuningState:
+    """`Known` by model, in a small file beside the records, whose loss costs nothing but time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._models = self._read()
+
+    def get(self, name: str, key: str) -> Known:
+        """What is known of a model as `key` says it is now; anew where that has changed."""
+        known = self._models.get(name)
+        return known if known is not None and known.key == key else Known(key=key)
+
+    def put(self, name: str, known: Known) -> None:
+        """Remember; warn where the disk is full."""
+        self._models[name] = known
+        try:
+            with replacing(self._path) as file:
+                file.write(json.dumps(strict.to_plain(_File(models=self._models)), indent=1).encode())
+        except HonedError as error:
+            _log.warning("what was tuned is not remembered: %s", error)
+
+    def _read(self) -> dict[str, Known]:
+        try:
+            plain = json.loads(self._path.read_bytes())
+            return dict(strict.from_plain(_File, plain, where=self._path.name, none_omitted=True).models)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            _log.warning(
+                "%s cannot be read (%s): models that were tuned are looked at again", self._path, error
+            )
+            return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
