@@ -11,7 +11,7 @@ from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
 from honed.tuner.prove.confined import EvaluationLimits
 from honed.tuner.prove.probes import Expected, choose
-from honed.tuner.prove.reference import ReferenceFailure
+from honed.tuner.prove.evaluator import ReferenceFailure
 
 
 def _model(text: str) -> onnx.ModelProto:

@@ -17,10 +17,9 @@ from honed.runtime.execution.proof import Difference, aligned, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .evaluator import at_level
+from .evaluator import Reference, ReferenceFailure, at_level, evaluate
 from .graphs import info
 from .inputs import MOVING
-from .reference import Reference, ReferenceFailure, evaluate
 from .tolerance import for_output, work
 
 # ---- Models opened at their steps: operators whose result jumps where what they are

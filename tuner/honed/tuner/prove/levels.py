@@ -28,9 +28,8 @@ from honed.runtime.execution.proof import compare
 
 from . import confined, discontinuities, graphs, probes
 from .confined import EvaluationLimits
-from .evaluator import OPTIMISED, at_level
+from .evaluator import OPTIMISED, ReferenceFailure, at_level
 from .probes import Expected
-from .reference import ReferenceFailure
 from .tolerance import SINGLE, for_output
 
 _PROBES = 3

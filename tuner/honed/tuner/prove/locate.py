@@ -20,7 +20,7 @@ from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .reference import ReferenceFailure, evaluate
+from .evaluator import ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
 
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]

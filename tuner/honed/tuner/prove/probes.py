@@ -25,9 +25,8 @@ from honed.runtime.execution.proof import compare
 from . import graphs, inputs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .discontinuities import HIDING, MOST_BYTES, OpenedModel, exposing, nbytes, opened
-from .evaluator import EVALUATORS
+from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .inputs import MOVING, generate
-from .reference import Reference, ReferenceFailure, evaluate
 from .tolerance import HALF_MOST, for_model
 
 Arrays = Mapping[str, np.ndarray]
