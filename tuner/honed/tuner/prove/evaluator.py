@@ -5,10 +5,10 @@ process of its own, bounded in time and memory, because the model is untrusted. 
 
 The child is `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
 `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then `result.json`:
-`{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (another
-evaluator may do better), "inputs" (it runs the model, but not on these inputs) or "memory". ONNX Runtime runs
-the graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with `--write` the graph
-that it made of the model is left in `OPTIMISED`.
+`{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try
+another evaluator), "inputs" (it runs the model, but not on these inputs) or "memory". ONNX Runtime runs the
+graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with `--write` it leaves
+the graph that it made of the model in `OPTIMISED`.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _read_last(model: onnx.ModelProto) -> list[set[str]]:
     """For each node, the values that nothing behind it reads, and that are no outputs."""
     there, found = {"", *graphs.outputs(model)}, []
     for node in reversed(model.graph.node):
-        inner = [each for graph in graphs.subgraphs(node) for each in graphs.outputs_of(graph)]
+        inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
         touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
         found.append(touched.union(inner) - there)
         there |= touched.union(inner)
