@@ -20,10 +20,10 @@ from honed.protocol.errors import HonedError
 from honed.protocol.strict import from_plain, to_plain
 
 from . import codec, timing
-from .bound import Reader
 from .candidate import MeasureLimits
 from .examine import Examination
 from .session import DeviceSession
+from .timing import Reader
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
 # its workload is replaced, before a candidate is refused for memory that others took.

@@ -16,8 +16,7 @@ from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
 from honed.tuner.records.verdict import Outcome, Verdict
 
-from . import bound, checks
-from .bound import BoundCandidate
+from . import checks
 from .candidate import Candidate, prepared_launches
 from .checks import (
     Array,
@@ -35,7 +34,7 @@ from .checks import (
 )
 from .process import FENCE
 from .session import DeviceSession, Fenced, Guarded, LoadedWorkload
-from .timing import Schedule, Turns, time_candidate, warm_up
+from .timing import BoundCandidate, Schedule, Turns, complaint, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
@@ -167,7 +166,7 @@ class Examination:
         except cl.Error as error:
             code = getattr(error, "code", None)
             outcome = Outcome.MEMORY if code in _MEMORY_CODES else Outcome.BUILD
-            why = f"the driver cannot compile it ({bound.complaint(error)})"
+            why = f"the driver cannot compile it ({complaint(error)})"
             raise Dropped(Refusal(outcome, why)) from error
 
     def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:

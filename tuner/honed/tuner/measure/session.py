@@ -22,13 +22,10 @@ from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.lower.program import MemoryValue
 
-from . import bound, timing
-from .bound import Reader
+from . import timing
 from .candidate import Candidate, MeasureLimits, Workload
 from .checks import Array, Ceiling, ExpectedOutput, ceiling, physical
-from .timing import Warmth
-
-# ---- Device buffers between guard bands, and host memory between pages that may not be touched ----
+from .timing import Reader, Warmth
 
 GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
 FENCE_ALIGNED = 128  # as the largest vector is
@@ -143,9 +140,6 @@ def _libc() -> Any:
 def _padded(nbytes: int) -> int:
     return max(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, _LEAST_BYTES)
 
-
-# ---- The device as the measuring child holds it: context, queue, yardstick, and the
-# loaded workload's memory ----
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
@@ -282,7 +276,7 @@ class DeviceSession:
         """Build a candidate's program in a thread, for a later `program`."""
         while len(self._prepared) >= _MOST_PREPARED:
             self._prepared.pop(next(iter(self._prepared)))
-        self._prepared[candidate.id] = self._builder.submit(bound.build, self.context, candidate.source)
+        self._prepared[candidate.id] = self._builder.submit(timing.build, self.context, candidate.source)
 
     @property
     def building(self) -> bool:
@@ -296,7 +290,7 @@ class DeviceSession:
     def program(self, candidate: Candidate) -> Any:
         """The candidate's program; raises pyopencl's errors."""
         prepared = self._prepared.pop(candidate.id, None)
-        return prepared.result() if prepared else bound.build(self.context, candidate.source)
+        return prepared.result() if prepared else timing.build(self.context, candidate.source)
 
 
 def _settled(yardstick: timing.Yardstick) -> float:
