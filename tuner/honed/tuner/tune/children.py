@@ -32,9 +32,6 @@ from honed.tuner.records.verdict import Stored
 
 from .task import Found, TaskProgress, TuningTask
 
-# ---- Folders for as long as a process runs; what one left behind that was killed is
-# cleared away by the next ----
-
 _OWNER = "owner"
 
 
@@ -368,12 +365,11 @@ def compile_apart(job: Compile) -> None:
         raise ModelRefused(compiled.fell_back)
 
 
-# ---- What the searching child proposes, and when it is asked: while a batch is
-# measured, for the next one ----
-
-
 class Proposals:
-    """The searching child as a session asks it. Not for several threads."""
+    """The searching child as a session asks it: for the next batch while one is measured.
+
+    Not for several threads.
+    """
 
     def __init__(
         self,

@@ -35,9 +35,7 @@ from .task import (
     settle_forms,
     two_forms_rows,
 )
-from .trials import TrialResult, Trials
-
-# ---- What a device could do at best, which rises with what is measured ----
+from .trials import TrialResult, Trials, on_candidate
 
 _PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
@@ -147,19 +145,14 @@ class TuningSession:
         self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
         self._budget = SearchBudget()
-        self._stopping = False
+        self.stopped = False  # told to stop, or the gate stays closed
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
         self._started = time.monotonic()
 
     def stop(self) -> None:
         """End after the candidate being measured."""
-        self._stopping = True
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was told to stop."""
-        return self._stopping
+        self.stopped = True
 
     @property
     def profile(self) -> DeviceProfile:
@@ -409,7 +402,7 @@ class TuningSession:
                 self._trying.prepare(candidate, trace, way)
             began = time.monotonic()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
-            self._spent_now += self._trying.spent(time.monotonic() - began)
+            self._spent_now += on_candidate(self._trying.measurer.spent, time.monotonic() - began)
             self._gate.leave()
             if trial is None:
                 continue
@@ -470,9 +463,9 @@ class TuningSession:
         return out_of_time or out_of_trials or not self._may_go_on()
 
     def _may_go_on(self) -> bool:
-        if not self._stopping and not self._gate.enter():
-            self._stopping = True
-        return not self._stopping
+        if not self.stopped and not self._gate.enter():
+            self.stopped = True
+        return not self.stopped
 
     def table(self) -> events.TaskTable:
         """Every task as a row, and the model's estimated latency."""

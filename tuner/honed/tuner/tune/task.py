@@ -174,8 +174,8 @@ class TaskProgress:
             task=self.task.key,
             weight=self.weight,
             roofline_us=self.roofline * 1e6,
-            default_us=None if self.default is None else self.default * 1e6,
-            best_us=None if best is None else best * 1e6,
+            default_us=_microseconds(self.default),
+            best_us=_microseconds(best),
             gflops=None if not best else self.task.flops / best / 1e9,
             roofline_share=None if not best else self.roofline / best,
             trials=self.trials,
@@ -260,11 +260,7 @@ def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
                 p.skip(why)
 
 
-# ---- Which of a model's tasks run where its work has two forms, by the times known now ----
-#
-# No I/O, no clocks.
-#
-# What a session estimates and tunes is thus of the forms that compiling with its records takes.
+# Of work that has two forms, a session estimates and tunes the one that compiling with its records takes.
 
 
 def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> None:

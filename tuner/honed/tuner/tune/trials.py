@@ -93,10 +93,7 @@ class Trials:
     """The measurer and the records, kept in step. A context manager, as the measurer is."""
 
     def __init__(
-        self,
-        measurer: Callable[[Begin], Measures],
-        records: kept.Records,
-        setup: kept.Setup,
+        self, measurer: Callable[[Begin], Measures], records: kept.Records, setup: kept.Setup
     ) -> None:
         """`measurer` makes one that calls what it is given before a candidate is judged."""
         self.measurer = measurer(self._begin)
@@ -193,10 +190,6 @@ class Trials:
         if number is None:
             return TrialResult(verdict=verdict, ran=False)
         return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
-
-    def spent(self, seconds: float) -> Spent:
-        """Where the `seconds` of the wall clock went that the latest candidate took."""
-        return on_candidate(self.measurer.spent, seconds)
 
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built.
@@ -304,7 +297,7 @@ def _reason(story: str) -> str:
 
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
-    """A candidate took `seconds` altogether; `phases` is `Measures.spent` of it."""
+    """Where the `seconds` went that a candidate took altogether; `phases` is `Measures.spent` of it."""
     build = sum(phases.get(phase, 0.0) for phase in _BUILDING)
     timing = sum(phases.get(phase, 0.0) for phase in _TIMING)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)
