@@ -96,7 +96,9 @@ class FaultWatch:
         fresh = self._read()
         if not fresh:
             return
-        self._refresh_ids()
+        for owner in self._owners:
+            now = ids_of(owner.pid)
+            owner.ids = None if owner.ids is None or now is None else owner.ids | now
         horizon = time.monotonic() - _KEPT_S
         self._seen = [one for one in self._seen if one.monotonic_s > horizon] + fresh
         for story in group(self._seen):
@@ -127,11 +129,6 @@ class FaultWatch:
                 break
             fresh += [one for one in map(seen, records) if one is not None]
         return fresh
-
-    def _refresh_ids(self) -> None:
-        for owner in self._owners:
-            now = ids_of(owner.pid)
-            owner.ids = None if owner.ids is None or now is None else owner.ids | now
 
     def _blame(self, story: FaultStory) -> None:
         attribution = attribute(story, [owner.process() for owner in self._owners])

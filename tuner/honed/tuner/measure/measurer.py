@@ -6,8 +6,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from honed.machine.kernellog import FaultStory, Reader, Severity
@@ -214,7 +215,7 @@ class Measurer:
         give_up = None if best is None else best * self._limits.give_up_beyond
         message = {"do": "measure", "candidate": codec.candidate_to_plain(candidate), "give_up": give_up}
         try:
-            answer = child.ask(message, self._limits.start_seconds, self._on_phase(candidate))
+            answer = child.ask(message, self._limits.start_seconds, partial(self._on_phase, candidate))
         except Ended as ended:
             self._watch.ended()
             self._watch.settle(time.monotonic())
@@ -254,13 +255,10 @@ class Measurer:
         outcome = Outcome.MEMORY if killed else Outcome.FAULT
         return Verdict(outcome=outcome, reason=f"the kernel log has a fault of it: {text[:300]}")
 
-    def _on_phase(self, candidate: Candidate) -> Callable[[str], None]:
-        def on_phase(phase: str) -> None:
-            if phase == "first":
-                self._watch.look()
-                self._watch.started(candidate.id)
-
-        return on_phase
+    def _on_phase(self, candidate: Candidate, phase: str) -> None:
+        if phase == "first":
+            self._watch.look()
+            self._watch.started(candidate.id)
 
     def _start(self) -> None:
         self.children += 1

@@ -51,11 +51,6 @@ class Guarded:
         self.buffer: Any = self._allocation.get_sub_region(GUARD_BYTES, max(self.nbytes, _LEAST_BYTES))
         self._host: Bytes = np.empty(self._whole, np.uint8)
 
-    @staticmethod
-    def allocated(value: MemoryValue) -> int:
-        """Bytes of device memory a tensor takes with its bands."""
-        return 2 * GUARD_BYTES + _padded(value.nbytes)
-
     def poison(self, queue: Any, byte: int) -> None:
         """Fill the tensor and its bands, without waiting."""
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), 0, self._whole)

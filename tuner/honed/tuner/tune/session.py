@@ -21,7 +21,7 @@ from honed.tuner.records import Records
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import for_defaults
 
-from .children import LoadedTask, NoSchedule, Proposals, Proposed, ProposedCandidate, SearchFailed
+from .children import LoadedTask, NoSchedule, Proposals, Proposed, SearchFailed
 from .task import (
     Found,
     TaskProgress,
@@ -348,7 +348,7 @@ class TuningSession:
 
     def _batch(self, progress: TaskProgress) -> _Batch:
         """Have candidates proposed, try them, and have the search learn of it."""
-        batch, made = _Batch(), self.trials
+        batch, made, key = _Batch(), self.trials, progress.task.key
         try:
             self._gate.leave()
             proposed = self._proposals.next(progress)
@@ -359,19 +359,15 @@ class TuningSession:
             self._proposals.settle()
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
-            self._end_idle(progress, proposed.entries, self.trials - made)
+            tried = self.trials > made or self._spent()
+            self._idle[key] = 0 if tried else self._idle[key] + 1
+            if not proposed.entries or self._idle[key] >= _IDLE:
+                progress.exhaust()
         except SearchFailed as error:
             self._trying.unload()
             batch.broke = True
             self._broken(progress, f"its search ended: {error}", error)
         return batch
-
-    def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
-        """Leave a task of which nothing can be tried."""
-        key = progress.task.key
-        self._idle[key] = 0 if tried or self._spent() else self._idle[key] + 1
-        if not entries or self._idle[key] >= _IDLE:
-            progress.exhaust()
 
     def _note_progress(self, trials: int) -> None:
         """Keep what the model is estimated to take after so many more trials, for its history."""
