@@ -125,7 +125,7 @@ def _apart(
     """The model whose steps, by number, read and make what `given` and `made` call so."""
     outputs = [value for value in model.graph.output if value.name not in made]
     there = {value.name for value in outputs}
-    return _remade(
+    return graphs.remade(
         model,
         [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
@@ -139,18 +139,6 @@ def _apart(
             *(info(known[name], other) for name, other in made.items()),
         ],
     )
-
-
-def _remade(
-    model: onnx.ModelProto,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-) -> onnx.ModelProto:
-    """A model of other nodes with the same constants."""
-    graph = helper.make_graph(nodes, model.graph.name, inputs, outputs, list(model.graph.initializer))
-    graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
 
 
 def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
@@ -171,7 +159,7 @@ def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float
             if name in moved:
                 typed = types[apart.given[name]]
                 nodes += _noise(name, moved[name], _unused(f"{name}, added", taken), sizes[name], typed)
-    return _remade(model, nodes, list(model.graph.input), list(model.graph.output))
+    return graphs.remade(model, nodes, list(model.graph.input), list(model.graph.output))
 
 
 def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[onnx.NodeProto]:
@@ -187,7 +175,7 @@ def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[o
 def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with one of its outputs."""
     outputs = [value for value in model.graph.output if value.name == name]
-    return _remade(model, list(model.graph.node), list(model.graph.input), outputs)
+    return graphs.remade(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
 def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:

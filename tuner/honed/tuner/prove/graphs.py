@@ -7,7 +7,7 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,32 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds."""
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs)
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The values a node reads, those that its subgraphs take from outside included."""
+    read = {name for inner in within(node) for name in inner.input if name}
+    return read | {value.name for graph in subgraphs(node) for value in graph.output}
+
+
+def remade(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    """A model of other nodes, with what these need of its constants."""
+    read = {value.name for value in outputs}.union(*map(reads, nodes))
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    graph = helper.make_graph(
+        nodes,
+        model.graph.name,
+        [value for value in inputs if value.name in read or value.name not in constants],
+        outputs,
+        [tensor for name, tensor in constants.items() if name in read],
+    )
+    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in read)
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
 
 
 def varying(model: onnx.ModelProto, constant: Collection[str] = ()) -> set[str]:

@@ -299,16 +299,12 @@ def _of_use(name: str, use: _Use, path: _Path, *, shaping: bool) -> Range:
         allowed = allowed.meet(_hidden(use, path))
     if allowed.plain:
         return path.back(allowed)
-    if not path.kept:
-        raise ModelRefused(
-            f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) rearranged, "
-            "so no inputs without repeated indices can be made; pass the indices unchanged"
-        )
-    if path.unchanged:
+    if path.kept and path.unchanged:
         return allowed
+    how, give = ("by arithmetic", "themselves") if path.kept else ("rearranged", "unchanged")
     raise ModelRefused(
-        f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) by arithmetic, "
-        "so no inputs without repeated indices can be made; pass the indices themselves"
+        f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) {how}, "
+        f"so no inputs without repeated indices can be made; pass the indices {give}"
     )
 
 

@@ -216,11 +216,8 @@ def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)
-        shared = [
-            name
-            for name in _values(made.graph)
-            if name in set(_values(runs.model.graph)).union(graphs.outputs(runs.model))
-        ]
+        known = {*_values(runs.model.graph), *graphs.outputs(runs.model)}
+        shared = [name for name in _values(made.graph) if name in known]
         plain, optimised = (
             _all_of(model, shared, given, runs.folder / place, runs.limits)
             for model, place in ((runs.model, "plain"), (made, "made"))

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference
 
 from . import graphs
-from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import ReferenceFailure, evaluate
 from .tolerance import compared, work
 
@@ -53,7 +51,6 @@ def first_difference(
     precision: str = "fp32",
     batch: int = 16,
     seconds: float = 600.0,
-    limits: EvaluationLimits = DEFAULT_LIMITS,
 ) -> Located:
     """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
 
@@ -62,7 +59,7 @@ def first_difference(
     `tolerance`. `batch` values are looked at per variant, and no new variant is begun after `seconds`.
     Values that cannot be looked at (those inside subgraphs, or of unknown shape) are passed over.
     """
-    search = _Search(graphs.inlined(model), inputs, run, precision, limits)
+    search = _Search(graphs.inlined(model), inputs, run, precision)
     return search.first(batch, time.monotonic() + seconds)
 
 
@@ -74,15 +71,9 @@ class _Search:
     """The state of one search: what is known of which value."""
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, np.ndarray],
-        run: Run,
-        precision: str,
-        limits: EvaluationLimits,
+        self, model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], run: Run, precision: str
     ) -> None:
-        self.model, self.inputs, self.run = model, dict(inputs), run
-        self.precision, self.limits = precision, limits
+        self.model, self.inputs, self.run, self.precision = model, dict(inputs), run, precision
         self.known = graphs.infer(model)
         self.work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
@@ -114,9 +105,11 @@ class _Search:
     def _look(self, names: Sequence[str]) -> list[Difference]:
         """Make `names` the outputs, run, and note what agrees; returns what differs."""
         names = list(dict.fromkeys(names))
-        variant = _variant(self.model, [self._info(name) for name in names], self._back(names))
+        nodes = [self.model.graph.node[i] for i in sorted(self._back(names))]
+        outputs = [self._info(name) for name in names]
+        variant = graphs.remade(self.model, nodes, self.model.graph.input, outputs)
         self.variants += 1
-        reference = evaluate(variant, [self.inputs], self.limits)
+        reference = evaluate(variant, [self.inputs])
         if isinstance(reference, ReferenceFailure):
             raise _Unanswered(reference.reason)
         try:
@@ -153,7 +146,7 @@ class _Search:
         """
         vouched = self._back(self.agrees)
         suspects = [o for o in behind if self.maker[o] not in vouched]
-        reads = _reads(self.model.graph.node[self.maker[name]])
+        reads = graphs.reads(self.model.graph.node[self.maker[name]])
         half = (count + 1) // 2
         return [*_spread(suspects, half), *_spread(behind, half), *(o for o in behind if o in reads)]
 
@@ -166,7 +159,7 @@ class _Search:
             if i is None or i in nodes:
                 continue
             nodes.add(i)
-            waiting += [name for name in _reads(self.model.graph.node[i]) if name not in without]
+            waiting += [name for name in graphs.reads(self.model.graph.node[i]) if name not in without]
         return nodes
 
     def _found(self, worst: Difference) -> Located:
@@ -190,30 +183,6 @@ class _Search:
         return Located(
             node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants
         )
-
-
-def _variant(
-    model: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto], nodes: set[int]
-) -> onnx.ModelProto:
-    """The model with other outputs, without the nodes and initializers these do not need."""
-    kept = [node for i, node in enumerate(model.graph.node) if i in nodes]
-    read = {name for node in kept for name in _reads(node)} | {v.name for v in outputs}
-    unread = {t.name for t in model.graph.initializer} - read
-    graph = helper.make_graph(
-        kept,
-        model.graph.name,
-        [v for v in model.graph.input if v.name not in unread],
-        list(outputs),
-        [t for t in model.graph.initializer if t.name in read],
-    )
-    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in read)
-    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """The values a node reads, those that its subgraphs take from outside included."""
-    read = {name for inner in graphs.within(node) for name in inner.input if name}
-    return read | {value.name for graph in graphs.subgraphs(node) for value in graph.output}
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:

@@ -142,15 +142,20 @@ class SearchChild:
         """`batch` is how many candidates it proposes at once, `threads` how many a search may use. Without
         `answers` its workloads have no sets of inputs. `command` is another child in tests.
         """
-        self._batch = batch
-        self._answers = answers
         self._threads = threads
         self._deadlines = deadlines
-        self._profile = profile
-        self._cost_model = cost_model
-        self._seed = seed
         self._command = tuple(command)
         self._folder = scratch("honed-search-")
+        self._opening = {
+            "do": "start",
+            "profile": to_plain(profile),
+            "folder": self._folder.name,
+            "cost_model": str(cost_model),
+            "seed": seed,
+            "threads": threads,
+            "batch": batch,
+            "answers": answers,
+        }
         self._child: DriverChild | None = None
         self._held: set[str] = set()  # tasks that the child has loaded
 
@@ -298,22 +303,10 @@ class SearchChild:
         """The child, started where there is none."""
         if self._child is not None:
             return self._child
-        folder = Path(self._folder.name)
         self._held.clear()
-        self._child = DriverChild(folder / "search.log", self._command)
-        message = {
-            "do": "start",
-            "profile": to_plain(self._profile),
-            "folder": str(folder),
-            "cost_model": str(self._cost_model),
-            "seed": self._seed,
-            "threads": self._threads,
-            "batch": self._batch,
-            "answers": self._answers,
-        }
-        started = self._child
+        started = self._child = DriverChild(Path(self._folder.name) / "search.log", self._command)
         try:
-            self._answered(lambda child: child.ask(message, self._deadlines.start))
+            self._ask(self._opening, self._deadlines.start)
         except SearchFailed:
             self._stop()
             raise
