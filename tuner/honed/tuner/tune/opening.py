@@ -18,9 +18,8 @@ from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, MeasureLimits, Measures
-from honed.tuner.measure.faultwatch import kernel_log
 from honed.tuner.measure.gate import Gate
-from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
+from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
 
