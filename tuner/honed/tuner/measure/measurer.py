@@ -437,22 +437,23 @@ class Measurer:
 
 def _of_ended(ended: Ended) -> Verdict:
     """What a child's end says of the candidate it was measuring."""
-    if ended.death.out_of_memory:
-        return Verdict(
-            outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})"
-        )
-    if ended.phase == FENCE and ended.death.signal in _TOUCHED:
-        return Verdict(
-            outcome=Outcome.OUT_OF_BOUNDS,
-            reason="it reads or writes outside of its buffers: with a page that may not be touched beside "
-            f"each of them its process died ({ended})",
-        )
+    phase, death = ended.phase, ended.death
     where = {
         "build": "in the driver's compiler",
         "first": "at its first launch, in which drivers may compile",
-    }.get(ended.phase, "running")
-    if ended.death.late:
-        outcome = Outcome.BUILD if ended.phase == "build" else Outcome.DEADLINE
-        return Verdict(outcome=outcome, reason=f"it was killed {where}: {ended}")
-    outcome = Outcome.BUILD if ended.phase == "build" else Outcome.CRASH
-    return Verdict(outcome=outcome, reason=f"its process died {where} ({ended})")
+    }.get(phase, "running")
+    if death.out_of_memory:
+        outcome, reason = Outcome.MEMORY, f"its process ran out of memory or was killed ({ended})"
+    elif phase == FENCE and death.signal in _TOUCHED:
+        outcome = Outcome.OUT_OF_BOUNDS
+        reason = (
+            "it reads or writes outside of its buffers: with a page that may not be touched beside each of "
+            f"them its process died ({ended})"
+        )
+    elif death.late:
+        outcome, reason = Outcome.DEADLINE, f"it was killed {where}: {ended}"
+    else:
+        outcome, reason = Outcome.CRASH, f"its process died {where} ({ended})"
+    if phase == "build" and outcome in (Outcome.DEADLINE, Outcome.CRASH):
+        outcome = Outcome.BUILD
+    return Verdict(outcome=outcome, reason=reason)
