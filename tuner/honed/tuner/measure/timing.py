@@ -70,9 +70,8 @@ class BoundCandidate:
         """
         info = cl.kernel_work_group_info
         for kernel, _, block in (*self._prepared, *self._commands):
-            most = most_work_items(kernel, device, block)
-            if block[0] * block[1] * block[2] > most:
-                name = kernel.function_name
+            name, items, most = kernel.function_name, math.prod(block), most_work_items(kernel, device, block)
+            if items > most:
                 return Refusal(
                     Outcome.BUILD, f"kernel {name} needs so many registers that a work-group has {most} items"
                 )
@@ -80,12 +79,11 @@ class BoundCandidate:
             if local > limits.local_mem_bytes:
                 return Refusal(
                     Outcome.BUILD,
-                    f"kernel {kernel.function_name} needs {local} bytes of local memory "
+                    f"kernel {name} needs {local} bytes of local memory "
                     f"and the device has {limits.local_mem_bytes}",
                 )
             private = kernel.get_work_group_info(info.PRIVATE_MEM_SIZE, device)
-            items = block[0] * block[1] * block[2]
-            refusal = private_memory(kernel.function_name, private, items, limits.compute_units, memory_bytes)
+            refusal = private_memory(name, private, items, limits.compute_units, memory_bytes)
             if refusal is not None:
                 return refusal
         return None

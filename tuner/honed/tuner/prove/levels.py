@@ -30,7 +30,7 @@ from . import confined, discontinuities, graphs, probes
 from .confined import EvaluationLimits
 from .evaluator import OPTIMISED, ReferenceFailure, at_level
 from .probes import Expected
-from .tolerance import SINGLE, for_output
+from .tolerance import for_output
 
 _PROBES = 3
 _SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a first dimension, which is 1
@@ -245,9 +245,8 @@ def _all_of(
 def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
     if not graphs.carried(plain.dtype.name):
         return False
-    allowed = for_output(plain.dtype.name, "fp32", depth=64)
     try:
-        return not compare(plain, made, max(allowed, SINGLE if plain.dtype.kind == "f" else 0.0)).right
+        return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
         return False  # laid out otherwise
 

@@ -425,11 +425,11 @@ class TuningSession:
     def _condemn(self, *, settle: bool = False) -> None:
         """Drop what was found right and has turned out to have faulted."""
         by_key = {p.task.key: p for p in self.tasks}
-        for one in self._trying.condemned(settle=settle):
+        for one, reason in self._trying.condemned(settle=settle):
             progress = by_key[one.task]
-            self.emit(events.Condemned(task=one.task, reason=one.reason))
+            self.emit(events.Condemned(task=one.task, reason=reason))
             if one.trace is None:
-                progress.lose(f"its default schedule faulted: {one.reason}")
+                progress.lose(f"its default schedule faulted: {reason}")
                 continue
             progress.failures[str(Outcome.FAULT)] += 1
             if progress.best_trace == one.trace:

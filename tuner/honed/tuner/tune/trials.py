@@ -43,17 +43,8 @@ class TrialResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateFault:
-    """A candidate found right whose fault came to light later; `trace` is None for a default schedule."""
-
-    task: str
-    trace: str | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """A candidate of this run: where it is recorded (0: a default schedule, not recorded)."""
+class Tried:
+    """A candidate of this run; a default schedule, which is not recorded, has 0 and None."""
 
     record: int
     task: str
@@ -103,7 +94,7 @@ class Trials:
         self.workload: Workload | None = None
         self._tried: dict[str, tuple[str, Way]] = {}  # traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # record ids by candidate id
-        self._known: dict[str, _Known] = {}  # by candidate id, the latest
+        self._known: dict[str, Tried] = {}  # by candidate id, the latest
         self._late: list[tuple[str, FaultStory]] = []
         self._banned: set[str] = set()  # candidate ids
 
@@ -127,7 +118,7 @@ class Trials:
         assert self.workload is not None
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
-        self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
+        self._know(named.id, Tried(record=0, task=self.workload.task, trace=None))
         if verdict.timing is not None:
             self._note_speed(verdict)
         return TrialResult(verdict=replace(verdict, timing=self._fair(verdict.timing)), ran=True)
@@ -214,8 +205,8 @@ class Trials:
         self.records.finish(number, verdict)
         return verdict
 
-    def condemned(self, *, settle: bool = False) -> list[LateFault]:
-        """Candidates whose faults have come to light since their verdicts; they are in quarantine now.
+    def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
+        """Candidates whose faults, with reasons, came to light after their verdicts; now in quarantine.
 
         With `settle`, waits until a fault of what ran last must be in the kernel log.
         """
@@ -229,10 +220,9 @@ class Trials:
             if known is None:
                 continue
             text = _text(story)
-            reason = _reason(text)
             if known.record:
-                self.records.condemn(known.record, reason, text)
-            found.append(LateFault(task=known.task, trace=known.trace, reason=reason))
+                self.records.condemn(known.record, _reason(text), text)
+            found.append((known, _reason(text)))
         return found
 
     def _again(self, do: Callable[[], T]) -> T:
@@ -265,10 +255,10 @@ class Trials:
         self._late += [(name, story) for name, story in faults if name != candidate_id]
         if own:
             return "\n".join(own)
-        self._know(candidate_id, _Known(record=number, task=self.workload.task, trace=trace))
+        self._know(candidate_id, Tried(record=number, task=self.workload.task, trace=trace))
         return None
 
-    def _know(self, candidate_id: str, known: _Known) -> None:
+    def _know(self, candidate_id: str, known: Tried) -> None:
         self._known.pop(candidate_id, None)
         self._known[candidate_id] = known
         if len(self._known) > _REMEMBERED:
