@@ -129,19 +129,18 @@ class Searcher:
     def load(self, message: Mapping[str, Any]) -> codec.Message:
         """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
 
-        `fresh` says whether its search begins anew; those of tasks loaded of late go on.
+        `fresh` says whether its search is yet to begin; those of tasks loaded of late go on.
         """
-        key, outputs = message["task"], int(message["outputs"])
-        hunt = self.hunts.pop(key, None)
-        fresh = hunt is None
-        if hunt is None:
-            hunt = Hunt(key, self)
+        key = message["task"]
+        hunt = self.hunts.pop(key) if key in self.hunts else Hunt(key, self)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
-        answers = self.making.answers(key)
-        made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
-        return {"workload": codec.workload_to_plain(made), "fresh": fresh}
+        if hunt.workload is None:
+            outputs, answers = int(message["outputs"]), self.making.answers(key)
+            made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
+            hunt.workload = codec.workload_to_plain(made)
+        return {"workload": hunt.workload, "fresh": hunt.fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:
         """Load a task, and make its default schedule a candidate; those of the `following` are begun.
@@ -170,8 +169,11 @@ class Searcher:
         return self.hunts[message["task"]].replay(message["traces"])
 
     def learn(self, message: Mapping[str, Any]) -> codec.Message:
-        """Learn from a batch of a loaded task."""
-        answer = self.hunts[message["task"]].learn(message["results"])
+        """Learn from a batch of a task, if its search has not ended since."""
+        hunt = self.hunts.get(message["task"])
+        if hunt is None:
+            return {"ranking": None}
+        answer = hunt.learn(message["results"])
         self.model.save(self.model_file)
         return answer
 
@@ -207,9 +209,15 @@ class Hunt:
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
         self.func = searcher.making.func(key)
+        self.workload: codec.Message | None = None  # once it is made
         self._searcher = searcher
         self._batches: Batches | None = None
         self._proposed: dict[str, Proposal] = {}  # and not learned from yet
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it knows nothing yet of what was measured before."""
+        return self._batches is None
 
     def propose(
         self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
