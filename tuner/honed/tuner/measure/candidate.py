@@ -67,7 +67,10 @@ class Candidate:
 def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int]:
     """The numbers of those that depend on constant parameters only, by the rule of plans."""
     values = (*workload.parameters, *candidate.inner)
-    buffers = [_buffer(value, _place(workload, n)) for n, value in enumerate(values)]
+    buffers = [
+        Buffer(dtype=v.dtype, shape=v.shape, place=_place(workload, n), offset=0, nbytes=v.nbytes)
+        for n, v in enumerate(values)
+    ]
     steps = [
         [Use.of(index, kind.access) for index, kind in zip(launch.args, launch.arg_types, strict=True)]
         for launch in candidate.launches
@@ -88,10 +91,6 @@ def _place(workload: Workload, index: int) -> Place:
     if index in workload.outputs:
         return "output"
     return "constant" if index in workload.constants else "input"
-
-
-def _buffer(value: MemoryValue, place: Place) -> Buffer:
-    return Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=0, nbytes=value.nbytes)
 
 
 # Cores from which on what runs on one of them disturbs a device that is the processor little.

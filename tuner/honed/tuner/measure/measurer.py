@@ -191,7 +191,16 @@ class Measurer:
         self._command = tuple(command)
         self._watch = FaultWatch(None if "clean" in without else kernel_log)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
-        self._builders = self._pool(builders) if builders else None
+        self._builders: Builders | None = None
+        if builders:
+            self._builders = Builders(
+                device_spec,
+                builders,
+                launch=self._on_processor,
+                folder=Path(self._folder.name),
+                seconds=limits.build_seconds,
+                memory_bytes=limits.builder_bytes,
+            )
         self._child: DriverChild | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
@@ -313,16 +322,6 @@ class Measurer:
     @property
     def _on_processor(self) -> bool:
         return self._profile.family.processor
-
-    def _pool(self, count: int) -> Builders:
-        return Builders(
-            self._device,
-            count,
-            launch=self._on_processor,
-            folder=Path(self._folder.name),
-            seconds=self._limits.build_seconds,
-            memory_bytes=self._limits.builder_bytes,
-        )
 
     def _without_device(self, workload: Workload, candidate: Candidate) -> checks.Refusal | None:
         submitted = Submitted(workload, candidate, self._profile, self._limits)

@@ -149,11 +149,11 @@ class LoadedWorkload:
     def __init__(self, workload: Workload, in_context: Any) -> None:
         """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
         self.workload = workload
-        self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
+        inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
         self.expected: list[dict[int, ExpectedOutput]] = []
         for number in range(workload.sets):
-            self.given.append({i: _tensor(workload, number, i) for i in self.inputs})
+            self.given.append({i: _tensor(workload, number, i) for i in inputs})
             self.expected.append(
                 {
                     i: ExpectedOutput.of(_tensor(workload, number, i), tolerance)

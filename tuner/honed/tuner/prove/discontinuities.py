@@ -195,16 +195,14 @@ def opened_with(
     None where it has no steps, or they cannot be looked at.
     """
     apart = opened(model)
-    if apart is None or _nbytes(apart) > _MOST_BYTES:
+    if apart is None:
+        return None
+    given = (graphs.of_info(value) for value in apart.model.graph.input)
+    nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
+    if nbytes > _MOST_BYTES:
         return None
     reference = evaluate(exposing(model, apart), list(inputs), limits)
     return None if isinstance(reference, ReferenceFailure) else (apart, reference)
-
-
-def _nbytes(apart: OpenedModel) -> int:
-    """Of all that it is given."""
-    sizes = (graphs.of_info(value) for value in apart.model.graph.input)
-    return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
 
 
 def _is_step(

@@ -393,7 +393,10 @@ class Proposals:
         if made is not None:
             return made
         with self._waiting():
-            return self._stale(progress) or self._proposed(progress)
+            stale = self._stale(progress)
+            if stale is None:
+                self._begin(progress)
+            return stale or self.search.collect()
 
     def begin(self, progress: TaskProgress | None) -> None:
         """Have the next batch of a task made beside what follows, until `settle`."""
@@ -447,14 +450,12 @@ class Proposals:
                 self._records.refuse(new, found[0].refused if found else why)
         return entries
 
-    def _proposed(self, progress: TaskProgress) -> Proposed:
-        self._begin(progress)
-        return self.search.collect()
-
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
         known = self._known(task.key) if self.search.load(task).fresh else []
-        kin = self._kin(task.key) if progress.rounds == 0 else []
+        kin: list[str] = []
+        if progress.rounds == 0:  # the best of all other tasks: the child finds out which of them are kin
+            kin = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
         self.search.begin(task, known, kin, progress.rounds)
 
     def _known(self, key: str) -> list[tuple[str, float | None]]:
@@ -463,10 +464,6 @@ class Proposals:
             (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)
         ]
-
-    def _kin(self, key: str) -> list[str]:
-        """The best of all other tasks; which of them are kin, the child finds out."""
-        return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

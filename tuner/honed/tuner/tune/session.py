@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -142,7 +141,6 @@ class TuningSession:
         self._trying = trials
         self._proposals = proposals
         self._rooflines = Rooflines(profile, peaks_again)
-        self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
         self._budget = SearchBudget()
         self.stopped = False  # told to stop, or the gate stays closed
@@ -348,7 +346,7 @@ class TuningSession:
 
     def _batch(self, progress: TaskProgress) -> _Batch:
         """Have candidates proposed, try them, and have the search learn of it."""
-        batch, made, key = _Batch(), self.trials, progress.task.key
+        batch, made = _Batch(), self.trials
         try:
             self._gate.leave()
             proposed = self._proposals.next(progress)
@@ -360,8 +358,8 @@ class TuningSession:
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
             tried = self.trials > made or self._spent()
-            self._idle[key] = 0 if tried else self._idle[key] + 1
-            if not proposed.entries or self._idle[key] >= _IDLE:
+            progress.idle = 0 if tried else progress.idle + 1
+            if not proposed.entries or progress.idle >= _IDLE:
                 progress.exhaust()
         except SearchFailed as error:
             self._trying.unload()
@@ -374,11 +372,10 @@ class TuningSession:
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
-        key = progress.task.key
-        self._breaks[key] += 1
+        progress.breaks += 1
         progress.failures["compiler"] += 1
-        self.emit(events.Broke(task=key, reason=reason))
-        if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
+        self.emit(events.Broke(task=progress.task.key, reason=reason))
+        if progress.breaks >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
     def _measure(self, progress: TaskProgress, proposed: Proposed) -> dict[str, float | None]:

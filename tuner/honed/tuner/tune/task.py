@@ -97,6 +97,8 @@ class TaskProgress:
     round_seconds: float = 10.0
     moved: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
     rival: int = 0  # runs that it would have more in forms that are not taken
+    breaks: int = 0  # times its search broke
+    idle: int = 0  # rounds in a row in which nothing could be tried
     hinted: bool = False  # other boards' records are there to be tried, which its first round does
 
     @property
