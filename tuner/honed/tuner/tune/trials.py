@@ -16,7 +16,7 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up
@@ -25,8 +25,6 @@ _LEAST_YARDSTICKS = 5  # that a reference speed rests on
 # That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
 # up to a factor of two now and then, when something else ran beside it.
 _WINDOW = 5
-# Phases of a measurement, as the measuring child announces them. Some drivers compile at the first launch.
-_BUILDING, _TIMING = ("build", "first"), ("time",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +117,7 @@ class Trials:
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
         self._know(named.id, Tried(record=0, task=self.workload.task, trace=None))
-        if verdict.timing is not None:
-            self._note_speed(verdict)
-        return TrialResult(verdict=replace(verdict, timing=self._fair(verdict.timing)), ran=True)
+        return TrialResult(verdict=self._fair(verdict), ran=True)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -200,8 +196,7 @@ class Trials:
         story = self._story(candidate_id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
             verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story), host=verdict.host)
-        self._note_speed(verdict)
-        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
+        verdict = replace(self._fair(verdict), story=story)
         self.records.finish(number, verdict)
         return verdict
 
@@ -264,18 +259,17 @@ class Trials:
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 
-    def _note_speed(self, verdict: Verdict) -> None:
-        if verdict.yardstick_s is not None:
-            self.speed.note(verdict.yardstick_s)
-
-    def _fair(self, measured: Timing | None) -> Timing | None:
-        """The timing with how fast the device is now beside its reference speed, where that is known.
+    def _fair(self, verdict: Verdict) -> Verdict:
+        """The verdict with how fast the device is now beside its reference speed, where that is known.
 
         One of a board of a farm has that board's speed beside the farm's already, whose is the device's here.
         """
-        if measured is None or self.speed.reference is None:
-            return measured
-        return replace(measured, yardstick_ratio=(measured.yardstick_ratio or 1.0) * self.speed.ratio)
+        if verdict.yardstick_s is not None:
+            self.speed.note(verdict.yardstick_s)
+        if verdict.timing is None or self.speed.reference is None:
+            return verdict
+        ratio = (verdict.timing.yardstick_ratio or 1.0) * self.speed.ratio
+        return replace(verdict, timing=replace(verdict.timing, yardstick_ratio=ratio))
 
 
 def _text(story: FaultStory) -> str:
@@ -288,6 +282,6 @@ def _reason(story: str) -> str:
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
     """Where the `seconds` went that a candidate took altogether; `phases` is `Measures.spent` of it."""
-    build = sum(phases.get(phase, 0.0) for phase in _BUILDING)
-    timing = sum(phases.get(phase, 0.0) for phase in _TIMING)
+    build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
+    timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)
