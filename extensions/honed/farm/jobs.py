@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from honed.jobs import commands, events
 from honed.protocol.errors import NotFound
-from honed.tuner.measure.faultwatch import kernel_log
 from honed.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]
@@ -26,6 +25,8 @@ def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
 def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
     """Be a board, or the bench of one, until told to stop."""
     _need()
+    from honed.tuner.measure.measurer import kernel_log
+
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard
     from .scheduler import checked, security
     from .worker import serve

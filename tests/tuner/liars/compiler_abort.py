@@ -8,11 +8,11 @@ import os
 import sys
 from typing import Any
 
-from honed.tuner.measure import bound, child
+from honed.tuner.measure import child, timing
 
 MARK = "// abort here"
 COMMAND = (sys.executable, "-m", "tests.tuner.liars.compiler_abort")
-_build = bound.build
+_build = timing.build
 
 
 def build(context: Any, source: str) -> Any:
@@ -24,5 +24,5 @@ def build(context: Any, source: str) -> Any:
 
 
 if __name__ == "__main__":
-    bound.build = build
+    timing.build = build
     child.main()

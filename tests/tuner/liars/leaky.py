@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from honed.tuner.measure import bound, child
+from honed.tuner.measure import child, timing
 
 COMMAND = (sys.executable, "-m", "tests.tuner.liars.leaky")
 _leaked: list[bytearray] = []
-_build = bound.build
+_build = timing.build
 
 
 def build(context: Any, source: str) -> Any:
@@ -19,5 +19,5 @@ def build(context: Any, source: str) -> Any:
 
 
 if __name__ == "__main__":
-    bound.build = build
+    timing.build = build
     child.main()

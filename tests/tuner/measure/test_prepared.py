@@ -13,7 +13,7 @@ from honed.machine.opencl import cl, context
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
-from honed.tuner.measure import bound, codec
+from honed.tuner.measure import codec, timing
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches, prepared_launches
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
@@ -82,8 +82,8 @@ def test_a_run_is_what_an_inference_launches(device: Device, workload: Workload)
     queue = cl.CommandQueue(context(device.cl))
     buffers = [cl.Buffer(context(device.cl), cl.mem_flags.READ_WRITE, 4 * N) for _ in range(4)]
     one = candidate()
-    program = bound.build(context(device.cl), one.source)
-    runnable = bound.BoundCandidate(queue, one, program, buffers, prepared_launches(workload, one))
+    program = timing.build(context(device.cl), one.source)
+    runnable = timing.BoundCandidate(queue, one, program, buffers, prepared_launches(workload, one))
     assert (len(runnable), runnable.prepares) == (1, True)
 
     def read(_event: object) -> Launched:
@@ -91,7 +91,7 @@ def test_a_run_is_what_an_inference_launches(device: Device, workload: Workload)
 
     assert len(runnable.prepare(read).launches) == 1
     assert len(runnable.run(read, 3).launches) == 3
-    whole = bound.BoundCandidate(queue, one, program, buffers)
+    whole = timing.BoundCandidate(queue, one, program, buffers)
     assert (len(whole), whole.prepares) == (2, False)
 
 

@@ -47,7 +47,6 @@ class Planted:
         _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
         self._right = Candidate.of("default", lowered)
         self._folder = folder
-        self.pid = 1
         self._asked: tuple[TuningTask, int, int] | None = None
         self.results: dict[str, float | None] = {}
 

@@ -42,7 +42,7 @@ def _open(spec: str) -> None:
 def _build(source: str) -> bool:
     import pyopencl as cl
 
-    from honed.tuner.measure.bound import build
+    from honed.tuner.measure.timing import build
 
     try:
         build(_context, source)

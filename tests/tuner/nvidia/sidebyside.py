@@ -13,7 +13,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from honed.machine import devices
 from honed.machine.opencl import context
 from honed.runtime.execution.segments import Command, call_all, handle
-from honed.tuner.measure import bound
+from honed.tuner.measure import timing
 from honed.tuner.measure.candidate import Candidate
 
 _ROUND_SECONDS = 0.02  # of launches in one turn
@@ -57,7 +57,7 @@ class OpenCLDense:
 
     def prepare(self, candidate: Candidate) -> Prepared:
         """Its launches with arguments set."""
-        program = bound.build(self.context, candidate.source)
+        program = timing.build(self.context, candidate.source)
         inner = [cl.Buffer(self.context, cl.mem_flags.READ_WRITE, v.nbytes) for v in candidate.inner]
         memory = [*self.buffers, *inner]
         made: Prepared = []

@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.evaluator import _read_last
-from honed.tuner.prove.reference import Reference, evaluate
+from honed.tuner.prove.evaluator import Reference, _read_last, evaluate
 
 SHAPES = [
     ((2, 6, 9, 7), (8, 6, 3, 3), {"pads": [1, 0, 2, 1]}),

@@ -10,8 +10,8 @@ from onnx import parser
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
 from honed.tuner.prove.confined import EvaluationLimits
+from honed.tuner.prove.evaluator import ReferenceFailure
 from honed.tuner.prove.probes import Expected, choose
-from honed.tuner.prove.reference import ReferenceFailure
 
 
 def _model(text: str) -> onnx.ModelProto:

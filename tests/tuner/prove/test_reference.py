@@ -16,7 +16,7 @@ from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
 from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.reference import Reference, ReferenceFailure, evaluate
+from honed.tuner.prove.evaluator import Reference, ReferenceFailure, evaluate
 
 
 def _model(text: str, opset: int = 18) -> onnx.ModelProto:

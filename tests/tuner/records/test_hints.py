@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from honed.hub import objects
 from honed.protocol.params import HintFigures
 from honed.runtime.origin import Way
-from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, hints, import_jsonl, own
+from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, import_jsonl, own, store
 from honed.tuner.records.verdict import Verdict
 from tests.tuner.records.test_records import (
     FAULT,
@@ -114,7 +114,7 @@ def test_no_more_are_tried_in_a_day_than_allowed(here: Records, tmp_path: Path, 
         tried(here, number, right(number))
     assert waiting(here, per_task=3) == [trace(3)]
     assert waiting(here, per_task=2) == waiting(here, per_task=0) == []
-    clock.now += hints.DAY + 1
+    clock.now += store.DAY + 1
     assert waiting(here, per_task=3) == [trace(3), trace(4), trace(5)]
 
 
@@ -129,9 +129,9 @@ def test_a_source_whose_hints_fail_is_set_aside(
     assert not here.hint_sources()["liar"].aside
     tried(here, 3, came_of_it)
     assert here.hint_sources()["liar"] == HintFigures(taken=8, tried=3, failed=3, aside=True)
-    clock.now += hints.DAY + 1
+    clock.now += store.DAY + 1
     assert waiting(here) == [trace(50)]
-    clock.now += hints.REMEMBERED
+    clock.now += store.FAILURES_COUNT
     assert trace(4) in waiting(here)
 
 
@@ -158,7 +158,7 @@ def test_what_we_found_ourselves_does_not_speak_for_a_source(here: Records, tmp_
 
 
 def test_old_ones_of_a_source_go(here: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "MOST", 3)
+    monkeypatch.setattr(store, "MOST_HINTS", 3)
     take_in(here, measured(tmp_path, (9, right(1.0))), "other")
     take_in(here, measured(tmp_path, *((number, right(1.0)) for number in range(5))))
     assert {name: each.taken for name, each in here.hint_sources().items()} == {"attic": 3, "other": 1}
@@ -166,7 +166,7 @@ def test_old_ones_of_a_source_go(here: Records, tmp_path: Path, monkeypatch: pyt
 
 @given(st.integers(0, 100), st.integers(0, 100))
 def test_nobody_is_set_aside_for_little(failed: int, more: int) -> None:
-    told = hints.figures(0, failed + more, failed)
+    told = store.hint_figures(0, failed + more, failed)
     assert told.aside == (failed >= 3 and 5 * failed > failed + more)
 
 
@@ -187,7 +187,7 @@ def test_hints_of_another_board_stay_off_the_next_export(here: Records, tmp_path
 def test_of_all_sources_together_no_more_are_kept(
     here: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hints, "MOST_IN_ALL", 3)
+    monkeypatch.setattr(store, "MOST_HINTS_IN_ALL", 3)
     add(here, 99, right(1.0))
     for number in range(5):
         take_in(here, measured(tmp_path, (number, right(1.0))), f"source{number}")
@@ -198,9 +198,9 @@ def test_of_all_sources_together_no_more_are_kept(
 def test_figures_of_the_sources_that_matter_are_told() -> None:
     worth = {
         f"s{n}": HintFigures(taken=n, tried=int(n == 3), failed=0, aside=n == 7)
-        for n in range(hints.MOST_TOLD + 50)
+        for n in range(store.MOST_TOLD + 50)
     }
-    kept = hints.foremost(worth)
-    assert len(kept) == hints.MOST_TOLD
-    assert {"s3", "s7", f"s{hints.MOST_TOLD + 49}"} <= kept.keys()
-    assert hints.foremost({}) == {}
+    kept = store.foremost(worth)
+    assert len(kept) == store.MOST_TOLD
+    assert {"s3", "s7", f"s{store.MOST_TOLD + 49}"} <= kept.keys()
+    assert store.foremost({}) == {}

@@ -26,8 +26,6 @@ TASK = TuningTask(key="dense", name="dense", weight=1, flops=1, bytes=1, dtype="
 class Child:
     """A searching child that breaks at one trace, does not know another, and cannot lower a third."""
 
-    pid = 1
-
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
@@ -76,3 +74,19 @@ def test_what_an_own_driver_knew_comes_along(tmp_path: Path) -> None:
         proposals = Proposals(cast("SearchChild", child), records, SETUP, ahead=False)
         proposed = proposals.next(TaskProgress(task=TASK, roofline=1e-9))
     assert [entry.trace for entry in proposed.entries] == [trace(4), trace(5)]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_search_that_is_yet_to_begin_is_told_what_was_measured(tmp_path: Path, fresh: bool) -> None:
+    known: list[tuple[str, float | None]] = []
+    search = SimpleNamespace(
+        load=lambda _task: SimpleNamespace(fresh=fresh),
+        begin=lambda _task, measured, _kin, _round: known.extend(measured),
+        collect=lambda: None,
+    )
+    with Records.open(tmp_path / "here.db") as records:
+        add(records, 4, right(1.0))
+        Proposals(cast("SearchChild", search), records, SETUP, ahead=False).next(
+            TaskProgress(task=TASK, roofline=1e-9, rounds=1)
+        )
+    assert known == ([(trace(4), 1e-3)] if fresh else [])

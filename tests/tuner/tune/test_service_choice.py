@@ -24,8 +24,7 @@ from honed.tuner.service.choice import (
     passed,
     worth_profiling,
 )
-from honed.tuner.service.memory import TuningState
-from honed.tuner.service.view import figures_in
+from honed.tuner.service.view import TuningState, figures_in
 
 
 def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:

@@ -52,7 +52,6 @@ class Planted:
     """Proposes batches of sources, each once; an exception among them is raised in its turn."""
 
     def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchFailed]) -> None:
-        self.pid = 1
         self.workload = workload
         self.batches = list(batches)
         self.known: list[tuple[str, float | None]] = []

@@ -182,8 +182,6 @@ def test_what_does_not_build_is_refused(compiler: OneProgram, source: str, workl
 class Planted:
     """Proposes one batch of kernels that differ in a comment."""
 
-    pid = 1
-
     def __init__(self, workload: Workload, sources: Sequence[str]) -> None:
         self.workload = workload
         self.default_source, *self.batch = sources

@@ -26,7 +26,7 @@ from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised, Precision
 from honed.tuner.lower.module import First, LoweredModel, lower_module
-from honed.tuner.prove import discontinuities, locate, probes, reference
+from honed.tuner.prove import discontinuities, evaluator, locate, probes
 from honed.tuner.prove.probes import Expected
 
 from .assemble import assemble
@@ -306,7 +306,7 @@ def expect(
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
     found = probes.choose(bound, count, normalised.precision, given=given, whole=whole)
-    if isinstance(found, reference.ReferenceFailure):
+    if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
     for spec in normalised.outputs:
         shown = found.outputs[0][spec.name]
@@ -339,8 +339,8 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
 
     Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the parts have.
     """
-    found = reference.evaluate(bound, expected.inputs)
-    if isinstance(found, reference.ReferenceFailure):
+    found = evaluator.evaluate(bound, expected.inputs)
+    if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
     for spec in (spec for spec in cut.outputs if spec.name in cut.ends):
         for one in found.outputs:

@@ -17,8 +17,8 @@ from honed.machine.limits import data_bytes, limit_data
 from honed.machine.opencl import cl, context
 
 from . import codec
-from .bound import build
 from .candidate import Candidate
+from .timing import build
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
 
 
-# ---- What is measured: the values that travel from the tuner to its measuring child ----
-#
-# Launches of a candidate that a model prepares are no part of its time.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A tuning task as the measuring child sees it: its memory, and what its answers must be.
@@ -72,7 +67,10 @@ class Candidate:
 def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int]:
     """The numbers of those that depend on constant parameters only, by the rule of plans."""
     values = (*workload.parameters, *candidate.inner)
-    buffers = [_buffer(value, _place(workload, n)) for n, value in enumerate(values)]
+    buffers = [
+        Buffer(dtype=v.dtype, shape=v.shape, place=_place(workload, n), offset=0, nbytes=v.nbytes)
+        for n, v in enumerate(values)
+    ]
     steps = [
         [Use.of(index, kind.access) for index, kind in zip(launch.args, launch.arg_types, strict=True)]
         for launch in candidate.launches
@@ -94,12 +92,6 @@ def _place(workload: Workload, index: int) -> Place:
         return "output"
     return "constant" if index in workload.constants else "input"
 
-
-def _buffer(value: MemoryValue, place: Place) -> Buffer:
-    return Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=0, nbytes=value.nbytes)
-
-
-# ---- What one measurement may use ----
 
 # Cores from which on what runs on one of them disturbs a device that is the processor little.
 SPARE_CORES = 4
@@ -132,17 +124,14 @@ LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 CANDIDATE_SECONDS = 10.0
 
 
-# ---- What a tuning session needs of what judges its candidates: a device that runs
-# them, or a model of one ----
-
 # Called before a candidate is judged: notes it in the records, or raises where it must not be tried.
 Begin = Callable[[Candidate], None]
 
 
 class Measures(Protocol):
-    """Judges the candidates of one workload after the other; not for several threads.
+    """Judges the candidates of one workload after the other: a device that runs them, or a model of one.
 
-    Calls may raise DeviceError where the judging itself broke; they may be made again then.
+    Not for several threads. Calls may raise DeviceError where the judging itself broke, and may be repeated.
     """
 
     @property

@@ -21,8 +21,6 @@ from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.records.verdict import Outcome
 
-# ---- A row of a table of checks, and the refusal it may give ----
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -58,9 +56,6 @@ def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
 def first_refusal(table: Sequence[VerdictCheck[S]], seen: S, without: Container[str] = ()) -> Refusal | None:
     """The refusal of the first row that has one; `without` are names of checks that are left out."""
     return first_of(check.refuses(seen) for check in table if check.name not in without)
-
-
-# ---- Checks of a candidate of which the device knows nothing yet ----
 
 
 def source_size(source: str, limit: int) -> Refusal | None:
@@ -150,8 +145,6 @@ SUBMITTED: tuple[VerdictCheck[Submitted], ...] = (
     VerdictCheck("memory", _memory),
 )
 
-
-# ---- Checks of what a run left in memory ----
 
 Array = NDArray[np.generic]
 
@@ -316,8 +309,6 @@ LEFT: tuple[VerdictCheck[MemoryLeft], ...] = (
 )
 
 
-# ---- How fast a device can be at most with a workload: as far as was measured, and beyond all belief ----
-
 # No evidence makes a time believable that needs more than this often what microbenchmarks reach: honest
 # kernels were seen at 1.3 of them, and at 2.2 of those of a busy machine; liars begin at 10.
 BELIEVABLE = 3.0
@@ -370,8 +361,6 @@ def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
         )
     return ""
 
-
-# ---- Checks of what two clocks say: the device's, and the host's ----
 
 COMPLETE = 0  # CL_COMPLETE
 # What is beyond the measured peaks takes evidence: runs that were proven right one by one took no longer than

@@ -20,10 +20,10 @@ from honed.protocol.errors import HonedError
 from honed.protocol.strict import from_plain, to_plain
 
 from . import codec, timing
-from .bound import Reader
 from .candidate import MeasureLimits
 from .examine import Examination
 from .session import DeviceSession
+from .timing import Reader
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
 # its workload is replaced, before a candidate is refused for memory that others took.
@@ -88,12 +88,12 @@ def _measured(session: DeviceSession, message: codec.Message) -> codec.Message:
     if session.loaded is None:
         raise codec.ChannelClosed("a workload must be loaded before a candidate is measured")
     candidate = codec.candidate_from_plain(message["candidate"])
-    examined = Examination(session, session.loaded, candidate, message["give_up"]).verdict()
+    examination = Examination(session, session.loaded, candidate, message["give_up"])
     return {
-        "verdict": to_plain(examined.verdict),
-        "tainted": examined.tainted,
-        "ran_at": examined.ran_at,
-        "spent": examined.spent,
+        "verdict": to_plain(examination.verdict()),
+        "tainted": examination.tainted,
+        "ran_at": examination.ran_at,
+        "spent": examination.spent,
         "peaks": to_plain(session.peaks),
     }
 

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -16,8 +16,7 @@ from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
 from honed.tuner.records.verdict import Outcome, Verdict
 
-from . import bound, checks
-from .bound import BoundCandidate
+from . import checks
 from .candidate import Candidate, prepared_launches
 from .checks import (
     Array,
@@ -35,7 +34,7 @@ from .checks import (
 )
 from .process import FENCE
 from .session import DeviceSession, Fenced, Guarded, LoadedWorkload
-from .timing import Schedule, Turns, time_candidate, warm_up
+from .timing import BoundCandidate, Schedule, Turns, complaint, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
@@ -61,20 +60,6 @@ class Dropped(Exception):
         self.refusal = refusal
 
 
-@dataclass(slots=True)
-class Examined:
-    """What came of it.
-
-    `tainted`: the device's state cannot be relied on any more. `ran_at`: when its first run ended, by
-    time.monotonic; None where there was none. `spent`: wall seconds by phase.
-    """
-
-    verdict: Verdict
-    tainted: bool
-    ran_at: float | None
-    spent: dict[str, float] = field(default_factory=dict)
-
-
 class Examination:
     """One candidate on a session with a loaded workload."""
 
@@ -86,14 +71,15 @@ class Examination:
         self._candidate = candidate
         self._give_up = give_up
         self._phase, self._since = "start", time.perf_counter()
-        self._spent: dict[str, float] = {}
-        self._ran_at: float | None = None
+        self.tainted = False  # whether the device's state cannot be relied on any more
+        self.ran_at: float | None = None  # when its first run ended, by time.monotonic
+        self.spent: dict[str, float] = {}  # wall seconds by phase
         self._inner: list[Guarded] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
         self._alone = True  # nothing was built beside it, so the host's clock says something
 
-    def verdict(self) -> Examined:
+    def verdict(self) -> Verdict:
         """Go all the way, or to the first check that fails."""
         began = time.perf_counter()
         refusal = None
@@ -109,13 +95,12 @@ class Examination:
             refusal = Refusal(Outcome.MEMORY, "its tensors do not fit the memory that is allowed")
         if refusal is not None:
             found = Verdict(outcome=refusal.outcome, reason=refusal.reason)
-        tainted = refusal is not None and refusal.tainted
-        if not tainted:
+            self.tainted = refusal.tainted
+        if not self.tainted:
             for memory in self._inner:
                 memory.release()
         self._enter("end")
-        found = replace(found, seconds=time.perf_counter() - began)
-        return Examined(found, tainted, self._ran_at, self._spent)
+        return replace(found, seconds=time.perf_counter() - began)
 
     def _examine(self) -> Verdict:
         program = self._built()
@@ -167,7 +152,7 @@ class Examination:
         except cl.Error as error:
             code = getattr(error, "code", None)
             outcome = Outcome.MEMORY if code in _MEMORY_CODES else Outcome.BUILD
-            why = f"the driver cannot compile it ({bound.complaint(error)})"
+            why = f"the driver cannot compile it ({complaint(error)})"
             raise Dropped(Refusal(outcome, why)) from error
 
     def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:
@@ -224,7 +209,7 @@ class Examination:
             self._loaded.memory[i].write(session.queue, array)
         session.queue.finish()
         allowed = limits.run_seconds * (2 if runnable.prepares else 1) + _SLACK
-        if self._ran_at is None:
+        if self.ran_at is None:
             # Some drivers compile when a kernel is first launched.
             self._announce("first", limits.build_seconds + allowed)
         else:
@@ -234,8 +219,8 @@ class Examination:
             prepared = [runnable.prepare(session.read)] if runnable.prepares else []
             run = runnable.run(session.read)
         finally:  # also where the driver reports an error: the kernel log is looked at then, too
-            if self._ran_at is None:
-                self._ran_at = time.monotonic()
+            if self.ran_at is None:
+                self.ran_at = time.monotonic()
         self._runs.append(run)
         for finished in (*prepared, run):
             self._check(checks.WAITED, Waited(finished, limits.run_seconds))
@@ -366,7 +351,7 @@ class Examination:
 
     def _enter(self, phase: str) -> None:
         now = time.perf_counter()
-        self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+        self.spent[self._phase] = self.spent.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
 
 

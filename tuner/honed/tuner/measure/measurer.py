@@ -1,30 +1,161 @@
-"""Measures candidates in an expendable child process: the parent's side."""
+"""Measures candidates in an expendable child process, and watches the kernel log for their faults."""
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from honed.machine.kernellog import FaultStory, Reader, Severity
+from honed.machine.kernellog import (
+    SETTLE_S,
+    Certainty,
+    DatedFault,
+    FaultStory,
+    GpuRun,
+    Process,
+    Reader,
+    Severity,
+    attribute,
+    group,
+    ids_of,
+    open_reader,
+    seen,
+)
 from honed.machine.profile import DevicePeaks, DeviceProfile
-from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
 from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import checks, codec
 from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
 from .checks import Submitted
-from .faultwatch import FaultWatch
 from .process import COMMAND, FENCE, NO_CACHES, Builders, DriverChild, Ended, cached_in
 
 _TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # what ends a process that leaves the memory that is mapped
 
 DEFAULT_LIMITS = MeasureLimits()
+_KEPT_RUNS = 16
+_KEPT_S = 60.0  # of faults, so that late records join their story
+_log = logging.getLogger(__name__)
+
+
+def kernel_log(tell: Callable[[str], None]) -> Reader | None:
+    """The kernel log; None where it cannot be read, of which `tell` gets a sentence."""
+    try:
+        return open_reader()
+    except HonedError as error:
+        tell(f"candidates are not watched for GPU faults: {error}")
+        return None
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A child and what it ran; `ids` None where the kernel's numbers cannot be known."""
+
+    pid: int
+    ids: frozenset[int] | None
+    runs: list[GpuRun] = field(default_factory=list)
+
+    def process(self) -> Process:
+        return Process(pid=self.pid, ids=self.ids, runs=tuple(self.runs))
+
+
+class FaultWatch:
+    """Reads the kernel log while children run candidates. Without a reader it watches nothing."""
+
+    def __init__(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._owners: list[_Owner] = []
+        self._seen: list[DatedFault] = []
+        self._told: set[tuple[float, str]] = set()
+        self._found: list[tuple[str, FaultStory]] = []
+
+    @property
+    def watching(self) -> bool:
+        """Whether a fault could be seen at all."""
+        return self._reader is not None
+
+    def adopt(self, pid: int) -> None:
+        """A new child has opened the device."""
+        self._owners = [*self._owners[-1:], _Owner(pid, ids_of(pid))]
+
+    def started(self, name: str) -> None:
+        """The child begins to run candidate `name`."""
+        owner, run = self._owners[-1], GpuRun(name=name, started_s=time.monotonic(), ended_s=None)
+        owner.runs = [*owner.runs[1 - _KEPT_RUNS :], run]
+
+    def ended(self) -> None:
+        """It does not run any more."""
+        owner = self._owners[-1]
+        if owner.runs and owner.runs[-1].ended_s is None:
+            owner.runs[-1] = replace(owner.runs[-1], ended_s=time.monotonic())
+
+    def settle(self, since: float) -> None:
+        """Look for faults until SETTLE_S after `since` (time.monotonic), or one is found."""
+        before = len(self._found)
+        self.look()
+        while self._reader is not None and len(self._found) == before:
+            left = since + SETTLE_S - time.monotonic()
+            if left <= 0:
+                break
+            select.select([self._reader.fileno()], [], [], left)
+            self.look()
+
+    def look(self) -> None:
+        """Read what the log has now."""
+        fresh = self._read()
+        if not fresh:
+            return
+        for owner in self._owners:
+            now = ids_of(owner.pid)
+            owner.ids = None if owner.ids is None or now is None else owner.ids | now
+        horizon = time.monotonic() - _KEPT_S
+        self._seen = [one for one in self._seen if one.monotonic_s > horizon] + fresh
+        for story in group(self._seen):
+            key = (story.first_s, story.seen[0].fault.text)
+            if key not in self._told:
+                self._told.add(key)
+                self._blame(story)
+
+    def of(self, name: str) -> FaultStory | None:
+        """A fault found to be candidate `name`'s."""
+        return next((story for found, story in self._found if found == name), None)
+
+    def take(self) -> list[tuple[str, FaultStory]]:
+        """All faults found since the last call, with the candidates they belong to."""
+        found, self._found = self._found, []
+        return found
+
+    def _read(self) -> list[DatedFault]:
+        fresh: list[DatedFault] = []
+        while self._reader is not None:
+            try:
+                records = self._reader.read()
+            except HonedError as error:
+                _log.warning("faults are no longer looked for: %s", error)
+                self._reader = None
+                break
+            if not records:
+                break
+            fresh += [one for one in map(seen, records) if one is not None]
+        return fresh
+
+    def _blame(self, story: FaultStory) -> None:
+        attribution = attribute(story, [owner.process() for owner in self._owners])
+        if attribution.certainty in (Certainty.NAMED, Certainty.TIMING) and attribution.runs:
+            # Records come late, by about as long as a candidate takes to build: the latest one it is.
+            self._found.append((attribution.runs[-1].name, story))
+        elif attribution.certainty is Certainty.NAMED:
+            _log.warning(
+                "the kernel log has a fault of the measuring child while it ran nothing: %s", story.cause.text
+            )
 
 
 class Measurer:
@@ -60,7 +191,16 @@ class Measurer:
         self._command = tuple(command)
         self._watch = FaultWatch(None if "clean" in without else kernel_log)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
-        self._builders = self._pool(builders) if builders else None
+        self._builders: Builders | None = None
+        if builders:
+            self._builders = Builders(
+                device_spec,
+                builders,
+                launch=self._on_processor,
+                folder=Path(self._folder.name),
+                seconds=limits.build_seconds,
+                memory_bytes=limits.builder_bytes,
+            )
         self._child: DriverChild | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
@@ -183,16 +323,6 @@ class Measurer:
     def _on_processor(self) -> bool:
         return self._profile.family.processor
 
-    def _pool(self, count: int) -> Builders:
-        return Builders(
-            self._device,
-            count,
-            launch=self._on_processor,
-            folder=Path(self._folder.name),
-            seconds=self._limits.build_seconds,
-            memory_bytes=self._limits.builder_bytes,
-        )
-
     def _without_device(self, workload: Workload, candidate: Candidate) -> checks.Refusal | None:
         submitted = Submitted(workload, candidate, self._profile, self._limits)
         return checks.first_refusal(checks.SUBMITTED, submitted, self._without)
@@ -214,7 +344,7 @@ class Measurer:
         give_up = None if best is None else best * self._limits.give_up_beyond
         message = {"do": "measure", "candidate": codec.candidate_to_plain(candidate), "give_up": give_up}
         try:
-            answer = child.ask(message, self._limits.start_seconds, self._on_phase(candidate))
+            answer = child.ask(message, self._limits.start_seconds, partial(self._on_phase, candidate))
         except Ended as ended:
             self._watch.ended()
             self._watch.settle(time.monotonic())
@@ -254,13 +384,10 @@ class Measurer:
         outcome = Outcome.MEMORY if killed else Outcome.FAULT
         return Verdict(outcome=outcome, reason=f"the kernel log has a fault of it: {text[:300]}")
 
-    def _on_phase(self, candidate: Candidate) -> Callable[[str], None]:
-        def on_phase(phase: str) -> None:
-            if phase == "first":
-                self._watch.look()
-                self._watch.started(candidate.id)
-
-        return on_phase
+    def _on_phase(self, candidate: Candidate, phase: str) -> None:
+        if phase == "first":
+            self._watch.look()
+            self._watch.started(candidate.id)
 
     def _start(self) -> None:
         self.children += 1
@@ -309,22 +436,23 @@ class Measurer:
 
 def _of_ended(ended: Ended) -> Verdict:
     """What a child's end says of the candidate it was measuring."""
-    if ended.death.out_of_memory:
-        return Verdict(
-            outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})"
-        )
-    if ended.phase == FENCE and ended.death.signal in _TOUCHED:
-        return Verdict(
-            outcome=Outcome.OUT_OF_BOUNDS,
-            reason="it reads or writes outside of its buffers: with a page that may not be touched beside "
-            f"each of them its process died ({ended})",
-        )
+    phase, death = ended.phase, ended.death
     where = {
         "build": "in the driver's compiler",
         "first": "at its first launch, in which drivers may compile",
-    }.get(ended.phase, "running")
-    if ended.death.late:
-        outcome = Outcome.BUILD if ended.phase == "build" else Outcome.DEADLINE
-        return Verdict(outcome=outcome, reason=f"it was killed {where}: {ended}")
-    outcome = Outcome.BUILD if ended.phase == "build" else Outcome.CRASH
-    return Verdict(outcome=outcome, reason=f"its process died {where} ({ended})")
+    }.get(phase, "running")
+    if death.out_of_memory:
+        outcome, reason = Outcome.MEMORY, f"its process ran out of memory or was killed ({ended})"
+    elif phase == FENCE and death.signal in _TOUCHED:
+        outcome = Outcome.OUT_OF_BOUNDS
+        reason = (
+            "it reads or writes outside of its buffers: with a page that may not be touched beside each of "
+            f"them its process died ({ended})"
+        )
+    elif death.late:
+        outcome, reason = Outcome.DEADLINE, f"it was killed {where}: {ended}"
+    else:
+        outcome, reason = Outcome.CRASH, f"its process died {where} ({ended})"
+    if phase == "build" and outcome in (Outcome.DEADLINE, Outcome.CRASH):
+        outcome = Outcome.BUILD
+    return Verdict(outcome=outcome, reason=reason)

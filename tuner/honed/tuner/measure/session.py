@@ -22,13 +22,10 @@ from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.lower.program import MemoryValue
 
-from . import bound, timing
-from .bound import Reader
+from . import timing
 from .candidate import Candidate, MeasureLimits, Workload
 from .checks import Array, Ceiling, ExpectedOutput, ceiling, physical
-from .timing import Warmth
-
-# ---- Device buffers between guard bands, and host memory between pages that may not be touched ----
+from .timing import Reader, Warmth
 
 GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
 FENCE_ALIGNED = 128  # as the largest vector is
@@ -53,11 +50,6 @@ class Guarded:
         self._allocation = cl.Buffer(context, cl.mem_flags.READ_WRITE, self._whole)
         self.buffer: Any = self._allocation.get_sub_region(GUARD_BYTES, max(self.nbytes, _LEAST_BYTES))
         self._host: Bytes = np.empty(self._whole, np.uint8)
-
-    @staticmethod
-    def allocated(value: MemoryValue) -> int:
-        """Bytes of device memory a tensor takes with its bands."""
-        return 2 * GUARD_BYTES + _padded(value.nbytes)
 
     def poison(self, queue: Any, byte: int) -> None:
         """Fill the tensor and its bands, without waiting."""
@@ -144,9 +136,6 @@ def _padded(nbytes: int) -> int:
     return max(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, _LEAST_BYTES)
 
 
-# ---- The device as the measuring child holds it: context, queue, yardstick, and the
-# loaded workload's memory ----
-
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
 _PEAKS_SECONDS = 60.0  # between two measurements of the peaks, which take some seconds
@@ -160,11 +149,11 @@ class LoadedWorkload:
     def __init__(self, workload: Workload, in_context: Any) -> None:
         """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
         self.workload = workload
-        self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
+        inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
         self.expected: list[dict[int, ExpectedOutput]] = []
         for number in range(workload.sets):
-            self.given.append({i: _tensor(workload, number, i) for i in self.inputs})
+            self.given.append({i: _tensor(workload, number, i) for i in inputs})
             self.expected.append(
                 {
                     i: ExpectedOutput.of(_tensor(workload, number, i), tolerance)
@@ -282,7 +271,7 @@ class DeviceSession:
         """Build a candidate's program in a thread, for a later `program`."""
         while len(self._prepared) >= _MOST_PREPARED:
             self._prepared.pop(next(iter(self._prepared)))
-        self._prepared[candidate.id] = self._builder.submit(bound.build, self.context, candidate.source)
+        self._prepared[candidate.id] = self._builder.submit(timing.build, self.context, candidate.source)
 
     @property
     def building(self) -> bool:
@@ -296,7 +285,7 @@ class DeviceSession:
     def program(self, candidate: Candidate) -> Any:
         """The candidate's program; raises pyopencl's errors."""
         prepared = self._prepared.pop(candidate.id, None)
-        return prepared.result() if prepared else bound.build(self.context, candidate.source)
+        return prepared.result() if prepared else timing.build(self.context, candidate.source)
 
 
 def _settled(yardstick: timing.Yardstick) -> float:

@@ -1,4 +1,4 @@
-"""Proof part by part, for models with operators whose result jumps where their input moves a little."""
+"""Proof part by part, for models with steps: operators whose result jumps when their input moves a little."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import helper, inliner, numpy_helper
+from onnx import helper, numpy_helper
 
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
@@ -17,15 +17,11 @@ from honed.runtime.execution.proof import Difference, aligned, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .evaluator import at_level
+from .evaluator import Reference, ReferenceFailure, at_level, evaluate
 from .graphs import info
 from .inputs import MOVING
-from .reference import Reference, ReferenceFailure, evaluate
-from .tolerance import for_output, work
+from .tolerance import compared, work
 
-# ---- Models opened at their steps: operators whose result jumps where what they are
-# given moves a little ----
-#
 # A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
 # large, so that 1e-7 in place of 2e-7 says nothing of the model, and what it was given does.
 
@@ -49,7 +45,7 @@ HIDING = {
     *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
 }  # fmt: skip
 
-MOST_BYTES = 1 << 29  # of values at the steps, for one probe
+_MOST_BYTES = 1 << 29  # of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +79,8 @@ class OpenedModel:
 
 def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """A model with static shapes, opened at its steps; None where it has none that can be opened."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    known, varying, nodes = graphs.infer(model), _varying(model), model.graph.node
+    model = graphs.inlined(model)
+    known, varying, nodes = graphs.infer(model), graphs.varying(model), model.graph.node
     ends = _ends(model)
     numbered = {
         i: node
@@ -130,7 +125,7 @@ def _apart(
     """The model whose steps, by number, read and make what `given` and `made` call so."""
     outputs = [value for value in model.graph.output if value.name not in made]
     there = {value.name for value in outputs}
-    return _remade(
+    return graphs.remade(
         model,
         [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
         [
@@ -146,25 +141,12 @@ def _apart(
     )
 
 
-def _remade(
-    model: onnx.ModelProto,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-) -> onnx.ModelProto:
-    """A model of other nodes with the same constants."""
-    graph = helper.make_graph(nodes, model.graph.name, inputs, outputs, list(model.graph.initializer))
-    graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
-
-
 def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
     """Return the model with noise added to what its steps read.
 
     `sizes` says by value how large the noise is at most. Each run of the model adds other noise.
     """
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = graphs.inlined(model)
     taken = set(apart.given.values()) | set(apart.made.values())
     taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
     moved = {name: _unused(f"{name}, moved", taken) for name in sizes}
@@ -177,7 +159,7 @@ def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float
             if name in moved:
                 typed = types[apart.given[name]]
                 nodes += _noise(name, moved[name], _unused(f"{name}, added", taken), sizes[name], typed)
-    return _remade(model, nodes, list(model.graph.input), list(model.graph.output))
+    return graphs.remade(model, nodes, list(model.graph.input), list(model.graph.output))
 
 
 def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[onnx.NodeProto]:
@@ -193,23 +175,34 @@ def _noise(name: str, moved: str, added: str, size: float, typed: int) -> list[o
 def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with one of its outputs."""
     outputs = [value for value in model.graph.output if value.name == name]
-    return _remade(model, list(model.graph.node), list(model.graph.input), outputs)
+    return graphs.remade(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
 def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
     """The model with the values at its steps among its outputs."""
-    exposed = onnx.ModelProto()
-    exposed.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    exposed = graphs.copied(graphs.inlined(model))
     there = {value.name for value in exposed.graph.output}
     typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
     exposed.graph.output.extend(typed[name] for name in (*apart.before, *apart.after) if name not in there)
     return exposed
 
 
-def nbytes(apart: OpenedModel) -> int:
-    """Of all that it is given."""
-    sizes = (graphs.of_info(value) for value in apart.model.graph.input)
-    return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
+def opened_with(
+    model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits
+) -> tuple[OpenedModel, Reference] | None:
+    """A model opened at its steps, and the reference with the values there.
+
+    None where it has no steps, or they cannot be looked at.
+    """
+    apart = opened(model)
+    if apart is None:
+        return None
+    given = (graphs.of_info(value) for value in apart.model.graph.input)
+    nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
+    if nbytes > _MOST_BYTES:
+        return None
+    reference = evaluate(exposing(model, apart), list(inputs), limits)
+    return None if isinstance(reference, ReferenceFailure) else (apart, reference)
 
 
 def _is_step(
@@ -225,7 +218,8 @@ def _is_step(
         return all(name in known for name in node.input if name in varying)
     if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
         return False
-    return _is_float(known[node.input[0]]) and not _is_float(known[node.output[0]])
+    given, made = known[node.input[0]], known[node.output[0]]
+    return given.dtype.startswith("float") and not made.dtype.startswith("float")
 
 
 def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
@@ -243,10 +237,6 @@ def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
     return found
 
 
-def _is_float(value: graphs.TypedValue) -> bool:
-    return value.dtype.startswith("float")
-
-
 def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The least quantum that constant scales round a value to, by its name."""
     found: dict[str, float] = {}
@@ -254,17 +244,6 @@ def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]
         if node.op_type == "QuantizeLinear" and constants.get(node.input[1], np.zeros(0)).size:
             quantum = float(np.min(constants[node.input[1]]))
             found[node.input[0]] = min(quantum, found.get(node.input[0], quantum))
-    return found
-
-
-def _varying(model: onnx.ModelProto) -> set[str]:
-    """The values that depend on inputs."""
-    fixed = {tensor.name for tensor in model.graph.initializer}
-    found = {value.name for value in model.graph.input} - fixed
-    for node in model.graph.node:
-        reads = {name for inner in graphs.within(node) for name in inner.input}
-        if reads & found:
-            found |= {name for name in node.output if name}
     return found
 
 
@@ -283,12 +262,10 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-# ---- Finds the outputs whose rows a TopK orders, by having it order them otherwise ----
-#
-# Where scores nearly tie, two right computations order rows differently. The model is evaluated once more
-# with the rows that a TopK selects in another order: an output that comes out in that order along one axis,
-# however it was computed from the selection, is compared as a set of rows
-# (`honed.runtime.execution.proof`).
+# Outputs whose rows a TopK orders are found by having it order them otherwise. Where scores nearly tie, two
+# right computations order rows differently. The model is evaluated once more with the rows that a TopK
+# selects in another order: an output that comes out in that order along one axis, however it was computed
+# from the selection, is compared as a set of rows (`honed.runtime.execution.proof`).
 
 _MOST_SELECTIONS = 8  # selections that are looked at
 
@@ -304,8 +281,7 @@ def selections(
 
     `reference` has its outputs for `inputs`, `tolerance` how far each may be off. No output is in two.
     """
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = graphs.inlined(model)
     found: list[Selection] = []
     known, names = graphs.infer(model), graphs.outputs(model)
     for node in [n for n in model.graph.node if n.op_type == "TopK"][:_MOST_SELECTIONS]:
@@ -356,8 +332,7 @@ def _reordered(
     model: onnx.ModelProto, selection: onnx.NodeProto, axis: int, order: np.ndarray
 ) -> onnx.ModelProto:
     """The model with what a node selects in another order."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = graphs.copied(model)
     del made.graph.node[:]
     indices = f"{selection.output[0] or selection.output[1]}, order"
     made.graph.initializer.append(numpy_helper.from_array(order.astype(np.int64), indices))
@@ -374,8 +349,6 @@ def _reordered(
     return made
 
 
-# ---- Proof part by part, for models with steps in them ----
-#
 # A value next to a rounding boundary falls to either side by the last bit of a sum, and what it then takes
 # is a whole quantum, or another branch: two right computations of a quantised network differ by tenths of
 # its range. So the model is opened at its steps. Each step is given the reference's own values, and so is
@@ -430,18 +403,16 @@ def judge(
     by name, one set after the other: the first that is wrong ends it. `precision` is that of the arithmetic,
     `tolerance` what the whole may be off by where it has no steps, both as in the module `tolerance`.
     """
-    apart = opened(model)
-    if apart is None or nbytes(apart) > MOST_BYTES:
+    found = opened_with(model, inputs, limits)
+    if found is None:
         return None
-    reference = evaluate(exposing(model, apart), list(inputs), limits)
-    if isinstance(reference, ReferenceFailure):
-        return None
+    apart, reference = found
     feeds = [apart.feeds(i, values) for i, values in zip(inputs, reference.outputs, strict=True)]
     parts = _Parts(apart, precision, limits)
     errors: dict[str, float] = {}
     try:
-        for values, given, found in zip(reference.outputs, feeds, run(apart.model, feeds), strict=True):
-            for difference in parts.compared_all(given, values, found):
+        for values, given, made in zip(reference.outputs, feeds, run(apart.model, feeds), strict=True):
+            for difference in parts.compared_all(given, values, made):
                 if not difference.right:
                     why = f"{difference}, given the reference's own values at each step"
                     return ProofByParts(wrong=why, blamed=(apart.model, given))
@@ -454,7 +425,13 @@ def judge(
     optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
     chosen = selections(model, inputs, reference.outputs, tolerance, limits)
     moved = _spread(model, apart, inputs, reference, errors, limits, optimised, chosen, tolerance)
-    return replace(_as_whole(apart, tolerance, moved, least), selections=chosen)
+    allowed = _allowed(tolerance, moved, least)
+    note = (
+        f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
+        f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
+        f"{max(moved.values()):.2g} when it rounds otherwise"
+    )
+    return ProofByParts(wrong=None, selections=chosen, tolerance=allowed, note=note)
 
 
 def allowance(
@@ -465,37 +442,21 @@ def allowance(
     That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
     otherwise before them.
     """
-    apart = opened(model)
-    if apart is None or nbytes(apart) > MOST_BYTES:
+    found = opened_with(model, inputs, limits)
+    if found is None:
         return tuple(tolerance)
-    reference = evaluate(exposing(model, apart), list(inputs), limits)
-    if isinstance(reference, ReferenceFailure):
-        return tuple(tolerance)
-    moved = _spread(model, apart, inputs, reference, {}, limits)
-    return _allowed(tolerance, moved, {})
+    apart, reference = found
+    return _allowed(tolerance, _spread(model, apart, inputs, reference, {}, limits), {})
 
 
 def _allowed(
     tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
 ) -> tuple[float, ...]:
+    """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
     return tuple(
         max(usual, least.get(name, 0.0), min(2 * far, _MOST))
         for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
     )
-
-
-def _as_whole(
-    apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
-) -> ProofByParts:
-    """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
-    allowed = _allowed(tolerance, moved, least)
-    most = max(moved.values())
-    note = (
-        f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
-        f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
-        f"{most:.2g} when it rounds otherwise"
-    )
-    return ProofByParts(wrong=None, tolerance=allowed, note=note)
 
 
 class _Parts:
@@ -543,18 +504,13 @@ class _Parts:
         """How far output `name` of the opened model is off; one quantum where that may be is not."""
         original = self._original.get(name, name)
         expected, got = reference[original], found[name]
-        allowed = for_output(
-            expected.dtype.name, self._precision, depth=self._work.depth, reduction=self._work.reduction
-        )
-        if expected.dtype != got.dtype or expected.shape != got.shape:
-            return Difference(
-                output=original, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0
-            )
-        if name != original and original in self._apart.quantising and expected.dtype.kind in "iu":
+        allowed = self._work.allowed(expected.dtype.name, self._precision)
+        alike = (expected.dtype, expected.shape) == (got.dtype, got.shape) and expected.dtype.kind in "iu"
+        if alike and name != original and original in self._apart.quantising:
             off = np.abs(expected.astype(np.int64) - got.astype(np.int64))
             if off.max(initial=0) <= 1 and np.count_nonzero(off) <= max(1, _OFF_BY_ONE * off.size):
                 got = expected
-        return compare(expected, got, max(allowed, self._least(name, expected)), original)
+        return compared(expected, got, max(allowed, self._least(name, expected)), original)
 
     def _least(self, name: str, expected: np.ndarray) -> float:
         """What a value between steps may be off by, however small its range is; as a share of that."""
@@ -607,6 +563,4 @@ def _largest(values: Sequence[np.ndarray]) -> float:
 
 def _change(calm: np.ndarray, other: np.ndarray) -> float:
     """The largest difference as a share of the largest value; 1 where shapes or infinities differ."""
-    if calm.shape != other.shape or calm.dtype != other.dtype:
-        return 1.0
-    return min(compare(calm, other, 0.0).error, 1.0)
+    return min(compared(calm, other, 0.0, "").error, 1.0)

@@ -1,26 +1,34 @@
-"""The child process that evaluates a model: `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`.
+"""Evaluates the original model with something that shares nothing with TVM or the frontend.
 
-It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then
-`result.json`: `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
-"failed" (another evaluator may do better), "inputs" (it runs the model, but not on these inputs) or "memory".
-It imports neither TVM nor any rewriting of ours.
-ONNX Runtime runs the graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with
-`--write` the graph that it made of the model is left in `OPTIMISED`.
+ONNX Runtime where it is installed and can run the model, else ONNX's reference evaluator; each in a child
+process of its own, bounded in time and memory, because the model is untrusted. What goes wrong is a value.
+
+The child is `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
+`input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then `result.json`:
+`{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try
+another evaluator), "inputs" (it runs the model, but not on these inputs) or "memory". ONNX Runtime runs the
+graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with `--write` it leaves
+the graph that it made of the model in `OPTIMISED`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from honed.protocol.errors import ModelRefused
 from honed.runtime.engines import LEVELS, LOWEST
 
 from . import confined, graphs
+from .confined import DEFAULT_LIMITS, EvaluationLimits
 
 EVALUATORS = ("onnxruntime", "reference")  # in the order in which they are tried
 OPTIMISED = "optimised.onnx"
@@ -30,6 +38,79 @@ Run = Callable[[dict[str, np.ndarray]], list[object]]
 def at_level(level: str) -> str:
     """The evaluator that is ONNX Runtime at one of `LEVELS`."""
     return EVALUATORS[0] if level == LOWEST else f"{EVALUATORS[0]}, {level}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What the reference gave: for every set of inputs, the outputs by name, in the model's order."""
+
+    outputs: tuple[dict[str, np.ndarray], ...]
+    evaluator: str  # name and version, "onnxruntime 1.20.0"
+    note: str | None  # why the first choice of evaluator was not used, one sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceFailure:
+    """No evaluator could evaluate the model within its limits; `reason` is one sentence.
+
+    `inputs`: the last that was tried runs the model, but not on these inputs.
+    """
+
+    reason: str
+    inputs: bool = False
+
+    def refusal(self) -> ModelRefused:
+        """Of a model that this leaves without a proof."""
+        why = f"the model's answers cannot be proven right, so it is not served: {self.reason}"
+        return ModelRefused(why, (self.reason,))
+
+
+def evaluate(
+    model: onnx.ModelProto,
+    inputs: Sequence[Mapping[str, np.ndarray]],
+    limits: EvaluationLimits = DEFAULT_LIMITS,
+    evaluators: Sequence[str] = EVALUATORS,
+) -> Reference | ReferenceFailure:
+    """Run the model, with static shapes and all its tensors inside, on every set of inputs.
+
+    `evaluators` are tried in order ("onnxruntime", "reference"); one that runs out of time or memory ends
+    the evaluation, one that fails otherwise hands over to the next. Raises InvalidArgument where the
+    inputs or shapes of the model are not such as honed carries.
+    """
+    names = [v.name for v in graphs.inputs(model)]
+    if model.ByteSize() > confined.MAX_MODEL:
+        return ReferenceFailure(reason="the model is larger than 2 GiB, more than the reference can be given")
+    deadline = time.monotonic() + limits.seconds
+    reasons: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="honed-reference-") as folder:
+        place = Path(folder)
+        confined.write(place, model, names, inputs)
+        for evaluator in evaluators:
+            more = (evaluator, "--sets", str(len(inputs)))
+            result = confined.run("honed.tuner.prove.evaluator", place, more, limits, deadline)
+            if "evaluator" in result:
+                return Reference(
+                    outputs=_read(place, graphs.outputs(model), len(inputs)),
+                    evaluator=result["evaluator"],
+                    note="; ".join(reasons) or None,
+                )
+            reasons.append(f"{evaluator} could not evaluate the model: {result['failure']}")
+            if result["kind"] not in ("failed", "inputs"):
+                break
+    return ReferenceFailure(reason="; ".join(reasons), inputs=result["kind"] == "inputs")
+
+
+_MAPPED = 1 << 20  # bytes; larger values are mapped, which takes no memory until they are read
+
+
+def _read(folder: Path, names: Sequence[str], sets: int) -> tuple[dict[str, np.ndarray], ...]:
+    def value(path: Path) -> np.ndarray:
+        mapped = path.stat().st_size > _MAPPED
+        return np.asarray(np.load(path, mmap_mode="r" if mapped else None))
+
+    return tuple(
+        {name: value(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)} for i in range(sets)
+    )
 
 
 class _Failed(Exception):
@@ -129,7 +210,7 @@ def _read_last(model: onnx.ModelProto) -> list[set[str]]:
     """For each node, the values that nothing behind it reads, and that are no outputs."""
     there, found = {"", *graphs.outputs(model)}, []
     for node in reversed(model.graph.node):
-        inner = [each for graph in graphs.subgraphs(node) for each in graphs.outputs_of(graph)]
+        inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
         touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
         found.append(touched.union(inner) - there)
         there |= touched.union(inner)

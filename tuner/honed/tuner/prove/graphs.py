@@ -7,12 +7,12 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, inliner, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
 from honed.protocol.errors import InvalidArgument, ModelRefused
@@ -30,13 +30,24 @@ class TypedValue:
     shape: tuple[int, ...]
 
 
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that may be changed."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without functions of its own, whose nodes stand where they are called."""
+    return inliner.inline_local_functions(model) if model.functions else model
+
+
 def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
     """A copy of `model` whose inputs have these static shapes.
 
     Shapes that the file states for anything else are dropped: they may name the dimensions bound here.
     """
-    bound = onnx.ModelProto()
-    bound.CopyFrom(model)
+    bound = copied(model)
     for value in bound.graph.input:
         shape = shapes.get(value.name)
         if shape is None:
@@ -57,7 +68,7 @@ def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
     is not static.
     """
     fixed = {t.name for t in model.graph.initializer}
-    return tuple(_required(v, "input") for v in model.graph.input if v.name not in fixed)
+    return tuple(_required(v) for v in model.graph.input if v.name not in fixed)
 
 
 def given(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -68,12 +79,7 @@ def given(model: onnx.ModelProto) -> tuple[str, ...]:
 
 def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
     """The names of the outputs, in order."""
-    return outputs_of(model.graph)
-
-
-def outputs_of(graph: onnx.GraphProto) -> tuple[str, ...]:
-    """The names of the outputs of a graph, which may be a node's, in order."""
-    return tuple(v.name for v in graph.output)
+    return tuple(v.name for v in model.graph.output)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -93,6 +99,43 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds."""
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs)
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The values a node reads, those that its subgraphs take from outside included."""
+    read = {name for inner in within(node) for name in inner.input if name}
+    return read | {value.name for graph in subgraphs(node) for value in graph.output}
+
+
+def remade(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    """A model of other nodes, with what these need of its constants."""
+    read = {value.name for value in outputs}.union(*map(reads, nodes))
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    graph = helper.make_graph(
+        nodes,
+        model.graph.name,
+        [value for value in inputs if value.name in read or value.name not in constants],
+        outputs,
+        [tensor for name, tensor in constants.items() if name in read],
+    )
+    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in read)
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+
+
+def varying(model: onnx.ModelProto, constant: Collection[str] = ()) -> set[str]:
+    """The values of the main graph that depend on inputs; results of the operators `constant` do not."""
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    found = {value.name for value in model.graph.input} - fixed
+    for node in model.graph.node:
+        reads = {name for inner in within(node) for name in inner.input}
+        if node.op_type not in constant and reads & found:
+            found.update(name for name in node.output if name)
+    return found
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -133,13 +176,13 @@ def carried(name: str) -> bool:
     return any(d.name == name for d in DTYPES)
 
 
-def _required(info: onnx.ValueInfoProto, what: str) -> TypedValue:
+def _required(info: onnx.ValueInfoProto) -> TypedValue:
     value = of_info(info)
     if value is not None:
         return value
     if not info.type.HasField("tensor_type") or numpy_name(info.type.tensor_type.elem_type) is None:
-        raise InvalidArgument(f"{what} {info.name!r} is not a tensor of a type honed carries; export it anew")
-    raise InvalidArgument(f"{what} {info.name!r} has no static shape; give one with --shape {info.name}=...")
+        raise InvalidArgument(f"input {info.name!r} is not a tensor of a type honed carries; export it anew")
+    raise InvalidArgument(f"input {info.name!r} has no static shape; give one with --shape {info.name}=...")
 
 
 def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
@@ -254,8 +297,7 @@ def _decides_shapes(value: np.ndarray) -> bool:
 
 def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """A copy with constants in place of the nodes that make what was learnt."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     kept = [node for node in copy.graph.node if learnt.keys().isdisjoint(node.output)]
     del copy.graph.node[:]
     copy.graph.node.extend(kept)

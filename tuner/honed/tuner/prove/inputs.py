@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import inliner
 
 from honed.protocol.errors import ModelRefused
 
 from . import graphs
 
-# ---- Which values an input may take, read off the nodes that consume it ----
-#
 # Indices must lie inside what they index, integer divisors must not be zero, logarithms want positive
 # arguments, and what is multiplied by a number as large as -1e9 is a mask. The rules follow the ONNX operator
 # specifications; an input is followed through nodes that move, cut or convert it, and through arithmetic with
@@ -153,8 +150,7 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
     With `shaping` inputs may decide shapes and axes. Otherwise raises ModelRefused for them, because a
     compiled model cannot follow.
     """
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = graphs.inlined(model)
     known, constants = graphs.infer(model), graphs.constants(model)
     consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graphs.nodes(model.graph):
@@ -291,9 +287,10 @@ def _of_use(name: str, use: _Use, path: _Path, *, shaping: bool) -> Range:
             f"input {name!r} decides a shape or an axis of node {graphs.label(node)!r} ({node.op_type}); "
             "make it a constant of the model"
         )
-    rule = rules.get((node.op_type, use.position))
+    otherwise: Rule | Range = _compared if node.op_type in _COMPARING else _UNBOUNDED
+    rule = rules.get((node.op_type, use.position), otherwise)
     try:
-        allowed = rule(use) if rule else _compared(use) if node.op_type in _COMPARING else _UNBOUNDED
+        allowed = rule if isinstance(rule, Range) else rule(use)
     except _UnknownShape:
         if "Scatter" in node.op_type:
             raise
@@ -302,16 +299,12 @@ def _of_use(name: str, use: _Use, path: _Path, *, shaping: bool) -> Range:
         allowed = allowed.meet(_hidden(use, path))
     if allowed.plain:
         return path.back(allowed)
-    if not path.kept:
-        raise ModelRefused(
-            f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) rearranged, "
-            "so no inputs without repeated indices can be made; pass the indices unchanged"
-        )
-    if path.unchanged:
+    if path.kept and path.unchanged:
         return allowed
+    how, give = ("by arithmetic", "themselves") if path.kept else ("rearranged", "unchanged")
     raise ModelRefused(
-        f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) by arithmetic, "
-        "so no inputs without repeated indices can be made; pass the indices themselves"
+        f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) {how}, "
+        f"so no inputs without repeated indices can be made; pass the indices {give}"
     )
 
 
@@ -349,9 +342,8 @@ def _to_bool(use: _Use) -> Range:
     return Range(low=0, high=1, mark=True) if to == onnx.TensorProto.BOOL else _UNBOUNDED
 
 
-def _along(use: _Use, default: int = 0) -> int:
-    rank = len(use.shape(0))
-    return graphs.attribute(use.node, "axis", default) % max(rank, 1)
+def _along(use: _Use, default: int = 0, axis: str = "axis") -> int:
+    return graphs.attribute(use.node, axis, default) % max(len(use.shape(0)), 1)
 
 
 def _gather(use: _Use) -> Range:
@@ -441,31 +433,12 @@ def _mask(use: _Use) -> Range:
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
-def _extent(use: _Use, data: int, axis: int) -> int:
-    shape = use.shape(data)
-    return shape[axis % max(len(shape), 1)]
+def _up_to(axis: str, default: int = 0) -> Rule:
+    """How many an operator takes of the axis of its first input that this attribute names."""
+    return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
 
 
-def _lengths(use: _Use) -> Range:
-    """How much of each row ReverseSequence turns round."""
-    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "time_axis", 0)))
-
-
-def _steps_of(use: _Use) -> Range:
-    """How many steps of each row a recurrent operator takes."""
-    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "layout", 0)))
-
-
-def _how_many(use: _Use) -> Range:
-    """How many of an axis TopK takes."""
-    return Range(low=1, high=_extent(use, 0, graphs.attribute(use.node, "axis", -1)))
-
-
-def _always(allowed: Range) -> Rule:
-    return lambda _use: allowed
-
-
-_RULES: dict[tuple[str, int], Rule] = {
+_RULES: dict[tuple[str, int], Rule | Range] = {
     ("Gather", 1): _gather,
     ("GatherElements", 1): _gather,
     ("GatherND", 1): _tuples,
@@ -479,35 +452,35 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("SoftmaxCrossEntropyLoss", 1): _below(0, 1),
     ("RoiAlign", 2): _below(0, 0),
     ("RotaryEmbedding", 3): _below(1, 0),
-    ("ReverseSequence", 1): _lengths,
-    **{(op, 4): _steps_of for op in ("GRU", "LSTM", "RNN")},
-    ("TopK", 1): _how_many,
-    ("NonMaxSuppression", 2): _always(Range(low=1, high=16)),
-    ("NonMaxSuppression", 3): _always(Range(low=0, high=1)),
-    ("NonMaxSuppression", 4): _always(Range(low=0, high=0.5)),
+    ("ReverseSequence", 1): _up_to("time_axis"),
+    **{(op, 4): _up_to("layout") for op in ("GRU", "LSTM", "RNN")},
+    ("TopK", 1): _up_to("axis", -1),
+    ("NonMaxSuppression", 2): Range(low=1, high=16),
+    ("NonMaxSuppression", 3): Range(low=0, high=1),
+    ("NonMaxSuppression", 4): Range(low=0, high=0.5),
     ("Cast", 0): _to_bool,
-    ("Clip", 1): _always(Range(high=-0.125)),
-    ("Clip", 2): _always(Range(low=0.125)),
-    ("Dropout", 1): _always(Range(low=0, high=0.9)),
-    ("BatchNormalization", 4): _always(Range(low=0)),
-    ("QuantizeLinear", 1): _always(Range(low=0.01, high=1)),
-    ("DequantizeLinear", 1): _always(Range(low=0.01, high=1)),
+    ("Clip", 1): Range(high=-0.125),
+    ("Clip", 2): Range(low=0.125),
+    ("Dropout", 1): Range(low=0, high=0.9),
+    ("BatchNormalization", 4): Range(low=0),
+    ("QuantizeLinear", 1): Range(low=0.01, high=1),
+    ("DequantizeLinear", 1): Range(low=0.01, high=1),
     ("BitShift", 1): _shift,
     ("Pow", 0): _base,
     ("Pow", 1): _exponent,
-    ("Div", 1): _always(Range(nonzero=True)),
-    ("Mod", 1): _always(Range(nonzero=True)),
-    ("Reciprocal", 0): _always(Range(nonzero=True)),
-    ("Log", 0): _always(Range(low=0.01)),
-    ("Sqrt", 0): _always(Range(low=0)),
-    ("Acos", 0): _always(Range(low=-1, high=1)),
-    ("Asin", 0): _always(Range(low=-1, high=1)),
-    ("Atanh", 0): _always(Range(low=-0.99, high=0.99)),
-    ("Acosh", 0): _always(Range(low=1)),
+    ("Div", 1): Range(nonzero=True),
+    ("Mod", 1): Range(nonzero=True),
+    ("Reciprocal", 0): Range(nonzero=True),
+    ("Log", 0): Range(low=0.01),
+    ("Sqrt", 0): Range(low=0),
+    ("Acos", 0): Range(low=-1, high=1),
+    ("Asin", 0): Range(low=-1, high=1),
+    ("Atanh", 0): Range(low=-0.99, high=0.99),
+    ("Acosh", 0): Range(low=1),
 }
 
 # Those of ONNX Runtime's own operators.
-_RUNTIMES_RULES: dict[tuple[str, int], Rule] = {
+_RUNTIMES_RULES: dict[tuple[str, int], Rule | Range] = {
     ("Attention", 3): _mask,
     ("QAttention", 5): _mask,
     ("MultiHeadAttention", 4): _mask,
@@ -520,8 +493,6 @@ _RUNTIMES_RULES: dict[tuple[str, int], Rule] = {
     ("GatherND", 1): _tuples,
 }
 
-
-# ---- Fresh inputs for a model: seeded, of several distributions, within what its nodes allow ----
 
 _WHOLE = 8  # bound of integers that nothing else bounds, so that sums and products do not overflow
 _AWAY = 0.125  # least distance from zero where zero is not allowed

@@ -28,10 +28,9 @@ from honed.runtime.execution.proof import compare
 
 from . import confined, discontinuities, graphs, probes
 from .confined import EvaluationLimits
-from .evaluator import OPTIMISED, at_level
+from .evaluator import OPTIMISED, ReferenceFailure, at_level
 from .probes import Expected
-from .reference import ReferenceFailure
-from .tolerance import SINGLE, for_output
+from .tolerance import for_output
 
 _PROBES = 3
 _SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a first dimension, which is 1
@@ -84,7 +83,8 @@ def _compared(
             found = runs.at(level)
             wrong, off = _objection(expected, found)
             if wrong and level == HIGHEST:
-                _check_determined(expected, runs)
+                if _objection(expected, runs.at(LOWEST))[0]:
+                    raise _Unknown("its answers on the same inputs differ, as of a model with random numbers")
                 allowed = discontinuities.allowance(bound, expected.inputs, expected.tolerance, limits)
                 expected = replace(expected, tolerance=allowed)
                 wrong, off = _objection(expected, found)
@@ -177,12 +177,6 @@ def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, 
     return told, worst
 
 
-def _check_determined(expected: Expected, runs: _Runs) -> None:
-    """Raise _Unknown where the model does not even give the same answers twice without optimisation."""
-    if _objection(expected, runs.at(LOWEST))[0]:
-        raise _Unknown("its answers on the same inputs differ, as of a model with random numbers")
-
-
 @dataclass(slots=True)
 class _Runs:
     """Runs of one model on the same inputs, each in a child process, with its files in `folder`."""
@@ -222,11 +216,8 @@ def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)
-        shared = [
-            name
-            for name in _values(made.graph)
-            if name in set(_values(runs.model.graph)).union(graphs.outputs(runs.model))
-        ]
+        known = {*_values(runs.model.graph), *graphs.outputs(runs.model)}
+        shared = [name for name in _values(made.graph) if name in known]
         plain, optimised = (
             _all_of(model, shared, given, runs.folder / place, runs.limits)
             for model, place in ((runs.model, "plain"), (made, "made"))
@@ -244,8 +235,7 @@ def _all_of(
 ) -> Arrays:
     """The values of these names, without further optimisation; none where the model cannot show them."""
     folder.mkdir()
-    shows = onnx.ModelProto()
-    shows.CopyFrom(model)
+    shows = graphs.copied(model)
     there = set(graphs.outputs(model))
     shows.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
     found = _Runs(folder, shows, [given], limits).at(LOWEST)
@@ -255,9 +245,8 @@ def _all_of(
 def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
     if not graphs.carried(plain.dtype.name):
         return False
-    allowed = for_output(plain.dtype.name, "fp32", depth=64)
     try:
-        return not compare(plain, made, max(allowed, SINGLE if plain.dtype.kind == "f" else 0.0)).right
+        return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
         return False  # laid out otherwise
 

@@ -8,20 +8,18 @@ value that agrees, until all that a differing node reads agrees.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import helper, inliner
 
 from honed.protocol.errors import HonedError
-from honed.runtime.execution.proof import Difference, compare
+from honed.runtime.execution.proof import Difference
 
 from . import graphs
-from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .reference import ReferenceFailure, evaluate
-from .tolerance import Work, for_output, work
+from .evaluator import ReferenceFailure, evaluate
+from .tolerance import compared, work
 
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -53,7 +51,6 @@ def first_difference(
     precision: str = "fp32",
     batch: int = 16,
     seconds: float = 600.0,
-    limits: EvaluationLimits = DEFAULT_LIMITS,
 ) -> Located:
     """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
 
@@ -62,9 +59,8 @@ def first_difference(
     `tolerance`. `batch` values are looked at per variant, and no new variant is begun after `seconds`.
     Values that cannot be looked at (those inside subgraphs, or of unknown shape) are passed over.
     """
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    return _Search(model, inputs, run, precision, limits).first(batch, time.monotonic() + seconds)
+    search = _Search(graphs.inlined(model), inputs, run, precision)
+    return search.first(batch, time.monotonic() + seconds)
 
 
 class _Unanswered(Exception):
@@ -75,17 +71,11 @@ class _Search:
     """The state of one search: what is known of which value."""
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, np.ndarray],
-        run: Run,
-        precision: str,
-        limits: EvaluationLimits,
+        self, model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], run: Run, precision: str
     ) -> None:
-        self.model, self.inputs, self.run = model, dict(inputs), run
-        self.precision, self.limits = precision, limits
+        self.model, self.inputs, self.run, self.precision = model, dict(inputs), run, precision
         self.known = graphs.infer(model)
-        self.work: Work = work(model, self.known)
+        self.work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
         self.agrees: set[str] = set()
         self.variants = 0
@@ -115,44 +105,36 @@ class _Search:
     def _look(self, names: Sequence[str]) -> list[Difference]:
         """Make `names` the outputs, run, and note what agrees; returns what differs."""
         names = list(dict.fromkeys(names))
-        variant = _variant(self.model, [self._info(name) for name in names], self._needed(names))
+        nodes = [self.model.graph.node[i] for i in sorted(self._back(names))]
+        outputs = [self._info(name) for name in names]
+        variant = graphs.remade(self.model, nodes, self.model.graph.input, outputs)
         self.variants += 1
-        reference = evaluate(variant, [self.inputs], self.limits)
+        reference = evaluate(variant, [self.inputs])
         if isinstance(reference, ReferenceFailure):
             raise _Unanswered(reference.reason)
         try:
             found = self.run(variant, dict(self.inputs))
         except HonedError as error:
             raise _Unanswered(f"a part of the model could not be run ({error})") from error
-        differences = [self._compare(name, reference.outputs[0][name], found[name]) for name in names]
+        differences = []
+        for name in names:
+            expected = reference.outputs[0][name]
+            allowed = self.work.allowed(expected.dtype.name, self.precision)
+            differences.append(compared(expected, found[name], allowed, name))
         self.agrees.update(d.output for d in differences if d.right)
         return [d for d in differences if not d.right]
-
-    def _compare(self, name: str, expected: np.ndarray, found: np.ndarray) -> Difference:
-        allowed = for_output(
-            expected.dtype.name, self.precision, depth=self.work.depth, reduction=self.work.reduction
-        )
-        if expected.dtype != found.dtype or expected.shape != found.shape:
-            return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
-        return compare(expected, found, allowed, name)
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         """The value as an output, as the model declares it or as its shape was inferred."""
         declared = next((v for v in self.model.graph.output if v.name == name), None)
-        if declared is not None:
-            return declared
-        return graphs.info(self.known[name], name)
+        return graphs.info(self.known[name], name) if declared is None else declared
 
     def _earliest(self, wrong: Iterable[Difference]) -> Difference:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))
 
-    def _needed(self, names: Iterable[str]) -> set[int]:
-        """The nodes that the values depend on, by index."""
-        return self._back(names, lambda _name: False)
-
     def _behind(self, name: str) -> list[str]:
         """The values that can be looked at and may be why `name` differs, in topological order."""
-        nodes = self._back([name], self.agrees.__contains__) - {self.maker.get(name, -1)}
+        nodes = self._back([name], self.agrees) - {self.maker.get(name, -1)}
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
         return [o for o in outputs if o in self.known and o not in self.agrees]
 
@@ -162,13 +144,14 @@ class _Search:
         What it reads, which proves it right or wrong; a spread over the values that no agreeing value was
         made of, for the fault more likely lies there; and a spread over all, for it need not.
         """
-        vouched = self._back(self.agrees, lambda _name: False)
+        vouched = self._back(self.agrees)
         suspects = [o for o in behind if self.maker[o] not in vouched]
-        reads = _reads(self.model.graph.node[self.maker[name]])
+        reads = graphs.reads(self.model.graph.node[self.maker[name]])
         half = (count + 1) // 2
         return [*_spread(suspects, half), *_spread(behind, half), *(o for o in behind if o in reads)]
 
-    def _back(self, names: Iterable[str], stop: Callable[[str], bool]) -> set[int]:
+    def _back(self, names: Iterable[str], without: Collection[str] = ()) -> set[int]:
+        """The nodes that the values depend on, by index, but not by way of others."""
         nodes: set[int] = set()
         waiting = list(names)
         while waiting:
@@ -176,7 +159,7 @@ class _Search:
             if i is None or i in nodes:
                 continue
             nodes.add(i)
-            waiting += [name for name in _reads(self.model.graph.node[i]) if not stop(name)]
+            waiting += [name for name in graphs.reads(self.model.graph.node[i]) if name not in without]
         return nodes
 
     def _found(self, worst: Difference) -> Located:
@@ -200,34 +183,6 @@ class _Search:
         return Located(
             node=None, op=None, value=value, error=error, sentence=sentence, variants=self.variants
         )
-
-
-def _variant(
-    model: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto], nodes: set[int]
-) -> onnx.ModelProto:
-    """The model with other outputs, without the nodes and initializers these do not need."""
-    kept = [node for i, node in enumerate(model.graph.node) if i in nodes]
-    read = {name for node in kept for name in _reads(node)} | {v.name for v in outputs}
-    graph = helper.make_graph(
-        kept,
-        model.graph.name,
-        list(model.graph.input),
-        list(outputs),
-        [t for t in model.graph.initializer if t.name in read],
-    )
-    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in read)
-    variant = helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
-    fixed = {t.name for t in model.graph.initializer} - read
-    inputs = [v for v in model.graph.input if v.name not in fixed]
-    del variant.graph.input[:]
-    variant.graph.input.extend(inputs)
-    return variant
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """The values a node reads, those that its subgraphs take from outside included."""
-    read = {name for inner in graphs.within(node) for name in inner.input if name}
-    return read | {value.name for graph in graphs.subgraphs(node) for value in graph.output}
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:

@@ -14,21 +14,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import inliner
 
-from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.execution import proof
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.proof import compare
 
 from . import graphs, inputs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .discontinuities import HIDING, MOST_BYTES, OpenedModel, exposing, nbytes, opened
-from .evaluator import EVALUATORS
+from .discontinuities import HIDING, OpenedModel, opened_with
+from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .inputs import MOVING, generate
-from .reference import Reference, ReferenceFailure, evaluate
-from .tolerance import HALF_MOST, for_model
+from .tolerance import HALF_MOST, compared, for_model
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -76,7 +73,7 @@ def of_values(values: Sequence[np.ndarray]) -> Covered:
 
 def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:
     """By output: how much the reference's values say. Outputs that no input decides are covered whole."""
-    decided = _decided(model)
+    decided = graphs.varying(model, _OF_SHAPES)
     return {
         name: of_values([each[name] for each in outputs]) if name in decided else Covered(1.0, 1.0)
         for name in graphs.outputs(model)
@@ -90,7 +87,7 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
     move only, as far as values that say enough or that the inputs hold; the least of them counts.
     """
     maker = {output: node for node in model.graph.node for output in node.output}
-    decided, compared = _decided(model), {*apart.before, *apart.after}
+    decided, at_steps = graphs.varying(model, _OF_SHAPES), {*apart.before, *apart.after}
     found, seen, waiting = [], {name}, [name]
     while waiting:
         node = maker.get(waiting.pop())
@@ -100,7 +97,7 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
             return Covered(1.0, 0.0)
         for each in {name for name in node.input if name in decided} - seen:
             seen.add(each)
-            share = of_values([values[each] for values in reference]) if each in compared else None
+            share = of_values([values[each] for values in reference]) if each in at_steps else None
             if share is None or (share.finite >= ENOUGH and share.told < ENOUGH):
                 waiting.append(each)
             else:
@@ -108,23 +105,9 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
     return min(found, key=lambda each: each.told, default=Covered(1.0, 1.0))
 
 
-def _decided(model: onnx.ModelProto) -> set[str]:
-    """The values that the numbers of inputs decide."""
-    fixed = {tensor.name for tensor in model.graph.initializer}
-    found = {value.name for value in model.graph.input} - fixed
-    for node in model.graph.node:
-        if node.op_type in _OF_SHAPES:
-            continue
-        if found & {name for inner in graphs.within(node) for name in inner.input}:
-            found.update(name for name in node.output if name)
-    return found
-
-
-# ---- NaN and infinities: where compiled models and ONNX Runtime differ in them, and
-# a probe that holds a few ----
-#
-# What the probe finds is told with the compiled form and refuses none: ONNX Runtime itself gives one answer
-# for some shapes and another for others (OPERATORS), and compilers of devices may take NaN for impossible.
+# A probe holds a few NaN and infinities. What it finds is told with the compiled form and refuses none:
+# ONNX Runtime itself gives one answer for some shapes and another for others (OPERATORS), and compilers of
+# devices may take NaN for impossible.
 
 _LEFT_OUT = "NaN is left out, and -inf stays -inf"
 _PLACE = "NaN is left out; where all are NaN the place is 0"
@@ -207,14 +190,11 @@ def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str,
     ]
 
 
-# ---- Chooses the inputs a compiled model is proven on: those on which the reference
-# itself is well determined ----
-#
-# Some models amplify rounding: a division by a small difference, an ArgMax between equals. There even two
-# right computations differ. So the reference is also evaluated on inputs moved by one unit in the last
-# place, and inputs whose answers change by more than a part of the tolerance are passed over for others. So
-# are inputs that ONNX Runtime refuses, and those whose answers say nothing (`coverage`): others are drawn,
-# in smaller ranges.
+# Inputs are chosen on which the reference itself is well determined. Some models amplify rounding: a
+# division by a small difference, an ArgMax between equals. There even two right computations differ. So the
+# reference is also evaluated on inputs moved by one unit in the last place, and inputs whose answers change
+# by more than a part of the tolerance are passed over for others. So are inputs that ONNX Runtime refuses,
+# and those whose answers say nothing (`coverage`): others are drawn, in smaller ranges.
 
 _ROUNDS = 3  # times that other inputs are drawn
 # The share of the tolerance that one rounding of the inputs may use up; the rounding inside a model is about
@@ -350,14 +330,12 @@ def _behind(
     model: onnx.ModelProto, made: Expected, names: Sequence[str], limits: EvaluationLimits
 ) -> dict[str, Covered]:
     """How much of these outputs a verification at the model's steps covers, where it can be made."""
-    inlined = inliner.inline_local_functions(model) if model.functions else model
-    apart = opened(inlined)
-    if apart is None or nbytes(apart) > MOST_BYTES:
+    model = graphs.inlined(model)
+    known = opened_with(model, made.inputs, limits)
+    if known is None:
         return {}
-    reference = evaluate(exposing(inlined, apart), list(made.inputs), limits)
-    if isinstance(reference, ReferenceFailure):
-        return {}
-    found = {name: behind(apart, inlined, reference.outputs, name) for name in names}
+    apart, reference = known
+    found = {name: behind(apart, model, reference.outputs, name) for name in names}
     return {name: share for name, share in found.items() if share.told >= ENOUGH}
 
 
@@ -377,13 +355,8 @@ def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]
 
 
 def _noise(calm: Mapping[str, np.ndarray], moved: Mapping[str, np.ndarray]) -> tuple[float, ...]:
-    noise = []
-    for name, value in calm.items():
-        try:
-            noise.append(compare(value, moved[name], 0.0).error)
-        except InvalidArgument:  # the shape of the output depends on the values
-            noise.append(float("inf"))
-    return tuple(noise)
+    # The shape of an output may depend on the values.
+    return tuple(compared(value, moved[name], 0.0, name).error for name, value in calm.items())
 
 
 def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:

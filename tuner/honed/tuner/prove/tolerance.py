@@ -20,10 +20,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype as carried_dtype
+from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs
 from .inputs import MOVING
@@ -42,6 +44,10 @@ class Work:
 
     depth: int  # nodes that round on the longest way from an input to an output
     reduction: int  # terms of the longest sum
+
+    def allowed(self, dtype: str, precision: str) -> float:
+        """The tolerance of a value of such a model, as `for_output` has it."""
+        return for_output(dtype, precision, depth=self.depth, reduction=self.reduction)
 
 
 def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1) -> float:
@@ -62,6 +68,13 @@ def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1
     return DOUBLE if coarsest == 8 else SINGLE
 
 
+def compared(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
+    """How far off a value is, infinitely far where its type or shape is another."""
+    if expected.dtype != found.dtype or expected.shape != found.shape:
+        return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
+    return compare(expected, found, allowed, name)
+
+
 def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
     """The tolerance of every output of a model with static shapes, in order.
 
@@ -72,7 +85,7 @@ def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
     allowed = []
     for output in model.graph.output:
         dtype = known[output.name].dtype if output.name in known else _declared(output)
-        allowed.append(for_output(dtype, precision, depth=effort.depth, reduction=effort.reduction))
+        allowed.append(effort.allowed(dtype, precision))
     return tuple(allowed)
 
 

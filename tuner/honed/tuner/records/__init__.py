@@ -11,7 +11,6 @@ with Records.open(path) as records:
 from __future__ import annotations
 
 from .exchange import Choose, ImportCounts, export_jsonl, import_jsonl, own, spread
-from .hints import PER_TASK as HINTS_PER_TASK
 from .rows import (
     Default,
     NewCandidate,
@@ -22,7 +21,7 @@ from .rows import (
     TuningRecord,
     VersionRecord,
 )
-from .store import InQuarantine, Records
+from .store import HINTS_PER_TASK, InQuarantine, Records
 
 __all__ = [
     "Choose",

@@ -12,10 +12,9 @@ from typing import Any, BinaryIO, Final, Literal, NoReturn
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
-from honed.protocol.params import marks_of
+from honed.protocol.params import marks_of, source_of
 from honed.tuner.records.verdict import Stored, Timing
 
-from . import hints
 from .rows import (
     RecordState,
     Setup,
@@ -86,7 +85,7 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: 
     Records of another driver or compiler version come along as stale ones. A candidate that is here already
     keeps its figures, but goes into quarantine where it is in quarantine there. Lines that are malformed, of
     another device or impossible are refused, each with its number and reason. So is with `hints_only`
-    whatever is no hint (hints.py): it could count as measured here.
+    whatever is no hint (store.py): it could count as measured here.
     """
     added = merged = 0
     refused: list[str] = []
@@ -209,10 +208,8 @@ def _values(line: Line) -> dict[str, Any]:
     return {**same, "trace_sha256": sha256(line.trace), **timing_values(line.timing)}
 
 
-# ---- Which records travel: to serve by, to keep others from what went wrong, and to learn from ----
-
 SPREAD: Final = 24  # candidates of a workload
-LEAST_SPREAD: Final = 8  # likewise, where there are many workloads
+LEAST_SPREAD: Final = 8  # the same, where there are many workloads
 MOST_SPREAD: Final = 20_000  # about so many in all
 
 
@@ -222,7 +219,7 @@ def own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
     Another board should not try what is in quarantine either.
     """
     banned = (found for found in records.finished(setup) if found.state is RecordState.QUARANTINED)
-    return (found for found in chain(records.distil(setup), banned) if not hints.source(found))
+    return (found for found in chain(records.distil(setup), banned) if not source_of(found.measured_by))
 
 
 def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
@@ -244,13 +241,12 @@ def _judged(records: Records, setup: Setup) -> Iterator[TuningRecord]:
     return (
         found
         for found in records.finished(setup)
-        if found.outcome is not Stored.ABANDONED and not hints.source(found)
+        if found.outcome is not Stored.ABANDONED and not source_of(found.measured_by)
     )
 
 
 def _seconds(found: TuningRecord) -> float:
-    right = found.outcome is Stored.RIGHT and found.timing is not None
-    return found.timing.fair_s if right and found.timing is not None else math.inf
+    return found.timing.fair_s if found.outcome is Stored.RIGHT and found.timing else math.inf
 
 
 def _evenly(ranked: list[tuple[float, str]], most: int) -> list[tuple[float, str]]:

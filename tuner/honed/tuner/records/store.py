@@ -1,4 +1,10 @@
-"""The records: every candidate ever tried, what became of it, and what was learned from it."""
+"""The records: every candidate ever tried, what became of it, and what was learned from it.
+
+Hints are records of other boards, from a hub; they are tried here before they count (docs/hub.md). A hint is
+a record whose `measured_by` names the key that signed it (honed.protocol.params). No board has its compiler,
+so its time is never taken for one of ours. The result of trying it is a record of our own, and what the hints
+of each source are worth follows from these: nothing else is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +16,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
 from honed.tuner.records.verdict import Outcome, Verdict
 
-from . import hints, sql
+from . import sql
 from .database import Opened, explained, open_database, transaction
 from .rows import (
     ABANDONED_REASON,
@@ -37,12 +43,23 @@ from .rows import (
     timing_values,
 )
 
-# ---- Who holds a candidate in flight, in words that can be checked after any crash ----
+HINTS_PER_TASK: Final = 4  # trials that the hints of one task may cost in a day, where nothing else was said
+DAY: Final = 86400.0
+FAILURES_COUNT: Final = 30 * DAY  # for so long a hint that failed speaks against its source
+MOST_HINTS: Final = 50_000  # of one source; older ones go
+MOST_HINTS_IN_ALL: Final = 500_000
+MOST_TOLD: Final = 100  # sources of which there are figures, for messages have limits
+# A hint that takes so many times as long as on the board that measured it, with the same driver, has failed.
+_SLOWER: Final = 3.0
+_FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: the source is set aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, told from a later one with the same number and from one of another boot or container."""
+    """A process, told from a later one with the same number and from one of another boot or container.
+
+    As text it can be checked after any crash.
+    """
 
     boot_id: str
     pid_namespace: int  # inode
@@ -103,9 +120,7 @@ class Records:
     `notes` are sentences the user should see, such as where a damaged database was set aside.
     """
 
-    def __init__(
-        self, path: Path, opened: Opened, measured_by: str, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, opened: Opened, measured_by: str) -> None:
         """Use `open`."""
         self.path = path
         self.notes = opened.notes
@@ -113,7 +128,7 @@ class Records:
         self._connection = opened.connection
         self._lock = opened.lock
         self._owner = str(Owner.this_process())
-        self._clock = clock
+        self._clock: Callable[[], float] = time.time
 
     @classmethod
     def open(
@@ -141,8 +156,6 @@ class Records:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- running candidates
-
     def may_run(
         self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None = None
     ) -> bool:
@@ -158,7 +171,7 @@ class Records:
         """Note durably that a candidate is about to run; gives its id.
 
         Must have returned before the candidate is given to the device. One that has a verdict already may be
-        measured again and keeps its figures meanwhile. Raises Quarantined, AlreadyExists where it is in
+        measured again and keeps its figures meanwhile. Raises InQuarantine, AlreadyExists where it is in
         flight, InvalidArgument where the trace is not JSON.
         """
         check_trace(new.trace)
@@ -231,8 +244,6 @@ class Records:
             ]
             return [found for number in ids for found in self._candidates(sql.BY_ID, {"id": number})]
 
-    # -- what is known
-
     def best(self, workload: str, setup: Setup) -> TuningRecord | None:
         """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
         return next(iter(self._candidates(sql.BEST, self._here(setup, workload=workload))), None)
@@ -253,7 +264,7 @@ class Records:
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
-    def hints(self, workload: str, setup: Setup, per_task: int = hints.PER_TASK) -> list[TuningRecord]:
+    def hints(self, workload: str, setup: Setup, per_task: int = HINTS_PER_TASK) -> list[TuningRecord]:
         """What a hub's records have for a workload and was not tried here yet, the first to try first.
 
         The best of each source in turn, those of this driver before others; none of sources set aside. Of one
@@ -262,18 +273,24 @@ class Records:
         found = self._candidates(sql.HINTS, self._here(setup, workload=workload, limit=per_task))
         if not found:
             return []
-        since = self._clock() - hints.DAY
+        since = self._clock() - DAY
         tried: int = self._rows(sql.HINTS_TRIED, self._here(setup, workload=workload, since=since))[0][0]
-        aside = frozenset(name for name, worth in self.hint_sources().items() if worth.aside)
-        return hints.chosen(found, aside, max(0, per_task - tried))
+        sources = self.hint_sources()
+        chosen: dict[str, TuningRecord] = {}  # the first of each schedule
+        for one in found:
+            if len(chosen) >= per_task - tried:
+                break
+            if not sources[source_of(one.measured_by)].aside:
+                chosen.setdefault(one.trace_sha256, one)
+        return list(chosen.values())
 
     def hint_sources(self) -> dict[str, HintFigures]:
         """What the hints of each source are worth, by the name of its key."""
-        values = {"since": self._clock() - hints.REMEMBERED, "slower": hints.SLOWER}
+        values = {"since": self._clock() - FAILURES_COUNT, "slower": _SLOWER}
         worth = {name: (tried, failed) for name, tried, failed in self._rows(sql.HINTS_WORTH, values)}
         taken = dict(self._rows(sql.HINTS_TAKEN, {}))
         return {
-            source_of(name): hints.figures(taken.get(name, 0), *worth.get(name, (0, 0)))
+            source_of(name): hint_figures(taken.get(name, 0), *worth.get(name, (0, 0)))
             for name in sorted(taken | worth)
         }
 
@@ -297,8 +314,6 @@ class Records:
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
                 yield candidate(row)
-
-    # -- tasks, models, cost models
 
     def put_model(
         self, model: str, tasks: Mapping[TaskRecord, int], rivals: Collection[TaskRecord] = ()
@@ -353,7 +368,7 @@ class Records:
             trials=dict(self._rows(sql.TRIALS, {})),
             faults=self._rows(sql.FAULTS, {})[0][0],
             gains={model: Gain(before_seconds=before, now_seconds=now) for model, before, now in gains},
-            hints=hints.foremost(self.hint_sources()),
+            hints=foremost(self.hint_sources()),
         )
 
     def models(self) -> list[str]:
@@ -419,11 +434,9 @@ class Records:
         with self._writing():
             yield put
             for source in sources:
-                self._connection.execute(sql.HINTS_PRUNE, {"source": source, "most": hints.MOST})
+                self._connection.execute(sql.HINTS_PRUNE, {"source": source, "most": MOST_HINTS})
             if sources:
-                self._connection.execute(sql.HINTS_PRUNE_ALL, {"most": hints.MOST_IN_ALL})
-
-    # -- the database
+                self._connection.execute(sql.HINTS_PRUNE_ALL, {"most": MOST_HINTS_IN_ALL})
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -447,3 +460,16 @@ class Records:
 
     def _here(self, setup: Setup, **more: Any) -> dict[str, Any]:
         return {"device": setup.device_key, "driver": setup.driver, "compiler": setup.compiler, **more}
+
+
+def hint_figures(taken: int, tried: int, failed: int) -> HintFigures:
+    """What a source's hints are worth."""
+    aside = failed >= _FAILED and failed > _SHARE * tried
+    return HintFigures(taken=taken, tried=tried, failed=failed, aside=aside)
+
+
+def foremost(worth: Mapping[str, HintFigures]) -> dict[str, HintFigures]:
+    """Those of sources that matter most, in their order: set aside, then tried, then taken most often."""
+    first = sorted(worth, key=lambda name: (worth[name].aside, worth[name].tried, worth[name].taken))
+    kept = frozenset(first[-MOST_TOLD:])
+    return {name: each for name, each in worth.items() if name in kept}

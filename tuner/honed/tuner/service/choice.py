@@ -76,10 +76,8 @@ def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
     if not ready:
         return None
     new = [m for m in ready if not m.known.passes]
-    if new:
-        return PassPlan(name=max(new, key=_use).name, seconds=FIRST_PASS_SECONDS)
-    best = max(ready, key=_use)
-    return PassPlan(name=best.name, seconds=SLICE_SECONDS)
+    seconds = FIRST_PASS_SECONDS if new else SLICE_SECONDS
+    return PassPlan(name=max(new or ready, key=_use).name, seconds=seconds)
 
 
 def failed(known: Known, reason: str, now: float) -> Known:

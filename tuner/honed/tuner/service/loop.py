@@ -266,9 +266,7 @@ class TuningPass:
         session = self._opened.session
         now = session.table().model.now_us
         better = self._estimate is not None and now and self._estimate >= least * now
-        if self._stopping or not session.trials or not better:
-            return
-        if not session.improved:
+        if self._stopping or not (better and session.trials and session.improved):
             return
         self._published_at = time.monotonic()
         self._gate.leave()

@@ -1,25 +1,65 @@
-"""The service as its tuner sees it: which models there are, on which devices, and what is known of each."""
+"""The service as its tuner sees it, and what the tuner remembers of each model between starts."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from honed.protocol import methods
+from honed.machine.files import replacing
+from honed.protocol import methods, strict
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.params import HistoryParams, ModelParams, TuningFigures
-from honed.protocol.results import ModelHistory, ModelShown
+from honed.protocol.results import ModelHistory
 from honed.protocol.service import ModelFigures, Status
 from honed.runtime.client import Client
-from honed.tuner.records import Records, Setup
+from honed.tuner.records import Records
 from honed.tuner.setup import setup_for, tuned_as
 
-from .choice import Unprofiled, Wanted, hinted, worth_profiling
-from .memory import TuningState
+from .choice import Known, Unprofiled, Wanted, hinted, worth_profiling
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    models: dict[str, Known]
+
+
+class TuningState:
+    """`Known` by model, in a small file beside the records, whose loss costs nothing but time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._models = self._read()
+
+    def get(self, name: str, key: str) -> Known:
+        """What is known of a model as `key` says it is now; anew where that has changed."""
+        known = self._models.get(name)
+        return known if known is not None and known.key == key else Known(key=key)
+
+    def put(self, name: str, known: Known) -> None:
+        """Remember; warn where the disk is full."""
+        self._models[name] = known
+        try:
+            with replacing(self._path) as file:
+                file.write(json.dumps(strict.to_plain(_File(models=self._models)), indent=1).encode())
+        except HonedError as error:
+            _log.warning("what was tuned is not remembered: %s", error)
+
+    def _read(self) -> dict[str, Known]:
+        try:
+            plain = json.loads(self._path.read_bytes())
+            return dict(strict.from_plain(_File, plain, where=self._path.name, none_omitted=True).models)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            _log.warning(
+                "%s cannot be read (%s): models that were tuned are looked at again", self._path, error
+            )
+            return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +79,11 @@ class _Devices:
     """The service's devices, and which models live on them."""
 
     def __init__(self, status: Status) -> None:
-        self._default = status.device_spec
-        gpus = [each for each in status.devices if each.engine == "gpu"]
-        self._setups = {each.spec: setup_for(each.device) for each in gpus if each.device is not None}
-        self.homes = {name: each.spec for each in gpus if each.device is not None for name in each.models}
+        gpus = {each.spec: each for each in status.devices if each.engine == "gpu"}
+        self.default = status.device_spec
+        self.setups = {spec: setup_for(each.device) for spec, each in gpus.items() if each.device is not None}
+        self.homes = {name: spec for spec in self.setups for name in gpus[spec].models}
         self.away = {name for each in status.devices for name in each.away}
-
-    def house(self, name: str, shown: ModelShown) -> None:
-        """The device of a model that the CPU engine serves: its compiled form's, which may become faster."""
-        if shown.kernels and shown.placement.device in self._setups:
-            self.homes[name] = shown.placement.device
-
-    def setup(self, name: str) -> Setup:
-        """What the model is tuned on."""
-        return self._setups[self.homes.get(name, self._default)]
 
 
 def look(client: Client) -> TunerView:
@@ -101,9 +132,11 @@ def _wanted(
     # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
     if model.ready or is_variant:
         shown = client.ask(methods.MODEL_SHOW, ModelParams(name=name))
-    if shown and (is_variant or model.engine == "cpu"):
-        devices.house(name, shown)
-    setup = devices.setup(name)
+    # What the CPU engine serves lives on the device of its compiled form, which may become faster.
+    rests = is_variant or model.engine == "cpu"
+    if shown and rests and shown.kernels and shown.placement.device in devices.setups:
+        devices.homes[name] = shown.placement.device
+    setup = devices.setups[devices.homes.get(name, devices.default)]
     source = shown.source.sha256 if shown else ""
     obstacle = "" if shown and name in devices.homes else "it is not served"
     if shown and not shown.kernels:

@@ -32,9 +32,6 @@ from honed.tuner.records.verdict import Stored
 
 from .task import Found, TaskProgress, TuningTask
 
-# ---- Folders for as long as a process runs; what one left behind that was killed is
-# cleared away by the next ----
-
 _OWNER = "owner"
 
 
@@ -145,17 +142,21 @@ class SearchChild:
         """`batch` is how many candidates it proposes at once, `threads` how many a search may use. Without
         `answers` its workloads have no sets of inputs. `command` is another child in tests.
         """
-        self._batch = batch
-        self._answers = answers
         self._threads = threads
         self._deadlines = deadlines
-        self._profile = profile
-        self._cost_model = cost_model
-        self._seed = seed
         self._command = tuple(command)
         self._folder = scratch("honed-search-")
+        self._opening = {
+            "do": "start",
+            "profile": to_plain(profile),
+            "folder": self._folder.name,
+            "cost_model": str(cost_model),
+            "seed": seed,
+            "threads": threads,
+            "batch": batch,
+            "answers": answers,
+        }
         self._child: DriverChild | None = None
-        self._held: set[str] = set()  # tasks that the child has loaded
 
     def __enter__(self) -> SearchChild:
         return self
@@ -167,11 +168,6 @@ class SearchChild:
         """End the child and remove its files."""
         self._stop()
         self._folder.cleanup()
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
-        return self._child.pid if self._child else None
 
     def extract(
         self,
@@ -210,9 +206,7 @@ class SearchChild:
 
     def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task. Raises SearchFailed, as all below do."""
-        answer = self._ask({"do": "load", **_named(task)}, self._deadlines.load)
-        self._held.add(task.key)
-        return _loaded(answer)
+        return _loaded(self._ask({"do": "load", **_named(task)}, self._deadlines.load))
 
     def default(self, task: TuningTask, following: Sequence[TuningTask], *, settle: bool) -> DefaultSchedule:
         """Take up a task and make its default schedule; the first of the tasks that follow are begun.
@@ -226,17 +220,15 @@ class SearchChild:
             "settle": settle,
         }
         answer = self._ask(message, self._deadlines.load + self._deadlines.propose)
-        self._held.add(task.key)
         candidate = codec.candidate_from_plain(answer["candidate"])
         return DefaultSchedule(loaded=_loaded(answer), candidate=candidate)
 
     def begin(
         self, task: TuningTask, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
     ) -> None:
-        """Have a batch of a task made; `collect` gives it, and nothing else may be asked before.
+        """Have a batch of a loaded task made; `collect` gives it, and nothing else may be asked before.
 
-        `known` are traces with their seconds (None: refused), `kin` the best of other tasks. Waits only where
-        the task must be loaded first.
+        `known` are traces with their seconds (None: refused), `kin` the best of other tasks.
         """
         message = {
             "do": "propose",
@@ -245,8 +237,6 @@ class SearchChild:
             "kin": list(kin),
             "round": round_,
         }
-        if self._child is None or task.key not in self._held:
-            self.load(task)
         self._started().tell(message)
 
     def collect(self) -> Proposed:
@@ -268,7 +258,9 @@ class SearchChild:
         return [_entry(plain) for plain in answer["candidates"]]
 
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
-        """Tell what a batch of a loaded task took; gives how well it was ranked, where that can be said."""
+        """Tell what a batch of a task took; gives how well it was ranked, where that can be said."""
+        if self._child is None:
+            return None  # its successor is told from the records
         message = {"do": "learn", "task": task, "results": dict(results)}
         plain = self._ask(message, self._deadlines.propose)["ranking"]
         return None if plain is None else from_plain(Ranking, plain, where="ranking")
@@ -301,22 +293,9 @@ class SearchChild:
         """The child, started where there is none."""
         if self._child is not None:
             return self._child
-        folder = Path(self._folder.name)
-        self._held.clear()
-        self._child = DriverChild(folder / "search.log", self._command)
-        message = {
-            "do": "start",
-            "profile": to_plain(self._profile),
-            "folder": str(folder),
-            "cost_model": str(self._cost_model),
-            "seed": self._seed,
-            "threads": self._threads,
-            "batch": self._batch,
-            "answers": self._answers,
-        }
-        started = self._child
+        started = self._child = DriverChild(Path(self._folder.name) / "search.log", self._command)
         try:
-            self._answered(lambda child: child.ask(message, self._deadlines.start))
+            self._ask(self._opening, self._deadlines.start)
         except SearchFailed:
             self._stop()
             raise
@@ -368,12 +347,11 @@ def compile_apart(job: Compile) -> None:
         raise ModelRefused(compiled.fell_back)
 
 
-# ---- What the searching child proposes, and when it is asked: while a batch is
-# measured, for the next one ----
-
-
 class Proposals:
-    """The searching child as a session asks it. Not for several threads."""
+    """The searching child as a session asks it: for the next batch while one is measured.
+
+    Not for several threads.
+    """
 
     def __init__(
         self,
@@ -394,25 +372,16 @@ class Proposals:
         self._setup = setup
         self._ahead = ahead
         self._hints = hints
-        self._told: set[str] = set()  # tasks whose records the present child knows
-        self._child: int | None = None
         self._begun: TaskProgress | None = None  # that a batch is being made for
         self._made: dict[str, Proposed] = {}  # by task
 
-    def load(self, task: TuningTask) -> LoadedTask:
-        """Take up a task; raises SearchFailed, as all below do."""
-        with self._waiting():
-            return self._loaded(task, self.search.load(task))
-
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
-        """Take up a task, with its default schedule.
+        """Take up a task, with its default schedule; raises SearchFailed, as all below do.
 
         Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
         """
         with self._waiting():
-            made = self.search.default(task, following, settle=not self._ahead)
-            self._loaded(task, made.loaded)
-            return made
+            return self.search.default(task, following, settle=not self._ahead)
 
     def hinted(self, task: TuningTask) -> bool:
         """Whether a hub's records have something to try for a task."""
@@ -424,7 +393,10 @@ class Proposals:
         if made is not None:
             return made
         with self._waiting():
-            return self._stale(progress) or self._proposed(progress)
+            stale = self._stale(progress)
+            if stale is None:
+                self._begin(progress)
+            return stale or self.search.collect()
 
     def begin(self, progress: TaskProgress | None) -> None:
         """Have the next batch of a task made beside what follows, until `settle`."""
@@ -442,12 +414,10 @@ class Proposals:
         begun, self._begun = self._begun, None
         if begun is not None:
             with suppress(SearchFailed), self._waiting():
-                self._made[begun.task.key] = self._collected(begun)
+                self._made[begun.task.key] = self.search.collect()
 
     def learn(self, task: TuningTask, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
-        if self._child is None or self.search.pid != self._child:
-            return None  # its successor reads the records
         with self._waiting():
             return self.search.learn(task.key, results)
 
@@ -459,7 +429,7 @@ class Proposals:
         entries = self._hinted(progress.task)
         if not stale and not entries:
             return None
-        loaded = self.load(progress.task)
+        loaded = self.search.load(progress.task)
         entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
         return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
 
@@ -468,7 +438,7 @@ class Proposals:
         entries = []
         for hint in self._records.hints(task.key, self._setup, self._hints):
             try:
-                self.load(task)
+                self.search.load(task)
                 found, why = self.search.replay(task.key, [hint.trace]), "it does not fit the task"
             except SearchFailed as broke:
                 found, why = [], str(broke)
@@ -480,41 +450,20 @@ class Proposals:
                 self._records.refuse(new, found[0].refused if found else why)
         return entries
 
-    def _proposed(self, progress: TaskProgress) -> Proposed:
-        self._begin(progress)
-        return self._collected(progress)
-
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
-        known, kin = self._known(task.key), self._kin(task.key) if progress.rounds == 0 else []
+        known = self._known(task.key) if self.search.load(task).fresh else []
+        kin: list[str] = []
+        if progress.rounds == 0:  # the best of all other tasks: the child finds out which of them are kin
+            kin = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
         self.search.begin(task, known, kin, progress.rounds)
-
-    def _collected(self, progress: TaskProgress) -> Proposed:
-        proposed = self.search.collect()
-        self._child = self.search.pid
-        self._told.add(progress.task.key)
-        return proposed
-
-    def _loaded(self, task: TuningTask, loaded: LoadedTask) -> LoadedTask:
-        self._child = self.search.pid
-        if loaded.fresh:
-            self._told.discard(task.key)
-        return loaded
 
     def _known(self, key: str) -> list[tuple[str, float | None]]:
         """Traces measured before on this setup; those in quarantine come as refused."""
-        if self.search.pid != self._child:
-            self._told.clear()
-        if key in self._told:
-            return []  # the child knows them already
         return [
             (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)
         ]
-
-    def _kin(self, key: str) -> list[str]:
-        """The best of all other tasks; which of them are kin, the child finds out."""
-        return [c.trace for c in self._records.distil(self._setup) if c.workload != key]
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -25,8 +25,6 @@ from .opening import Instrument, OpenedSession, Tell
 from .session import Emit, SearchBudget, TuningSession
 from .task import Found, TaskState
 
-# ---- What a run comes to in the end: a file compiled with the best schedules, and a sentence on it ----
-
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
 _BY_FARM = (
     "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
@@ -124,9 +122,6 @@ def _gained(session: TuningSession) -> str:
     return f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"
 
 
-# ---- The jobs that tune a model, and that list its tasks ----
-
-
 def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:
     """Extract the tasks and time their default schedules; search nothing."""
     with _opened(job, emit) as run:
@@ -209,9 +204,7 @@ def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], F
 
 def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
     stages = Counter(p.stage for p in session.tasks)
-    failures: Counter[str] = Counter()
-    for p in session.tasks:
-        failures.update(p.failures)
+    failures = sum((p.failures for p in session.tasks), Counter[str]())
     table = session.table()
     return like(
         events.Tuned,

@@ -89,25 +89,19 @@ def tune_function(
 def _tuned(func: tirx.PrimFunc, name: str, progress: TaskProgress, profile: DeviceProfile) -> TunedFunction:
     if progress.default is None or progress.best is None:
         raise DeviceError(f"{name} cannot be tuned: {progress.reason}")
-    scheduled, lowered = _better(func, name, progress.best_trace, profile)
+    target, trace = target_for(profile), progress.best_trace
+    if trace is None:
+        scheduled, lowered = None, first_kernels(func, name, target, profile)[1]
+    else:
+        scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
+        lowered = lower_function(scheduled, name, target, profile)
     return TunedFunction(
         default_s=progress.default,
         best_s=progress.best,
         roofline_s=progress.roofline,
         trials=progress.trials,
         failures=dict(progress.failures),
-        trace=progress.best_trace,
+        trace=trace,
         scheduled=scheduled,
         lowered=lowered,
     )
-
-
-def _better(
-    func: tirx.PrimFunc, name: str, trace: str | None, profile: DeviceProfile
-) -> tuple[tirx.PrimFunc | None, Lowered]:
-    """The function scheduled by a trace; lowered, by default where there is none."""
-    target = target_for(profile)
-    if trace is None:
-        return None, first_kernels(func, name, target, profile)[1]
-    scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
-    return scheduled, lower_function(scheduled, name, target, profile)

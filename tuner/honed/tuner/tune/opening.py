@@ -18,9 +18,8 @@ from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, MeasureLimits, Measures
-from honed.tuner.measure.faultwatch import kernel_log
 from honed.tuner.measure.gate import Gate
-from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
+from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log
 from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
 
@@ -70,7 +69,14 @@ class OpenedSession:
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
         self.records = _open_records(records, setup, instrument.yardstick, emit)
-        self.search = _search_child(instrument, setup, cache_dir, seed)
+        self.search = SearchChild(
+            profile,
+            cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz",
+            seed,
+            batch=instrument.batch,
+            answers=instrument.answers,
+            threads=instrument.sharing.threads,
+        )
         trials = Trials(instrument.measurer, self.records, setup)
         self.session = TuningSession(
             name,
@@ -100,17 +106,6 @@ def _open_records(path: Path, setup: Setup, yardstick: float | None, emit: Emit)
     for note in records.notes:
         emit(events.Note(text=note))
     return records
-
-
-def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: int) -> SearchChild:
-    return SearchChild(
-        instrument.profile,
-        cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz",
-        seed,
-        batch=instrument.batch,
-        answers=instrument.answers,
-        threads=instrument.sharing.threads,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,23 +81,17 @@ class Searcher:
 
     def __init__(self, message: Mapping[str, Any]) -> None:
         profile = from_plain(DeviceProfile, message["profile"], where="profile")
-        seed, threads = int(message["seed"]), int(message["threads"])
+        self.seed, self.threads = int(message["seed"]), int(message["threads"])
+        self.batch = int(message["batch"])  # candidates proposed at once
         self.making = Making(
             target=target_for(profile),
             profile=profile,
             folder=Path(message["folder"]),
-            seed=seed if message["answers"] else None,
+            seed=self.seed if message["answers"] else None,
         )
-        forked = Forked(min(threads, MOST_PROCESSES), self.making)
+        self.forked = Forked(min(self.threads, MOST_PROCESSES), self.making)
         self.model_file = Path(message["cost_model"])
-        self.tools = Tools(
-            making=self.making,
-            model=_cost_model(self.model_file, prior_of(profile.rules.family)),
-            threads=threads,
-            batch=int(message["batch"]),
-            seed=seed,
-            forked=forked,
-        )
+        self.model = _cost_model(self.model_file, prior_of(profile.rules.family))
         self.begun: dict[str, Future[Lowered]] = {}  # default schedules, by task
         self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
@@ -135,19 +129,18 @@ class Searcher:
     def load(self, message: Mapping[str, Any]) -> codec.Message:
         """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
 
-        `fresh` says whether its search begins anew; those of tasks loaded of late go on.
+        `fresh` says whether its search is yet to begin; those of tasks loaded of late go on.
         """
-        key, outputs = message["task"], int(message["outputs"])
-        hunt = self.hunts.pop(key, None)
-        fresh = hunt is None
-        if hunt is None:
-            hunt = Hunt(key, self.making.func(key), self.tools)
+        key = message["task"]
+        hunt = self.hunts.pop(key) if key in self.hunts else Hunt(key, self)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
-        answers = self.making.answers(key)
-        made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
-        return {"workload": codec.workload_to_plain(made), "fresh": fresh}
+        if hunt.workload is None:
+            outputs, answers = int(message["outputs"]), self.making.answers(key)
+            made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
+            hunt.workload = codec.workload_to_plain(made)
+        return {"workload": hunt.workload, "fresh": hunt.fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:
         """Load a task, and make its default schedule a candidate; those of the `following` are begun.
@@ -157,7 +150,7 @@ class Searcher:
         for named in (message, *message["following"]):
             key = named["task"]
             if key not in self.begun:
-                self.begun[key] = self.tools.forked.begin(lower_default, key, int(named["outputs"]))
+                self.begun[key] = self.forked.begin(lower_default, key, int(named["outputs"]))
         lowered = self.begun.pop(message["task"]).result()
         if message["settle"]:
             wait(self.begun.values())
@@ -176,9 +169,12 @@ class Searcher:
         return self.hunts[message["task"]].replay(message["traces"])
 
     def learn(self, message: Mapping[str, Any]) -> codec.Message:
-        """Learn from a batch of a loaded task."""
-        answer = self.hunts[message["task"]].learn(message["results"])
-        self.tools.model.save(self.model_file)
+        """Learn from a batch of a task, if its search has not ended since."""
+        hunt = self.hunts.get(message["task"])
+        if hunt is None:
+            return {"ranking": None}
+        answer = hunt.learn(message["results"])
+        self.model.save(self.model_file)
         return answer
 
 
@@ -207,28 +203,21 @@ class Making:
         return self.folder / task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What all hunts of a child share."""
-
-    making: Making
-    model: CostModel
-    threads: int  # that a search may use
-    seed: int
-    batch: int  # candidates proposed at once
-    forked: Forked[Making]
-
-
 class Hunt:
-    """Proposes schedules of one function, and learns from what came of them."""
+    """Proposes schedules of one task's function, and learns from what came of them."""
 
-    def __init__(self, key: str, func: tvm.tirx.PrimFunc, tools: Tools) -> None:
-        """`key` is the task's."""
+    def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
-        self.func = func
-        self._tools = tools
+        self.func = searcher.making.func(key)
+        self.workload: codec.Message | None = None  # once it is made
+        self._searcher = searcher
         self._batches: Batches | None = None
         self._proposed: dict[str, Proposal] = {}  # and not learned from yet
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it knows nothing yet of what was measured before."""
+        return self._batches is None
 
     def propose(
         self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
@@ -251,8 +240,8 @@ class Hunt:
         return {"fits": True, "candidates": entries, "way": str(batch.way), "last": batch.last}
 
     def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
-        func, tools = narrow_indices(self.func), self._tools
-        target, profile = tools.making.target, tools.making.profile
+        func, searcher = narrow_indices(self.func), self._searcher
+        target, profile = searcher.making.target, searcher.making.profile
         sketches = space(func, target, profile)
         if not sketches:
             return None
@@ -260,13 +249,13 @@ class Hunt:
             func,
             target,
             sketches,
-            tools.model,
-            batch=tools.batch,
-            seed=tools.seed + round_,
-            threads=tools.threads,
+            searcher.model,
+            batch=searcher.batch,
+            seed=searcher.seed + round_,
+            threads=searcher.threads,
             postprocs=postprocs(profile),
         )
-        return Batches(evolution, tools.batch, kin)
+        return Batches(evolution, searcher.batch, kin)
 
     def replay(self, recorded: Sequence[str]) -> codec.Message:
         """Recorded schedules as candidates, where they fit; learned from when they are known."""
@@ -286,7 +275,7 @@ class Hunt:
         seconds = np.array([_measured(s) for _, s in known])
         scores = [p.score for p, _ in known]
         ranked = None if None in scores else ranking(np.array(scores, np.float32), seconds)
-        model = self._tools.model
+        model = self._searcher.model
         model.add(self.key, np.array([p.features for p, _ in known]), seconds)
         model.train()
         for (proposal, _), s in zip(known, seconds, strict=True):
@@ -295,7 +284,7 @@ class Hunt:
 
     def _entries(self, found: Sequence[_Made]) -> list[dict[str, Any]]:
         """Candidates, lowered by all processes at once, or why they are none."""
-        begin = self._tools.forked.begin
+        begin = self._searcher.forked.begin
         begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
         entries: list[dict[str, Any]] = []
         for (key, trace, score, _), one in zip(found, begun, strict=True):

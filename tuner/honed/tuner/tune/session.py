@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,7 +20,7 @@ from honed.tuner.records import Records
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import for_defaults
 
-from .children import LoadedTask, NoSchedule, Proposals, Proposed, ProposedCandidate, SearchFailed
+from .children import LoadedTask, NoSchedule, Proposals, Proposed, SearchFailed
 from .task import (
     Found,
     TaskProgress,
@@ -35,9 +34,7 @@ from .task import (
     settle_forms,
     two_forms_rows,
 )
-from .trials import TrialResult, Trials
-
-# ---- What a device could do at best, which rises with what is measured ----
+from .trials import TrialResult, Trials, on_candidate
 
 _PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
@@ -144,22 +141,16 @@ class TuningSession:
         self._trying = trials
         self._proposals = proposals
         self._rooflines = Rooflines(profile, peaks_again)
-        self._breaks, self._idle = Counter[str](), Counter[str]()  # by task
         self._spent_now = Spent()  # in the present round
         self._budget = SearchBudget()
-        self._stopping = False
+        self.stopped = False  # told to stop, or the gate stays closed
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
         self._started = time.monotonic()
 
     def stop(self) -> None:
         """End after the candidate being measured."""
-        self._stopping = True
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was told to stop."""
-        return self._stopping
+        self.stopped = True
 
     @property
     def profile(self) -> DeviceProfile:
@@ -366,30 +357,25 @@ class TuningSession:
             self._proposals.settle()
             if results:
                 batch.ranking = self._proposals.learn(progress.task, results)
-            self._end_idle(progress, proposed.entries, self.trials - made)
+            tried = self.trials > made or self._spent()
+            progress.idle = 0 if tried else progress.idle + 1
+            if not proposed.entries or progress.idle >= _IDLE:
+                progress.exhaust()
         except SearchFailed as error:
             self._trying.unload()
             batch.broke = True
             self._broken(progress, f"its search ended: {error}", error)
         return batch
 
-    def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
-        """Leave a task of which nothing can be tried."""
-        key = progress.task.key
-        self._idle[key] = 0 if tried or self._spent() else self._idle[key] + 1
-        if not entries or self._idle[key] >= _IDLE:
-            progress.exhaust()
-
     def _note_progress(self, trials: int) -> None:
         """Keep what the model is estimated to take after so many more trials, for its history."""
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
-        key = progress.task.key
-        self._breaks[key] += 1
+        progress.breaks += 1
         progress.failures["compiler"] += 1
-        self.emit(events.Broke(task=key, reason=reason))
-        if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
+        self.emit(events.Broke(task=progress.task.key, reason=reason))
+        if progress.breaks >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
     def _measure(self, progress: TaskProgress, proposed: Proposed) -> dict[str, float | None]:
@@ -409,7 +395,7 @@ class TuningSession:
                 self._trying.prepare(candidate, trace, way)
             began = time.monotonic()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
-            self._spent_now += self._trying.spent(time.monotonic() - began)
+            self._spent_now += on_candidate(self._trying.measurer.spent, time.monotonic() - began)
             self._gate.leave()
             if trial is None:
                 continue
@@ -436,11 +422,11 @@ class TuningSession:
     def _condemn(self, *, settle: bool = False) -> None:
         """Drop what was found right and has turned out to have faulted."""
         by_key = {p.task.key: p for p in self.tasks}
-        for one in self._trying.condemned(settle=settle):
+        for one, reason in self._trying.condemned(settle=settle):
             progress = by_key[one.task]
-            self.emit(events.Condemned(task=one.task, reason=one.reason))
+            self.emit(events.Condemned(task=one.task, reason=reason))
             if one.trace is None:
-                progress.lose(f"its default schedule faulted: {one.reason}")
+                progress.lose(f"its default schedule faulted: {reason}")
                 continue
             progress.failures[str(Outcome.FAULT)] += 1
             if progress.best_trace == one.trace:
@@ -470,9 +456,9 @@ class TuningSession:
         return out_of_time or out_of_trials or not self._may_go_on()
 
     def _may_go_on(self) -> bool:
-        if not self._stopping and not self._gate.enter():
-            self._stopping = True
-        return not self._stopping
+        if not self.stopped and not self._gate.enter():
+            self.stopped = True
+        return not self.stopped
 
     def table(self) -> events.TaskTable:
         """Every task as a row, and the model's estimated latency."""

@@ -97,6 +97,8 @@ class TaskProgress:
     round_seconds: float = 10.0
     moved: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
     rival: int = 0  # runs that it would have more in forms that are not taken
+    breaks: int = 0  # times its search broke
+    idle: int = 0  # rounds in a row in which nothing could be tried
     hinted: bool = False  # other boards' records are there to be tried, which its first round does
 
     @property
@@ -174,8 +176,8 @@ class TaskProgress:
             task=self.task.key,
             weight=self.weight,
             roofline_us=self.roofline * 1e6,
-            default_us=None if self.default is None else self.default * 1e6,
-            best_us=None if best is None else best * 1e6,
+            default_us=_microseconds(self.default),
+            best_us=_microseconds(best),
             gflops=None if not best else self.task.flops / best / 1e9,
             roofline_share=None if not best else self.roofline / best,
             trials=self.trials,
@@ -260,11 +262,7 @@ def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
                 p.skip(why)
 
 
-# ---- Which of a model's tasks run where its work has two forms, by the times known now ----
-#
-# No I/O, no clocks.
-#
-# What a session estimates and tunes is thus of the forms that compiling with its records takes.
+# Of work that has two forms, a session estimates and tunes the one that compiling with its records takes.
 
 
 def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> None:

@@ -16,7 +16,7 @@ from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, Verdict
 
 T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up
@@ -25,8 +25,6 @@ _LEAST_YARDSTICKS = 5  # that a reference speed rests on
 # That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
 # up to a factor of two now and then, when something else ran beside it.
 _WINDOW = 5
-# Phases of a measurement, as the measuring child announces them. Some drivers compile at the first launch.
-_BUILDING, _TIMING = ("build", "first"), ("time",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +41,8 @@ class TrialResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateFault:
-    """A candidate found right whose fault came to light later; `trace` is None for a default schedule."""
-
-    task: str
-    trace: str | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """A candidate of this run: where it is recorded (0: a default schedule, not recorded)."""
+class Tried:
+    """A candidate of this run; a default schedule, which is not recorded, has 0 and None."""
 
     record: int
     task: str
@@ -93,10 +82,7 @@ class Trials:
     """The measurer and the records, kept in step. A context manager, as the measurer is."""
 
     def __init__(
-        self,
-        measurer: Callable[[Begin], Measures],
-        records: kept.Records,
-        setup: kept.Setup,
+        self, measurer: Callable[[Begin], Measures], records: kept.Records, setup: kept.Setup
     ) -> None:
         """`measurer` makes one that calls what it is given before a candidate is judged."""
         self.measurer = measurer(self._begin)
@@ -106,7 +92,7 @@ class Trials:
         self.workload: Workload | None = None
         self._tried: dict[str, tuple[str, Way]] = {}  # traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # record ids by candidate id
-        self._known: dict[str, _Known] = {}  # by candidate id, the latest
+        self._known: dict[str, Tried] = {}  # by candidate id, the latest
         self._late: list[tuple[str, FaultStory]] = []
         self._banned: set[str] = set()  # candidate ids
 
@@ -130,10 +116,8 @@ class Trials:
         assert self.workload is not None
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
-        self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
-        if verdict.timing is not None:
-            self._note_speed(verdict)
-        return TrialResult(verdict=replace(verdict, timing=self._fair(verdict.timing)), ran=True)
+        self._know(named.id, Tried(record=0, task=self.workload.task, trace=None))
+        return TrialResult(verdict=self._fair(verdict), ran=True)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -194,10 +178,6 @@ class Trials:
             return TrialResult(verdict=verdict, ran=False)
         return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
 
-    def spent(self, seconds: float) -> Spent:
-        """Where the `seconds` of the wall clock went that the latest candidate took."""
-        return on_candidate(self.measurer.spent, seconds)
-
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built.
 
@@ -216,13 +196,12 @@ class Trials:
         story = self._story(candidate_id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
             verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story), host=verdict.host)
-        self._note_speed(verdict)
-        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
+        verdict = replace(self._fair(verdict), story=story)
         self.records.finish(number, verdict)
         return verdict
 
-    def condemned(self, *, settle: bool = False) -> list[LateFault]:
-        """Candidates whose faults have come to light since their verdicts; they are in quarantine now.
+    def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
+        """Candidates whose faults, with reasons, came to light after their verdicts; now in quarantine.
 
         With `settle`, waits until a fault of what ran last must be in the kernel log.
         """
@@ -236,10 +215,9 @@ class Trials:
             if known is None:
                 continue
             text = _text(story)
-            reason = _reason(text)
             if known.record:
-                self.records.condemn(known.record, reason, text)
-            found.append(LateFault(task=known.task, trace=known.trace, reason=reason))
+                self.records.condemn(known.record, _reason(text), text)
+            found.append((known, _reason(text)))
         return found
 
     def _again(self, do: Callable[[], T]) -> T:
@@ -272,27 +250,26 @@ class Trials:
         self._late += [(name, story) for name, story in faults if name != candidate_id]
         if own:
             return "\n".join(own)
-        self._know(candidate_id, _Known(record=number, task=self.workload.task, trace=trace))
+        self._know(candidate_id, Tried(record=number, task=self.workload.task, trace=trace))
         return None
 
-    def _know(self, candidate_id: str, known: _Known) -> None:
+    def _know(self, candidate_id: str, known: Tried) -> None:
         self._known.pop(candidate_id, None)
         self._known[candidate_id] = known
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 
-    def _note_speed(self, verdict: Verdict) -> None:
-        if verdict.yardstick_s is not None:
-            self.speed.note(verdict.yardstick_s)
-
-    def _fair(self, measured: Timing | None) -> Timing | None:
-        """The timing with how fast the device is now beside its reference speed, where that is known.
+    def _fair(self, verdict: Verdict) -> Verdict:
+        """The verdict with how fast the device is now beside its reference speed, where that is known.
 
         One of a board of a farm has that board's speed beside the farm's already, whose is the device's here.
         """
-        if measured is None or self.speed.reference is None:
-            return measured
-        return replace(measured, yardstick_ratio=(measured.yardstick_ratio or 1.0) * self.speed.ratio)
+        if verdict.yardstick_s is not None:
+            self.speed.note(verdict.yardstick_s)
+        if verdict.timing is None or self.speed.reference is None:
+            return verdict
+        ratio = (verdict.timing.yardstick_ratio or 1.0) * self.speed.ratio
+        return replace(verdict, timing=replace(verdict.timing, yardstick_ratio=ratio))
 
 
 def _text(story: FaultStory) -> str:
@@ -304,7 +281,7 @@ def _reason(story: str) -> str:
 
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
-    """A candidate took `seconds` altogether; `phases` is `Measures.spent` of it."""
-    build = sum(phases.get(phase, 0.0) for phase in _BUILDING)
-    timing = sum(phases.get(phase, 0.0) for phase in _TIMING)
+    """Where the `seconds` went that a candidate took altogether; `phases` is `Measures.spent` of it."""
+    build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
+    timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)
