@@ -25,8 +25,7 @@ from functools import partial
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
-from honed.tuner.search.blocks import Keep, inline_elementwise
-from honed.tuner.search.parts import SKETCHES, SketchLimits, lane_choices
+from honed.tuner.search.parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices
 from honed.tuner.search.traces import as_module, steps, unscheduled
 
 from .attention import attention, attention_groups

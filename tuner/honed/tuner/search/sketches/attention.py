@@ -16,13 +16,14 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
-from honed.tuner.search.blocks import BlockInfo, blocks, is_dear
 from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
     below,
+    blocks,
     fuse,
+    is_dear,
     keep_partial,
     lanes_of,
     part_of,
@@ -55,27 +56,27 @@ class Attention:
     @property
     def keys(self) -> int:
         """Elements of a row of the scores."""
-        return self.scores.info.extents[-2]
+        return self.scores.extents[-2]
 
     @property
     def rows_in_all(self) -> int:
         """Of all batches."""
-        return math.prod(self.scores.info.extents[: self.batches + 1])
+        return math.prod(self.scores.extents[: self.batches + 1])
 
     @property
     def columns(self) -> int:
         """Elements of a row of the result."""
-        return self.product.info.extents[-2]
+        return self.product.extents[-2]
 
     @property
     def batches(self) -> int:
         """How many axes of batches there are."""
-        return len(self.scores.info.extents) - 3
+        return len(self.scores.extents) - 3
 
     @property
     def inner(self) -> int:
         """Elements that a score is summed over."""
-        return self.scores.info.extents[-1]
+        return self.scores.extents[-1]
 
 
 def attention_of(func: tirx.PrimFunc) -> Attention | None:
@@ -98,8 +99,8 @@ def read(schedule: Schedule) -> Attention | None:
     first, second = products
     _inline_between(schedule, found, first, second)
     left = [part_of(schedule, block) for block in blocks(schedule)]
-    names, product = [part.info.name for part in left], found[second].info.name
-    if names[0] != found[first].info.name or product not in names[-2:]:
+    names, product = [part.name for part in left], found[second].name
+    if names[0] != found[first].name or product not in names[-2:]:
         return None
     at = names.index(product)
     tail = left[at + 1] if at + 1 < len(left) else None
@@ -121,25 +122,25 @@ def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, 
     dear.
     """
     for n, part in enumerate(found[:-1]):
-        if part.info.is_reduction:
+        if part.is_reduction:
             continue
         if first < n < second:
             read_by = {str(schedule.get(one).name_hint) for one in schedule.get_consumers(part.block)}
-            if is_dear(schedule, part.block) or found[second].info.name in read_by:
+            if is_dear(schedule, part.block) or found[second].name in read_by:
                 continue
         elif is_dear(schedule, part.block):
             raise ValueError("an operand is too dear to be computed again and again")
         schedule.compute_inline(part.block)
 
 
-def _reduces_last(what: BlockInfo) -> bool:
+def _reduces_last(what: BlockPart) -> bool:
     """Whether a block reduces along its last axis alone."""
     return what.reducing == [len(what.kinds) - 1]
 
 
 def _is_product(schedule: Schedule, part: BlockPart) -> bool:
     """Whether a block sums, over its last axis alone, products of elements of two values."""
-    if not _reduces_last(part.info):
+    if not _reduces_last(part):
         return False
     multiplied: list[tirx.Mul] = []
     structural_walk(schedule.get(part.block).body, [(tirx.Mul, multiplied.append)], order="pre")
@@ -154,14 +155,14 @@ def _sources(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 def _has_form(one: Attention) -> bool:
     """Whether all blocks have the batches and rows of the scores, and the keys behind them."""
-    outer, keys = one.scores.info.extents[: one.batches + 1], one.keys
-    if one.batches < 0 or not one.rows or one.rows[-1].info.is_reduction:
+    outer, keys = one.scores.extents[: one.batches + 1], one.keys
+    if one.batches < 0 or not one.rows or one.rows[-1].is_reduction:
         return False
-    between = [part.info.extents for part in one.rows]
-    last = one.product.info
+    between = [part.extents for part in one.rows]
+    last = one.product
     summed = (*(last.extents[n] for n in last.spatial[:-1]), last.extents[-1])
     return (
-        all(_reduces_last(part.info) for part in one.rows if part.info.is_reduction)
+        all(_reduces_last(part) for part in one.rows if part.is_reduction)
         and between == [(*outer, keys)] * len(between)
         and summed == (*outer, keys)
     )
@@ -209,7 +210,7 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if one is None:
         return False
     lanes = lanes_of(one.keys, most)
-    partial = [partial_results(schedule, part, most) if part.info.is_reduction else None for part in one.rows]
+    partial = [partial_results(schedule, part, most) if part.is_reduction else None for part in one.rows]
     under, summed = _write(schedule, one, limits, most)
     schedule.decompose_reduction(one.product.block, summed)
     _keep_rows(schedule, one, partial, under, lanes)
@@ -278,13 +279,13 @@ def _keep_rows(
         set_private(schedule, part.block)
         if part is one.rows[-1]:
             at = below(schedule, part.block, under)[-2]
-        if not part.info.is_reduction:
+        if not part.is_reduction:
             _, vector = schedule.split(below(schedule, part.block, at)[-1], [None, lanes])
             schedule.vectorize(vector)
         if split is not None:
             keep_partial(schedule, split, at)
     for part, split in zip(one.rows, partial, strict=True):
-        for block in (split, part.block) if part.info.is_reduction else ():
+        for block in (split, part.block) if part.is_reduction else ():
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, at)[0])
 

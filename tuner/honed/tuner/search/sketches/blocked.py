@@ -9,10 +9,10 @@ from itertools import product
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.decisions import Decision, Drawn, best_group, divisors
 from honed.tuner.search.parts import (
     BlockPart,
+    Keep,
     SketchLimits,
     TileLoops,
     accumulate,
@@ -22,6 +22,7 @@ from honed.tuner.search.parts import (
     fuse,
     launch_others,
     maker,
+    reads_along,
     sample_tile,
     set_private,
     sketch,
@@ -72,7 +73,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
-    extents, spatial = main.info.extents, main.info.spatial
+    extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
@@ -86,7 +87,7 @@ def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None
 
 
 def _is_block(part: BlockPart, lanes: int) -> bool:
-    return len(part.info.extents) == _AXES and part.info.extents[-1] == lanes
+    return len(part.extents) == _AXES and part.extents[-1] == lanes
 
 
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
@@ -240,7 +241,7 @@ def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[Blo
     """The block that writes results from registers, and the rest without what is computed with it."""
     main = rest[0]
     if len(rest) == _BOTH and all(
-        kept <= made for kept, made in zip(rest[1].info.extents, main.info.extents, strict=False)
+        kept <= made for kept, made in zip(rest[1].extents, main.extents, strict=False)
     ):
         set_private(schedule, main.block)
         return rest[1].block, rest[:1]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
+    Keep,
     SketchLimits,
     TileLoops,
     below,
@@ -30,6 +30,7 @@ from honed.tuner.search.parts import (
     lanes_of,
     launch_others,
     maker,
+    reads_along,
     sample_tile,
     set_private,
     sketch,
@@ -84,7 +85,7 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
     """The convolution; None where the function is none, its channels fill no vector, or `tile` is better."""
-    spatial = main.info.spatial
+    spatial = main.spatial
     if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
         return None
     images = reads_along(schedule, main.block, spatial[-1])
@@ -95,16 +96,16 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
     channel = next((n for n, reads in read.items() if weights in reads), None)
     if channel is None:
         return None
-    lanes = lanes_of(main.info.extents[channel], most)
+    lanes = lanes_of(main.extents[channel], most)
     depthwise = len(read[channel]) == 2
-    reduced = [main.info.extents[n] for n in main.info.reducing]
+    reduced = [main.extents[n] for n in main.reducing]
     if (
         len(reduced) < _LEAST_REDUCED
         or lanes == 1
         or (
             not depthwise
             and math.prod(reduced[1:]) == 1
-            and main.info.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
+            and main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
         )
     ):
         return None
@@ -122,7 +123,7 @@ def _understood(schedule: Schedule, main: BlockPart, limits: SketchLimits, most:
 def _split(schedule: Schedule, what: _Convolution) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     loops = list(schedule.get_loops(what.main.block))
-    reduced = [loops[n] for n in what.main.info.reducing]
+    reduced = [loops[n] for n in what.main.reducing]
     vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
     vectors, beside, _ = sample_tile(schedule, vectors, _MOST_BESIDE)
     outer, tile = list[LoopRV](), list[LoopRV]()
@@ -145,12 +146,12 @@ def _write(schedule: Schedule, what: _Convolution, rest: list[BlockPart], under:
     tail = rest[1] if len(rest) == 2 and is_elementwise(rest[1], main) else None
     if tail is None:
         result = schedule.cache_write(main.block, 0, "local")
-        channels_last(schedule, main.block, main.info, what.channel, what.lanes)
+        channels_last(schedule, main, what.channel, what.lanes)
     else:
         set_private(schedule, main.block)
         result = schedule.cache_write(tail.block, 0, "local")
         for part in (main, tail):
-            channels_last(schedule, part.block, part.info, what.channel, what.lanes)
+            channels_last(schedule, part, what.channel, what.lanes)
         schedule.reverse_compute_at(tail.block, under, preserve_unit_loops=True)
         _in_lanes(schedule, tail.block, under, what)
     schedule.reverse_compute_at(result, under, preserve_unit_loops=True)

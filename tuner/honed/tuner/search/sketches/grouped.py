@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, REDUCE, BlockInfo, Keep, calls, is_dear
 from honed.tuner.search.parts import (
+    CHOICES,
+    REDUCE,
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     alone,
+    calls,
     contraction,
     fuse,
+    is_dear,
     is_elementwise,
     lanes_of,
     launch_others,
@@ -71,10 +75,10 @@ def grouped(
     before, rest = found
     main = rest[0]
     loops = schedule.get_loops(main.block)
-    spatial = [(loops[n], main.info.extents[n]) for n in main.info.spatial]
-    reduce = [loops[n] for n in main.info.reducing]
+    spatial = [(loops[n], main.extents[n]) for n in main.spatial]
+    reduce = [loops[n] for n in main.reducing]
     levels = _split(schedule, spatial, by, most)
-    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main.info, by))
+    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main, by))
     schedule.reorder(
         *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
     )
@@ -94,7 +98,7 @@ def grouped(
     return True
 
 
-def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
+def _taken_at_once(contracted: BlockPart, by: GroupTile) -> int:
     """The most steps of the outer reduction: few where each is a window, as windows share their elements."""
     window = math.prod(contracted.extents[n] for n in contracted.reducing[1:])
     return by.reduced if window == 1 or not by.shared else max(1, 2 * by.reduced // window)
@@ -218,7 +222,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     axes = [_split_axis(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
     partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
     axes = _renamed(axes, schedule.get_loops(partial))
-    tiled = [axes[n] for n in main.info.spatial]
+    tiled = [axes[n] for n in main.spatial]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
     prepare(schedule, before, limits, most, inlined=by.shared)
     items = [axis.items for axis in tiled if axis.items is not None]
@@ -228,12 +232,12 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
 
 def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
-    extents, spatial = main.info.extents, main.info.spatial
+    extents, spatial = main.extents, main.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
     rows = max(1, slices // lanes)
     written = max((n for n in spatial[:-1] if extents[n] > 1), default=spatial[-1])
     available = extents[written] // lanes if written == spatial[-1] else extents[written]
-    reduced = max(main.info.reducing, key=extents.__getitem__)
+    reduced = max(main.reducing, key=extents.__getitem__)
     steps = extents[reduced]
     if steps % slices or available % rows or steps < slices * _LEAST_STEPS:
         return None
@@ -244,13 +248,13 @@ def _split_axis(
     schedule: Schedule, loop: LoopRV, number: int, main: BlockPart, shared: _Shared, by: GroupTile
 ) -> _SlicedAxis:
     """Split an axis into its levels; how many steps each has is left open."""
-    if main.info.kinds[number] == REDUCE:
+    if main.kinds[number] == REDUCE:
         if number != shared.reduced:
             return _SlicedAxis(number, [loop], None)
         return _SlicedAxis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
     inner: list[LoopRV] = []
     most = by.registers
-    if number == main.info.spatial[-1]:
+    if number == main.spatial[-1]:
         most = max(1, most // shared.lanes)
         loop, vector = schedule.split(loop, [None, shared.lanes])
         inner = [vector]

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, Keep, last_axis
 from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, whole_warps
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
+    REDUCE,
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     below,
@@ -21,6 +22,7 @@ from honed.tuner.search.parts import (
     contraction,
     fuse,
     lanes_of,
+    last_axis,
     launch_others,
     sample_tile,
     sketch,
@@ -71,21 +73,21 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
     if None in along:
         return False
-    lanes = lanes_of(main.info.extents[main.info.spatial[-1]], most)
+    lanes = lanes_of(main.extents[main.spatial[-1]], most)
     loops = _split(schedule, main, limits, lanes)
     if any(axis not in loops.tiles for axis in along):
         return False
     written_out = [loops.tiles[n].loop for n in loops.inside]
-    spatial = [loops.tiles[n].loop for n in main.info.spatial if n in loops.tiles]
+    spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *written_out, *spatial, *loops.vector)
     under = _bind(schedule, loops)
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    laned = main.info.spatial[-1]
+    laned = main.spatial[-1]
     for number, axis in enumerate(along):
         assert axis is not None
-        at = loops.outside[-1] if main.info.kinds[axis] == REDUCE else written_out[-1]
+        at = loops.outside[-1] if main.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
         _hold(schedule, main.block, number, at, width)
     write_out(schedule, [*written_out, *spatial, *loops.vector])
@@ -97,7 +99,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _HeldLoops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
     found = _HeldLoops([], [], [], [], [], {})
-    loops, what = schedule.get_loops(main.block), main.info
+    loops, what = schedule.get_loops(main.block), main
     *others, last = what.spatial
     rows = max((n for n in others if what.extents[n] > 1), default=None)
     for n in others:

@@ -16,11 +16,11 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import Keep, reads_along, step_along
 from honed.tuner.search.packing import channels_last, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
     BlockPart,
+    Keep,
     SketchLimits,
     TileLoops,
     accumulate,
@@ -32,8 +32,10 @@ from honed.tuner.search.parts import (
     lanes_of,
     launch_others,
     maker,
+    reads_along,
     sample_tile,
     sketch,
+    step_along,
     vectorise,
     write_out,
 )
@@ -79,7 +81,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for loop, tag in zip(loops.threads, ("threadIdx.y", "threadIdx.x"), strict=True):
         schedule.bind(loop, tag)
     tail = accumulate(schedule, rest)
-    channels_last(schedule, main, what.main.info, what.channel, what.lanes)
+    channels_last(schedule, what.main, what.channel, what.lanes)
     under = loops.threads[-1]
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
@@ -97,8 +99,8 @@ def _understood(
     schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
 ) -> _PackedConvolution | None:
     """The convolution, and how it is cut; None where the function is none, or one without a window."""
-    spatial = main.info.spatial
-    reduced = [main.info.extents[n] for n in main.info.reducing]
+    spatial = main.spatial
+    reduced = [main.extents[n] for n in main.reducing]
     if len(spatial) < 3 or math.prod(reduced[1:]) == 1 or len(schedule.get(main.block).reads) != 2:
         return None
     last = spatial[-1]
@@ -110,9 +112,9 @@ def _understood(
     step = step_along(schedule, main.block, image, last)
     if len(channels) != 1 or step is None:
         return None
-    row = main.info.extents[last]
+    row = main.extents[last]
     vector, pixels = _cut(row, step, limits)
-    lanes = lanes_of(main.info.extents[channels[0]], most)
+    lanes = lanes_of(main.extents[channels[0]], most)
     while lanes * pixels > limits.accumulators:
         lanes //= 2
     if lanes < 2:
@@ -163,7 +165,7 @@ def _image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]
 def _split(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
     """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
-    reduced = what.main.info.reducing
+    reduced = what.main.reducing
     window = _written_out(what, reduced, limits)
     outside = [loops[n] for n in reduced if n not in window]
     inside = [loops[n] for n in window]
@@ -197,7 +199,7 @@ def _rectangle(
 
 def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
     """The reduction's last axes, as many as may be written out, but never the first."""
-    extents, pixels = what.main.info.extents, max(limits.tile, what.pixels)
+    extents, pixels = what.main.extents, max(limits.tile, what.pixels)
     for first in range(1, len(reduced)):
         if math.prod(extents[n] for n in reduced[first:]) * pixels <= _MOST_STEPS:
             return reduced[first:]

@@ -16,15 +16,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from honed.tuner.lower.operands import marked
-from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
+    Keep,
     SketchLimits,
     alone,
     contraction,
     fuse,
     is_elementwise,
+    reads_along,
     sample_tile,
     set_private,
     sketch,
@@ -75,12 +76,12 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def _understood(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
     """The product; None where it is none, or nothing of it is to be laid out."""
-    spatial, reduced = main.info.spatial, main.info.reducing
+    spatial, reduced = main.spatial, main.reducing
     reads = schedule.get(main.block).reads
     laned = reads_along(schedule, main.block, spatial[-1])
     if len(reduced) != 1 or len(reads) != 2 or len(laned) != 1:
         return None
-    extents, columns = main.info.extents, spatial[-1]
+    extents, columns = main.extents, spatial[-1]
     rows = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), None)
     multiples = [1] * len(extents)
     if extents[columns] % most:

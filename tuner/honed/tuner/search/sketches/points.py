@@ -16,11 +16,11 @@ from honed.tuner.search.parts import SketchLimits, bind, by_single_items, parts
 def points(schedule: Schedule, limits: SketchLimits) -> bool:
     """Give each work-item a channel's tile. False where the function transforms none."""
     found = parts(schedule) if by_single_items(limits) else []
-    if len(found) != 1 or found[0].info.is_reduction:
+    if len(found) != 1 or found[0].is_reduction:
         return False
     block = found[0].block
     loops = list(schedule.get_loops(block))
-    if found[0].info.name == IMAGE:
+    if found[0].name == IMAGE:
         outer, inner = loops[1:], loops[:1]
     elif _reads_points(schedule, block):
         outer, inner = loops[:-2], list[LoopRV]()

@@ -15,10 +15,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.operands import ALIGNED_PIXELS
-from honed.tuner.search.blocks import Keep, reads_along
 from honed.tuner.search.decisions import Drawn, busiest, divisors, off_usual, whole_warps
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (
+    Keep,
     SketchLimits,
     accumulate,
     below,
@@ -26,6 +26,7 @@ from honed.tuner.search.parts import (
     contraction,
     fuse,
     lanes_of,
+    reads_along,
     sample_tile,
     sketch,
 )
@@ -52,9 +53,9 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution over flat pixels. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     rest = flatten(schedule, *found) if found is not None else None
-    if rest is None or rest[0].info.extents[PIXELS] % ALIGNED_PIXELS == 0:
+    if rest is None or rest[0].extents[PIXELS] % ALIGNED_PIXELS == 0:
         return False
-    main, extents = rest[0].block, rest[0].info.extents
+    main, extents = rest[0].block, rest[0].extents
     lanes = lanes_of(extents[_CHANNELS], most)
     if lanes == 1:
         return False
@@ -65,7 +66,7 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     held = _pad(schedule, main, image, pixels)
     (image,) = reads_along(schedule, main, PIXELS)
     weights = pack(schedule, main, 1 - image, _CHANNELS, lanes)
-    channels_last(schedule, main, rest[0].info, _CHANNELS, lanes)
+    channels_last(schedule, rest[0], _CHANNELS, lanes)
     loops = _split(schedule, main, limits, lanes, pixels)
     under = loops.across
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import CHOICES, blocks, calls
 from honed.tuner.search.parts import (
+    CHOICES,
     BlockPart,
     SketchLimits,
     accumulate,
     below,
+    blocks,
+    calls,
     fuse,
     part_of,
     sample_tile,
@@ -98,7 +100,7 @@ def _write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
 def _understood(schedule: Schedule, lanes: int) -> _Separable | None:
     """The two convolutions that a function is; None where it is none. Raises ValueError likewise."""
     found = [part_of(schedule, block) for block in blocks(schedule)]
-    sums = [n for n, part in enumerate(found) if part.info.is_reduction]
+    sums = [n for n, part in enumerate(found) if part.is_reduction]
     if len(sums) != 2:
         return None
     first, second = sums
@@ -112,9 +114,9 @@ def _understood(schedule: Schedule, lanes: int) -> _Separable | None:
     )
     kept = (made.padded, made.between, made.tail)
     for part in found:
-        if not part.info.is_reduction and part not in kept:
+        if not part.is_reduction and part not in kept:
             schedule.compute_inline(part.block)
-    extents = made.pointwise.info.extents
+    extents = made.pointwise.extents
     if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1):
         return None
     kinds = [depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]

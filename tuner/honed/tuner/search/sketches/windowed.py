@@ -11,10 +11,10 @@ from itertools import product
 
 from tvm.s_tir import Schedule
 
-from honed.tuner.search.blocks import Keep, last_axis, reads_along, step_along
 from honed.tuner.search.decisions import Drawn, best_group, divisors
 from honed.tuner.search.parts import (
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     below,
@@ -22,10 +22,13 @@ from honed.tuner.search.parts import (
     by_single_items,
     contraction,
     lanes_of,
+    last_axis,
     launch_others,
     maker,
+    reads_along,
     sample_tile,
     sketch,
+    step_along,
     vectorise,
 )
 
@@ -46,14 +49,14 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     image = _image(schedule, main)
     if image is None:
         return False
-    spatial = main.info.spatial
+    spatial = main.spatial
     loops = schedule.get_loops(main.block)
-    window = [loops[n] for n in main.info.reducing]
+    window = [loops[n] for n in main.reducing]
     step = step_along(schedule, main.block, image, spatial[-1])
-    room = min(_PIXELS // step, _MOST_STEPS // main.info.reduced) if step else 0
+    room = min(_PIXELS // step, _MOST_STEPS // main.reduced) if step else 0
     if room == 0:
         return False
-    lanes = lanes_of(main.info.extents[spatial[-1]], min(most, room))
+    lanes = lanes_of(main.extents[spatial[-1]], min(most, room))
     outer = [loops[n] for n in spatial]
     pieces, vector = schedule.split(outer[-1], [None, lanes])
     outer[-1], pixels, _ = sample_tile(schedule, pieces, room // lanes)
@@ -79,8 +82,8 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def _image(schedule: Schedule, main: BlockPart) -> int | None:
     """The number of the operand that a window moves over; None where the function is another."""
-    spatial = main.info.spatial
-    if len(spatial) < 3 or not 1 < main.info.reduced <= _MOST_WINDOW:
+    spatial = main.spatial
+    if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
         return None
     found = reads_along(schedule, main.block, spatial[-1])
     if len(found) != 1 or last_axis(schedule, main.block, found[0]) is not None:
