@@ -15,7 +15,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from honed.tuner.search.budget import Budget, Size, Threads, size_of
 from honed.tuner.search.parts import Keep, lane_choices, lanes_of, parts
-from honed.tuner.search.sketches import grouped_sketches, sketches
+from honed.tuner.search.rules import grouped_sketches, sketches
 from honed.tuner.search.traces import as_module
 
 from .search_functions import dense, draws, imagined

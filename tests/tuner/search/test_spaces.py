@@ -29,12 +29,9 @@ from honed.tuner.records.verdict import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.parts import Sketch
-from honed.tuner.search.sketches.channels import channels
+from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
 from honed.tuner.search.sketches.held import held
-from honed.tuner.search.sketches.packed import packed
-from honed.tuner.search.sketches.panels import panels
-from honed.tuner.search.sketches.pointwise import pointwise
-from honed.tuner.search.sketches.windowed import windowed
+from honed.tuner.search.sketches.processors import channels, panels
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 

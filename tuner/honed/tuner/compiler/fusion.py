@@ -20,8 +20,8 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of
 from honed.tuner.search.decisions import read
+from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
-from honed.tuner.search.starts import starts
 
 # ---- Two forms of the same work, one kernel or several, and which of them is taken ----
 #

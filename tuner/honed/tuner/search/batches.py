@@ -31,7 +31,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 from . import traces
 from .costmodel import Array, CostModel, features
 from .decisions import Choice, Decision, Drawn, Tile, adapt, divisors, read
-from .starts import starts
+from .sketches import starts
 from .traces import tune_context
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from

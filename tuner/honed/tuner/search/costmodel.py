@@ -18,8 +18,7 @@ from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.files import replacing
 from honed.runtime.origin import Origin, ScheduleSource
-
-from .shipped import shipped
+from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:
     import xgboost  # where it is used, since it brings SciPy: most compilers need neither
@@ -221,7 +220,7 @@ def prior_of(family: str) -> Prior | None:
     own = priorfile.own(family)
     if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
         return found
-    file = shipped(family)
+    file = shipped_prior(family)
     return None if file is None else _loaded(file, f"{family}-{file.digest}")
 
 

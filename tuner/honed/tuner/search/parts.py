@@ -175,6 +175,12 @@ def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
     ]
 
 
+def read_along_rows(schedule: Schedule, main: BlockPart) -> int | None:
+    """Which one of two operands the last axis of the result moves along; None where that is not so."""
+    found = reads_along(schedule, main.block, main.spatial[-1])
+    return found[0] if len(found) == 1 and len(schedule.get(main.block).reads) == 2 else None
+
+
 def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
     """Which axis of a block moves along the last dimension (of more than one element) of what it reads.
 
@@ -289,6 +295,17 @@ def by_single_items(limits: SketchLimits) -> bool:
     return limits.contractions and not limits.groups_of_one
 
 
+def hold(
+    schedule: Schedule, main: SBlockRV, read: int, before: list[BlockPart]
+) -> tuple[SBlockRV, list[BlockPart]]:
+    """The block that brings an operand into registers, padded where it must be, and what is left before."""
+    part = maker(schedule, main, read, before)
+    if part is None:
+        return schedule.cache_read(main, read, "local"), before
+    set_private(schedule, part.block)
+    return part.block, [one for one in before if one is not part]
+
+
 def accumulate(schedule: Schedule, rest: Sequence[BlockPart]) -> SBlockRV:
     """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
     main = rest[0].block
@@ -315,11 +332,16 @@ def unroll_some(schedule: Schedule, loop: LoopRV, options: Sequence[int]) -> Non
     schedule.annotate(loop, "pragma_auto_unroll_max_step", sample_any(schedule, options))
 
 
+def unroll(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
+    """Write all of the loops out."""
+    for loop in loops:
+        schedule.unroll(loop)
+
+
 def write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
     """Vectorise the last of the loops and unroll the others."""
     schedule.vectorize(loops[-1])
-    for loop in loops[:-1]:
-        schedule.unroll(loop)
+    unroll(schedule, loops[:-1])
 
 
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
@@ -341,6 +363,13 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
     return inner
+
+
+def bind_plane(schedule: Schedule, loops: TileLoops) -> None:
+    """Bind two loops of groups and two of work-items, each along y and then x."""
+    for bound, kind in ((loops.groups, "blockIdx"), (loops.threads, "threadIdx")):
+        for loop, axis in zip(bound, "yx", strict=True):
+            schedule.bind(loop, f"{kind}.{axis}")
 
 
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:

@@ -428,7 +428,7 @@ def _score(
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
 
-# ---- Tiles of the attention sketches that do well, told from extents alone. Pure ----
+# ---- Tiles of the attention sketches that do well, told from extents alone ----
 
 _MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
 _STEPS = 4  # of a sum on processors that are written out
@@ -458,12 +458,12 @@ def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
     rows, columns, _, keys, _ = (tile for _, tile in tiles)
 
     def vectors(held: int, along: Tile) -> int:
-        return _below(along.extent, min(along.most, _MOST_VECTORS // held))
+        return divisors(along.extent, min(along.most, _MOST_VECTORS // held))[-1]
 
     def loads(held: int) -> float:
         return sum(1 / held + 1 / vectors(held, along) for along in (columns, keys))
 
-    held = min((n for n in divisors(rows.extent) if n <= min(rows.most, _MOST_VECTORS)), key=loads)
+    held = min(divisors(rows.extent, min(rows.most, _MOST_VECTORS)), key=loads)
     wanted = (held, vectors(held, columns), _STEPS, vectors(held, keys), _STEPS)
     return sketch.with_decisions(
         {place: _tile(tile, tile.extent, want) for (place, tile), want in zip(tiles, wanted, strict=True)}
@@ -491,7 +491,7 @@ def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
     """Rows of a work-item, and work-items along them: of small groups as few as make a warp."""
-    for held in (_below(rows.extent, min(_HELD, rows.most)), 1):
+    for held in (divisors(rows.extent, min(_HELD, rows.most))[-1], 1):
         warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
         if warps:
             return held, max((n for n in warps if n <= _HIGH), default=min(warps))
@@ -500,8 +500,4 @@ def _rows(rows: Tile, wide: int) -> tuple[int, int]:
 
 def _tile(tile: Tile, extent: int, want: int) -> Tile:
     """The largest factor of an extent that is neither above what is wanted nor above the most."""
-    return tile.cut(_below(extent, min(want, tile.most)), extent)
-
-
-def _below(extent: int, most: int) -> int:
-    return max(n for n in divisors(extent) if n <= max(1, most))
+    return tile.cut(divisors(extent, min(want, tile.most))[-1], extent)

@@ -1,4 +1,4 @@
-"""The grouped and the sliced sketch: the work-items of a group share a tile, or its sums as well."""
+"""The grouped and the sliced sketch: work-items of a group share a tile, or its sums as well; and tiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
+from honed.tuner.search.decisions import Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
     CHOICES,
     REDUCE,
@@ -331,3 +332,143 @@ def _meet(
     schedule.unroll(element)
     schedule.unroll(summed)
     schedule.decompose_reduction(main, summed)
+
+
+# ---- Tiles of both sketches that do well on GPUs ----
+#
+# Of the many tiles of a product those below were among the fastest where chosen ones were timed
+# (docs/measurements.md). They are moved to the nearest that the extents allow.
+
+_AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
+_SLICED = "RFactor"
+_NEAR = 1.75  # times what an image's rows or columns are wanted to be: 13 items of 13 columns instead of 8
+_IMAGE_LOOPS = 6  # of a convolution at least: batch, channels, rows, columns, and what is added up
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Of rows and of columns: what a work-item holds (columns in vectors), work-items, virtual threads.
+
+    Rows of a convolution are its channels; the rows of its images are shared out by `image`.
+    """
+
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    reduced: int  # steps that are copied at once
+    image: tuple[int, int, int] = (1, 1, 1)
+
+
+# Measured on an H100 at 4096^3, 1024^3 and smaller, the largest tile first.
+_TILES = (
+    _Row((8, 8, 2), (1, 16, 2), 16),
+    _Row((4, 16, 2), (1, 16, 2), 8),
+    _Row((4, 8, 2), (1, 16, 2), 16),
+    _Row((4, 16, 2), (1, 16, 1), 16),
+    _Row((4, 16, 1), (1, 16, 1), 16),
+    _Row((4, 8, 1), (1, 8, 1), 16),
+    _Row((4, 4, 1), (1, 8, 1), 16),
+)
+# Likewise for convolutions of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
+# whose windows share their elements, take a third of the time of those of one row.
+_IMAGE_TILES = (
+    _Row((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((4, 4, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((8, 8, 1), (1, 8, 1), 16, (1, 2, 1)),
+    _Row((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
+)
+# Likewise at 192 x 512 x 512, by the number of slices; tiles of three rows leave no multiprocessor idle.
+_SLICED_TILES = {
+    4: (
+        _Row((3, 8, 1), (1, 8, 1), 16),
+        _Row((3, 4, 1), (1, 16, 1), 16),
+        _Row((8, 4, 1), (1, 8, 1), 4),
+        _Row((2, 8, 1), (1, 16, 1), 8),
+        _Row((2, 4, 1), (1, 16, 1), 16),
+    ),
+    8: (
+        _Row((6, 2, 1), (1, 8, 1), 16),
+        _Row((3, 2, 1), (1, 16, 1), 16),
+        _Row((2, 4, 1), (1, 16, 1), 2),
+        _Row((2, 4, 1), (1, 8, 1), 4),
+    ),
+}
+
+
+def slices_of(sketch: Drawn) -> int | None:
+    """Of a sum that a group shares, 0 for none; None where a sketch loads nothing ahead: it has no table."""
+    if _AHEAD not in str(sketch.steps):
+        return None
+    if _SLICED not in sketch.names:
+        return 0
+    splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
+    # The middle one of three factors, the only that is fixed.
+    return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
+
+
+def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
+    """The sketch with the numbers of each row of its table; of slices those first that fit as they are."""
+    extents, image = [axis[0][1].extent for axis in _axes(sketch)[:-1]], _of_images(sketch)
+    if not slices:
+        rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
+        return [_made(sketch, row, _shares(row, extents, image=image)) for row in rows]
+    shares = [(row, _shares(row, extents, image=image)) for row in _SLICED_TILES[slices]]
+    shares.sort(key=lambda one: any(n % math.prod(m) for n, m in zip(extents, one[1], strict=True)))
+    return [_made(sketch, *one) for one in shares]
+
+
+def groups_of(start: Drawn) -> int:
+    """Work-groups of one of `group_tiles`: what is left of the output's axes outside of all tiles."""
+    return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
+
+
+def _axes(sketch: Drawn) -> list[list[tuple[int, Tile]]]:
+    """The tiles of each axis of the output, and the one of the sum, with the places of their steps.
+
+    Those of an axis: a work-item's, the group's, and of virtual threads, of which slices have none.
+    """
+    tiles, levels = sketch.tiles, 2 if _SLICED in sketch.names else 3
+    return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
+
+
+def _made(sketch: Drawn, row: _Row, shares: Sequence[Sequence[int]]) -> Drawn:
+    """The sketch with a row's numbers: factors of an axis are split off one after another.
+
+    Each is the largest divisor of what is left that is not too large.
+    """
+    changed: dict[int, Decision] = {}
+    for axis, wanted in zip(_axes(sketch), [*shares, [row.reduced]], strict=True):
+        extent = axis[0][1].extent
+        for (place, tile), want in zip(axis, wanted, strict=False):
+            factor = divisors(extent, min(want, tile.most))[-1]
+            changed[place] = tile.cut(factor, extent)
+            extent //= factor
+    return sketch.with_most(changed)
+
+
+def _of_images(sketch: Drawn) -> bool:
+    return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
+
+
+def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]]:
+    """What each axis has of a tile: the columns of an image take from its rows what they are too few for."""
+    shares = [[1, 1, 1] for _ in extents]
+    shares[-1] = list(row.columns)
+    if len(extents) > 1 + image:
+        shares[-2 - image] = list(row.rows)
+    if image and len(extents) > 1:
+        shares[-1] = _near(extents[-1], row.columns)
+        lacking = (want // had for want, had in zip(row.columns, shares[-1], strict=True))
+        wanted = [rows * max(1, times) for rows, times in zip(row.image, lacking, strict=True)]
+        shares[-2] = _near(extents[-2], wanted)
+    return shares
+
+
+def _near(extent: int, wanted: Sequence[int]) -> list[int]:
+    """Factors split off one after another, each the divisor of what is left that is nearest, by ratio."""
+    found = list[int]()
+    for want in wanted:
+        ratios = {abs(math.log(d / want)): d for d in reversed(divisors(extent)) if d <= _NEAR * want}
+        found.append(ratios[min(ratios)])
+        extent //= found[-1]
+    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, whole_warps
+from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
     REDUCE,
@@ -26,6 +26,7 @@ from honed.tuner.search.parts import (
     launch_others,
     sample_tile,
     sketch,
+    unroll,
     vectorise,
     write_out,
 )
@@ -170,11 +171,10 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
     last = fuse(schedule, inner[len(inner) - 1 - units :])
     rest, vector = schedule.split(last, [None, width])
     schedule.vectorize(vector)
-    for loop in (*inner[: len(inner) - 1 - units], rest):
-        schedule.unroll(loop)
+    unroll(schedule, [*inner[: len(inner) - 1 - units], rest])
 
 
-# ---- Tiles of the sketch `held` that do well on Malis, told from extents and type alone. Pure ----
+# ---- Tiles of the sketch `held` that do well on Malis, told from extents and type alone ----
 #
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
 # with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills
@@ -216,6 +216,11 @@ class _Product:
     wide: tuple[int, Tile]
     steps: tuple[int, Tile]
     lanes: int
+
+    @property
+    def beside(self) -> int:
+        """Products that are computed at once."""
+        return math.prod(tile.extent for _, tile in self.others)
 
     @property
     def rooms(self) -> list[_Room]:
@@ -270,25 +275,13 @@ def _cuts(product: _Product) -> Iterator[_Cut]:
     rows, vectors = product.rows[1], product.vectors[1]
     for room in product.rooms:
         steps = math.gcd(product.steps[1].extent, room.steps)
-        for tall in (n for n in divisors(rows.extent) if n <= rows.most):
+        for tall in divisors(rows.extent, rows.most):
             most = min(vectors.most, room.accumulators // (tall * product.lanes))
-            for long in (n for n in divisors(vectors.extent) if n <= most):
-                for high, wide in _groups(product, rows.extent // tall, vectors.extent // long):
+            for long in divisors(vectors.extent, most):
+                high_wide = rows.extent // tall, vectors.extent // long
+                items = math.prod(high_wide) * product.beside
+                for high, wide in planes(*high_wide, product.wide[1].most, items):
                     yield _Cut(tall, high, long, wide, steps)
-
-
-def _groups(product: _Product, rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Work-items along both axes: whole warps, where the launch has some, as the budget asks."""
-    items = rows * columns * _beside(product)
-    for high in divisors(rows):
-        for wide in divisors(columns):
-            if high * wide <= product.wide[1].most and whole_warps(high * wide, items):
-                yield high, wide
-
-
-def _beside(product: _Product) -> int:
-    """Products that are computed at once."""
-    return math.prod(tile.extent for _, tile in product.others)
 
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
@@ -300,7 +293,7 @@ def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
 def _loads(product: _Product, cut: _Cut) -> int:
     """What the busiest core loads for a step of the sum."""
     items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
-    warps = busiest(cut.high * cut.wide, _beside(product) * items)
+    warps = busiest(cut.high * cut.wide, product.beside * items)
     return warps * (cut.rows + cut.vectors * product.lanes)
 
 
