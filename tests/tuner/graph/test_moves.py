@@ -15,7 +15,7 @@ from tvm import relax
 from honed.tuner.graph import Pass
 from honed.tuner.graph.moves import join_moves
 from honed.tuner.lower.functions.legalize import MOST_FUSED, legalize
-from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import read_program
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import normal, relax_module
 

@@ -17,7 +17,7 @@ from honed.tuner.compiler.proof import run_model
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import read_program
 from tests.tuner.search.search_functions import imagined
 
 from .graphs import after, answers, operators, parsed, weights

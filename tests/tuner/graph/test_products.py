@@ -22,7 +22,7 @@ from honed.tuner.graph.parts import split_parts
 from honed.tuner.graph.siblings import combine_siblings
 from honed.tuner.lower.functions.joining import Joins, never
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import read_program
 from tests.tuner.search.search_functions import imagined
 
 from .graphs import after, operators, parsed, weights

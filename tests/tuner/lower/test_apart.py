@@ -14,8 +14,7 @@ from honed.tuner import frontend
 from honed.tuner.compiler.fusion import joins
 from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.module import lower_module, read_program
 from honed.tuner.lower.program import Program, moved_in_place
 from honed.tuner.lower.target import alignment_of
 from tests.tuner.graph.graphs import answers, parsed, weights

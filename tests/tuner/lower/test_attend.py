@@ -15,8 +15,7 @@ from honed.tuner.compiler.fusion import attention_seconds, joins
 from honed.tuner.compiler.proof import run_model
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.module import lower_module, read_program
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of
 

@@ -12,8 +12,7 @@ from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART, Copy, HostCall, Launch, Step
 from honed.runtime.errors import ModelRefused
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.module import lower_module, read_program
 from honed.tuner.lower.plan import Plan
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall
 from tests.runtime.builder import PROFILE

@@ -21,8 +21,8 @@ from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
+from honed.tuner.lower.workload import mark_constants
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome

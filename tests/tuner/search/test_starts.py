@@ -11,8 +11,8 @@ import pytest
 from tvm import te, topi
 
 from honed.tuner.lower.opencl import lower_function
-from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
+from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read

@@ -20,10 +20,10 @@ from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tuner.lower.cost import function_bytes, function_flops
 from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
+from honed.tuner.lower.workload import function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Array, Prior, prior_of

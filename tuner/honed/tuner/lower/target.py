@@ -7,7 +7,7 @@ from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
 
-from .dotnames import DOT
+from . import DOT
 
 # ---- The TVM target of a device profile ----
 

@@ -14,7 +14,7 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.dotnames import DOT
+from honed.tuner.lower import DOT
 
 from .strided import extents, is_fixed
 from .tracing import bindings

@@ -15,9 +15,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from . import types
-from .terms import Term
-from .types import Type
+from . import terms
+from .terms import Term, Type
 
 # ---- C identifiers for what TVM names, each unique in its kernel ----
 
@@ -112,7 +111,7 @@ class Loads:
             if number not in shared:
                 return plain
             named[number] = name = self._names.fresh(f"{load.memory}_value")
-            before.append(f"const {types.name(load.type)} {name} = {plain};")
+            before.append(f"const {terms.name(load.type)} {name} = {plain};")
             return name
 
         return before, _MARK.sub(value, text)
@@ -234,7 +233,7 @@ class Blocks:
         """
         if term.simple or not term.pure:
             return term
-        key = f"{types.name(term.type)} {term.text}"
+        key = f"{terms.name(term.type)} {term.text}"
         if (found := self.find(key)) is not None:
             return found
         at = self.landing(term.home)
@@ -243,7 +242,7 @@ class Blocks:
             return term
         if leaves and not self.room(at + 1):
             return term
-        return self.declare(key, term, f"const {types.name(term.type)}", wanted, at)
+        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
 
     def room(self, loop: int) -> bool:
         """Whether one more value may live in registers while a loop runs; counts it."""

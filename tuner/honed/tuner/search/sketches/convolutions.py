@@ -14,7 +14,7 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.lower.operands import ALIGNED_PIXELS
+from honed.tuner.lower.workload import ALIGNED_PIXELS
 from honed.tuner.search.decisions import Drawn, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (

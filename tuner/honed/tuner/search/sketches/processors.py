@@ -14,7 +14,7 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.lower.operands import marked
+from honed.tuner.lower.workload import marked
 from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
