@@ -30,7 +30,7 @@ from honed.tuner.compiler.fusion import attention_seconds, joins, separable_seco
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.functions.joining import Joins, never
+from honed.tuner.lower.functions.fusing import Joins, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels

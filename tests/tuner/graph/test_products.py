@@ -20,7 +20,7 @@ from honed.tuner.graph.columns import permute_columns, slice_first
 from honed.tuner.graph.factors import fold_factors
 from honed.tuner.graph.parts import split_parts
 from honed.tuner.graph.siblings import combine_siblings
-from honed.tuner.lower.functions.joining import Joins, never
+from honed.tuner.lower.functions.fusing import Joins, never
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.module import read_program
 from tests.tuner.search.search_functions import imagined

@@ -16,7 +16,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner import frontend
 from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.functions.strided import extents, view
+from honed.tuner.lower.functions.views import extents, view
 from honed.tuner.lower.module import read_program
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined

@@ -12,7 +12,7 @@ from tvm import tirx
 from honed.jobs.events import Form
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.functions.joining import NamedFunction, TwoForms
+from honed.tuner.lower.functions.fusing import NamedFunction, TwoForms
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.workload import function_bytes, function_flops, mark_constants, task_key
 from honed.tuner.search import rules, traces

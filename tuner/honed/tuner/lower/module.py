@@ -17,8 +17,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART
 
-from .functions.apart import move_of
-from .functions.joining import Joins, never
+from .functions.fusing import Joins, move_of, never
 from .functions.legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan

@@ -16,9 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower import DOT
 
-from .strided import extents, is_fixed
-from .tracing import bindings
-from .views import INJECTIVE, PRODUCT
+from .views import INJECTIVE, PRODUCT, bindings, extents, is_fixed
 
 _PRODUCT, _CONVOLUTION = "relax.matmul", "relax.nn.conv2d"
 _BYTES, _WORD = 4, "uint32"

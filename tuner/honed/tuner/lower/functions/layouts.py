@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,17 +14,13 @@ from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
 
-from .strided import extents, is_fixed
-from .views import INJECTIVE, PRODUCT
+from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
 
-# ---- Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W]
-# as [N, C/c, H, W, c] ----
-#
-# What is computed channel by channel has whole vectors then, whatever the extents of an image. The last block
-# is filled up with zeros, which what is elementwise keeps finite, and which weights of zero keep out of sums.
+# Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W] as [N, C/c, H, W, c]. What is
+# computed channel by channel has whole vectors then, whatever the extents of an image. The last block is
+# filled up with zeros, which what is elementwise keeps finite, and which weights of zero keep out of sums.
 
 Array = npt.NDArray[np.float32]
-Shape = tuple[int, ...]
 
 
 def blocks_of(channels: int, lanes: int) -> int:
@@ -166,8 +162,6 @@ def concatenated(channels: Sequence[int], lanes: int) -> bool:
     return all(count % lanes == 0 for count in channels[:-1])
 
 
-# ---- Regions of the graph around convolutions are computed on blocked tensors; see `blocked` ----
-
 _DTYPE = "float32"
 _BYTES = 4
 _LAYOUT = "NCHW"
@@ -216,7 +210,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
         if isinstance(call, relax.Call) and _is_image(binding.var):
             convolution = _convolution(call, found, lanes)
             able = convolution is not None or _follows(call, found, lanes)
-        given = list(_variables(call))
+        given = variables(call)
         if able:
             found.add(binding.var)
             regions.join(binding.var, [one for one in given if one in found])
@@ -227,7 +221,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
         for one in given:
             if not able and one in found:
                 regions.border(one, one)
-    for one in _variables(result):
+    for one in variables(result):
         if one in found:
             regions.border(one, one)
     return regions.paying(lanes)
@@ -250,20 +244,6 @@ def _lies_alike(var: relax.Var, lanes: int) -> bool:
 
 def _nbytes(expr: relax.Expr) -> int:
     return math.prod(extents(expr)) * _BYTES
-
-
-def _variables(expr: relax.Expr) -> Iterator[relax.Var]:
-    """What an expression that is bound reads."""
-    if isinstance(expr, relax.Var):
-        yield expr
-    elif isinstance(expr, relax.Call):
-        for argument in expr.args:
-            yield from _variables(argument)
-    elif isinstance(expr, relax.Tuple):
-        for one in expr.fields:
-            yield from _variables(one)
-    elif isinstance(expr, relax.TupleGetItem):
-        yield from _variables(expr.tuple_value)
 
 
 @dataclass

@@ -17,11 +17,9 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, winograd
-from .apart import set_moves_apart
 from .dots import multiply_bytes
-from .joining import Joins, join_functions, never
+from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
 from .layouts import block_channels, block_lanes
-from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
