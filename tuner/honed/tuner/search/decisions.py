@@ -106,12 +106,6 @@ class Drawn:
         """The first tiles with so many innermost steps each."""
         return {place: tile.cut(inner) for (place, tile), inner in zip(self.tiles, steps, strict=False)}
 
-    def cut_for_groups(self, steps: Sequence[int]) -> dict[int, Decision]:
-        """`cut` of all tiles but the last, which shares work-items out to groups: a Mali's best ones."""
-        *tiles, (at, threads) = self.tiles
-        items = threads.extent * math.prod(tile.factors[1] for _, tile in tiles) // math.prod(steps)
-        return {**self.cut(steps), at: threads.cut(best_group(items, threads.most), items)}
-
     def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
         """The same steps with some decisions changed."""
         return replace(self, decisions=MappingProxyType({**self.decisions, **changed}))

@@ -295,17 +295,6 @@ def by_single_items(limits: SketchLimits) -> bool:
     return limits.contractions and not limits.groups_of_one
 
 
-def hold(
-    schedule: Schedule, main: SBlockRV, read: int, before: list[BlockPart]
-) -> tuple[SBlockRV, list[BlockPart]]:
-    """The block that brings an operand into registers, padded where it must be, and what is left before."""
-    part = maker(schedule, main, read, before)
-    if part is None:
-        return schedule.cache_read(main, read, "local"), before
-    set_private(schedule, part.block)
-    return part.block, [one for one in before if one is not part]
-
-
 def accumulate(schedule: Schedule, rest: Sequence[BlockPart]) -> SBlockRV:
     """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
     main = rest[0].block

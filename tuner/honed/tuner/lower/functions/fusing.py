@@ -354,9 +354,7 @@ def join_functions(
         var: relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))
         for var, chain in chains.items()
     }
-    changed = rebound(
-        module["main"], lambda one: new.get(one.var, None if one.var in taken else one)
-    )
+    changed = rebound(module["main"], lambda one: new.get(one.var, None if one.var in taken else one))
     builder.update_func(module.get_global_var("main"), changed)
     replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
     return relax.transform.DeadCodeElimination()(builder.get()), replaced

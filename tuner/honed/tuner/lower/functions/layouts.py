@@ -68,11 +68,7 @@ def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedConvolution:
-    """A convolution of images by one constant, its result blocked.
-
-    With `selects` zeros beside the image are selected, and an element within it is read in their place: Malis
-    keep the vectors that branches choose in a register for each element.
-    """
+    """A convolution of images by one constant, its result blocked."""
 
     channels: int  # of the result
     depthwise: bool  # each channel by itself; else all with all
@@ -82,7 +78,6 @@ class BlockedConvolution:
     dilation: tuple[int, int]
     padding: tuple[int, int, int, int]  # above, left, below, right
     lanes: int
-    selects: bool = False
 
     def weights(self, plain: Array) -> Array:
         """Weights [O, I, H, W] as `compute` reads them: output channels in blocks, and input channels."""
@@ -132,11 +127,6 @@ class BlockedConvolution:
 
         def value(n: tirx.Var, i: tirx.Var, y: tirx.Var, x: tirx.Var, *lane: tirx.Var) -> ir.Expr:
             inside = tirx.all(y >= above, y < rows + above, x >= left, x < columns + left)
-            if self.selects:
-                row = tirx.min(tirx.max(y - above, 0), rows - 1)
-                column = tirx.min(tirx.max(x - left, 0), columns - 1)
-                zero = tirx.const(0, image.dtype)
-                return tirx.Select(tirx.likely(inside), image(n, i, row, column, *lane), zero)
             return tirx.if_then_else(
                 inside, image(n, i, y - above, x - left, *lane), tirx.const(0, image.dtype)
             )

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from honed.tuner.search.decisions import Drawn
 
 from .attention import attention_tile
-from .blocked import blocked_group_tile, blocked_rectangle, moved_lines
+from .blocked import blocked_rectangle, moved_lines
 from .convolutions import point_groups, window_tile
 from .grouped import group_tiles, slices_of
 from .held import held_tile
@@ -37,7 +37,6 @@ for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
 _SINGLES = (
     rectangle,
     blocked_rectangle,
-    blocked_group_tile,
     moved_lines,
     held_tile,
     window_tile,

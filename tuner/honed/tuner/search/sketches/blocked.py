@@ -1,4 +1,4 @@
-"""The blocked sketches, for processors and for groups of work-items, the separable one, and their tables."""
+"""Sketches for tensors whose channels lie in blocks, on processors: blocked, separable, and their table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.parts import (
@@ -19,12 +19,10 @@ from honed.tuner.search.parts import (
     TileLoops,
     accumulate,
     below,
-    bind,
     blocks,
     calls,
     contraction,
     fuse,
-    hold,
     launch_others,
     part_of,
     reads_along,
@@ -43,15 +41,15 @@ from honed.tuner.search.parts import (
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
-MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
-MOST_BESIDE = 4  # vectors of channels that share the pixels
+_MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
+_MOST_BESIDE = 4  # vectors of channels that share the pixels
 
 
 @sketch(50)
 def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
-    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
+    depthwise = _depthwise_of(schedule, found[1][0], most) if found is not None else None
     if found is None or depthwise is None:
         return False
     before, rest = found
@@ -76,7 +74,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
+def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
     extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
@@ -98,9 +96,9 @@ def _is_block(part: BlockPart, lanes: int) -> bool:
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
-    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
-    rows, down, _ = sample_tile(schedule, rows, MOST_VECTORS)
-    columns, across, _ = sample_tile(schedule, columns, MOST_VECTORS)
+    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
+    rows, down, _ = sample_tile(schedule, rows, _MOST_VECTORS)
+    columns, across, _ = sample_tile(schedule, columns, _MOST_VECTORS)
     if not depthwise:  # of a window's steps no pixel is kept for the next: registers hold the sums
         blocks, *window = summed
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
@@ -135,15 +133,15 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
         return None
     (_, beside), (_, rows), (_, columns), *_ = tiles
-    if not rows.most == columns.most == MOST_VECTORS:
+    if not rows.most == columns.most == _MOST_VECTORS:
         return None
     extents = (beside.extent, rows.extent, columns.extent)
     if names.count("DecomposeReduction") > 1:
-        most, worth = MOST_VECTORS, _separable_worth
+        most, worth = _MOST_VECTORS, _separable_worth
     elif beside.most == 1:
         most, worth = _MOST_PIXELS, _depthwise_worth
     else:
-        most, worth = MOST_VECTORS, _worth
+        most, worth = _MOST_VECTORS, _worth
     steps = max(_fitting(extents, beside.most, most), key=lambda one: (worth(one, extents), one[::-1]))
     sums = [divisors(tile.extent, _SUMS)[-1] for _, tile in tiles[len(steps) :]]
     return sketch.with_most(sketch.cut([*steps, *sums]))
@@ -189,110 +187,6 @@ def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
     return sums / (sums + _COPIED * padded) * (_TALL if tall else 1.0)
 
 
-# ---- The blocked sketch for groups of many work-items: convolutions of tensors whose
-# channels lie in blocks ----
-#
-# For Malis and GPUs. A work-item computes a rectangle of pixels for a few vectors of output channels, its
-# neighbours the rectangles beside it. For each row of the window it holds the piece of the image under its
-# rectangle, vectors of input channels, padded as it is loaded; every vector of weights is loaded once for
-# all its pixels. Results that were added for a tile to divide them are left out as it writes.
-
-_MOST_GROUP_PIXELS = 16  # of a work-item, along rows and along columns
-_BOTH = 2  # a convolution and its tail
-_ROWS = 2  # the axis of rows: images, blocks of channels, rows, columns, the channels of a block
-_WINDOW_ROWS = 2  # how many axes of the sum end with the window's rows: blocks of channels, rows
-
-
-@sketch(55)
-def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution of blocked tensors. False where the function is none."""
-    found = None if limits.groups_of_one else contraction(schedule, Keep.PADDING)
-    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
-    if found is None or depthwise is None:
-        return False
-    before, rest = found
-    main = rest[0].block
-    loops = _split_for_groups(
-        schedule, rest[0], min(_MOST_GROUP_PIXELS, limits.accumulators // most), depthwise=depthwise
-    )
-    schedule.reorder(*loops.in_order)
-    under = bind(schedule, loops.groups, limits)
-    tail, apart = _tail(schedule, rest)
-    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
-    (image, *_) = reads_along(schedule, main, _ROWS)
-    held, before = hold(schedule, main, image, before)
-    piece = loops.outside[-1] if loops.outside else under
-    schedule.compute_at(held, piece, preserve_unit_loops=True)
-    for block, place in ((tail, under), (held, piece)):
-        *others, last = below(schedule, block, place)
-        unroll(schedule, others)
-        if int(schedule.get(last).extent) == most:
-            schedule.vectorize(last)
-        else:  # an image in the model's own layout
-            schedule.unroll(last)
-    unroll(schedule, [*loops.inside, *loops.tile])
-    schedule.vectorize(loops.lanes)
-    schedule.decompose_reduction(main, (*loops.outside, *loops.inside)[0])
-    launch_others(schedule, before, apart, limits, most)
-    return True
-
-
-def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
-    """The block that writes results from registers, and the rest without what is computed with it."""
-    main = rest[0]
-    if len(rest) == _BOTH and all(
-        kept <= made for kept, made in zip(rest[1].extents, main.extents, strict=False)
-    ):
-        set_private(schedule, main.block)
-        return rest[1].block, rest[:1]
-    return schedule.cache_write(main.block, 0, "local"), rest
-
-
-def _split_for_groups(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> TileLoops:
-    """Split the axes; how large the rectangle is, is left open."""
-    images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
-    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
-    rows, down, _ = sample_tile(schedule, rows, pixels)
-    columns, across, _ = sample_tile(schedule, columns, pixels)
-    outside = 0 if depthwise else _WINDOW_ROWS
-    return TileLoops(
-        groups=[images, channels, rows, columns],
-        outside=reduced[:outside],
-        inside=reduced[outside:],
-        tile=[down, across, beside],
-        lanes=lanes,
-    )
-
-
-# Rectangles of `blocked_groups` that do well on Malis. A vector of weights is loaded for all pixels of a
-# work-item, and they are most of what it loads: so it has as many pixels as its registers hold, and no
-# vectors of channels beside them unless there is room.
-
-_BORDER = 2  # of a window of 3 x 3
-_WEIGHTS = 16  # vectors of them for each row of a window and vector of output channels
-_TILES = 4
-_PIXELS = (6, 12, 16)  # that registers hold: of 8 channels, of 4, and on GPUs
-
-
-def blocked_group_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch with its best rectangle; None where it is of another kind."""
-    tiles = sketch.tiles
-    if len(tiles) != _TILES or "TransformLayout" in sketch.names or not sketch.by_groups:
-        return None
-    (_, beside), (_, rows), (_, columns), _ = tiles
-    if not rows.most == columns.most in _PIXELS or beside.most not in (1, MOST_BESIDE):
-        return None
-
-    def worth(steps: Sequence[int]) -> float:
-        """Sums for each vector that is loaded."""
-        beside, down, across = steps
-        return beside * down * across / (down * (across + _BORDER) + _WEIGHTS * beside)
-
-    fitting = _fitting((beside.extent, rows.extent, columns.extent), beside.most, columns.most)
-    steps = max(fitting, key=lambda one: (worth(one), one[2]))
-    return sketch.with_decisions(sketch.cut_for_groups(steps))
-
-
 # ---- The separable sketch: a depthwise convolution and the pointwise one that reads it, in one kernel ----
 #
 # For processors, of tensors whose channels lie in blocks. A work-item computes a rectangle of pixels of all
@@ -323,9 +217,9 @@ def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     loops = schedule.get_loops(what.pointwise.block)
     images, channels, rows, columns, lanes, blocked, down, across, inner = loops
-    channels, beside, _ = sample_tile(schedule, channels, MOST_BESIDE)
-    rows, high, _ = sample_tile(schedule, rows, MOST_VECTORS)
-    columns, wide, _ = sample_tile(schedule, columns, MOST_VECTORS)
+    channels, beside, _ = sample_tile(schedule, channels, _MOST_BESIDE)
+    rows, high, _ = sample_tile(schedule, rows, _MOST_VECTORS)
+    columns, wide, _ = sample_tile(schedule, columns, _MOST_VECTORS)
     outer, steps, _ = sample_tile(schedule, inner, limits.unroll)
     groups, tile = [images, rows, columns], [high, wide, beside]
     schedule.reorder(*groups, channels, blocked, down, across, outer, steps, *tile, lanes)
@@ -389,5 +283,5 @@ def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
     extents = made.pointwise.extents
     if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1):
         return None
-    kinds = [depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
+    kinds = [_depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
     return made if kinds == [True, False] else None

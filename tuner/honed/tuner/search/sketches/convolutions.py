@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.workload import ALIGNED_PIXELS
-from honed.tuner.search.decisions import Drawn, busiest, divisors, off_usual, planes
+from honed.tuner.search.decisions import Drawn, best_group, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
@@ -31,7 +31,6 @@ from honed.tuner.search.parts import (
     by_single_items,
     contraction,
     fuse,
-    hold,
     lanes_of,
     last_axis,
     launch_others,
@@ -39,6 +38,7 @@ from honed.tuner.search.parts import (
     read_along_rows,
     reads_along,
     sample_tile,
+    set_private,
     sketch,
     step_along,
     unroll,
@@ -395,11 +395,14 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    held, before = hold(schedule, main.block, image, before)
+    padded = maker(schedule, main.block, image, before)
+    held = padded.block if padded else schedule.cache_read(main.block, image, "local")
+    if padded:
+        set_private(schedule, held)
     schedule.compute_at(held, under, preserve_unit_loops=True)
     unroll(schedule, [*below(schedule, held, under), *window, rows, pixels, vector])
     schedule.decompose_reduction(main.block, window[0])
-    launch_others(schedule, before, rest, limits, most)
+    launch_others(schedule, [p for p in before if p is not padded], rest, limits, most)
     return True
 
 
@@ -429,7 +432,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
         return None
     if len(tiles) != 3 or tiles[1][1].most != _ROWS:
         return None
-    (_, pixels), (_, rows), _ = tiles
+    (_, pixels), (_, rows), (at_threads, threads) = tiles
     lanes = sketch.lanes
     fitting = (
         (long, tall)
@@ -443,4 +446,6 @@ def window_tile(sketch: Drawn) -> Drawn | None:
         return (long + _BORDER) * (tall + _BORDER) / (long * tall)
 
     cut = min(fitting, key=lambda cut: (loads(cut), -cut[0]))
-    return sketch.with_most(sketch.cut_for_groups(cut))
+    items = threads.extent * pixels.factors[1] * rows.factors[1] // math.prod(cut)
+    group = threads.cut(best_group(items, threads.most), items)
+    return sketch.with_most({**sketch.cut(cut), at_threads: group})
