@@ -18,7 +18,7 @@ from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART
 
 from .functions.fusing import Joins, move_of, never
-from .functions.legalize import legalize_traced
+from .functions.legalize import ALL_PASSES, FusionPasses, legalize
 from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan
 from .program import (
@@ -94,17 +94,14 @@ def legal_model(
     profile: DeviceProfile,
     joins: Joins = never,
     names: Mapping[relax.Var, str] | None = None,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
+    passes: FusionPasses = ALL_PASSES,
 ) -> LegalModel:
     """The `main` of a Relax module as calls of functions that are to be lowered.
 
-    `names` are those of the operators that variables of the module hold the results of. `joins`, `views`,
-    `blocked` and `in_place` are as in `legalize`.
+    `names` are those of the operators that variables of the module hold the results of. `joins` and `passes`
+    are as in `legalize`.
     """
-    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)
+    legal, traced = legalize(module, profile, joins, passes)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = moved_in_place(read_program(legal, operators), alignment_of(profile))
@@ -123,10 +120,7 @@ def lower_module(
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
     joins: Joins = never,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
+    passes: FusionPasses = ALL_PASSES,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
@@ -135,7 +129,7 @@ def lower_module(
     function that cannot be lowered.
     """
     progress(0.0, "legalise and fuse operators")
-    legal = legal_model(module, profile, joins, names, views=views, blocked=blocked, in_place=in_place)
+    legal = legal_model(module, profile, joins, names, passes)
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from . import terms
 from .terms import Term, Type
 
-# ---- C identifiers for what TVM names, each unique in its kernel ----
-
 _OTHER = re.compile(r"[^A-Za-z0-9_]")
 # Words of OpenCL C, names of its types, and those functions of its library that kernels may call.
 _RESERVED = re.compile(
@@ -286,12 +284,10 @@ def _text(line: str | Declaration | Block) -> str:
 
 
 def _count(block: Block, used: Counter[str]) -> None:
-    used.update(_WORD.findall(block.header))
     for line in block.lines:
+        used.update(_WORD.findall(_text(line)))
         if isinstance(line, Block):
             _count(line, used)
-        else:
-            used.update(_WORD.findall(line if isinstance(line, str) else line.text))
 
 
 def _prune(block: Block, used: Counter[str]) -> bool:
@@ -317,5 +313,5 @@ def _indented(block: Block, depth: int) -> list[str]:
         if isinstance(line, Block):
             found += [f"{space}{line.header} {{", *_indented(line, depth + 1), f"{space}}}"]
         else:
-            found.append(space + (line if isinstance(line, str) else line.text))
+            found.append(space + _text(line))
     return found
