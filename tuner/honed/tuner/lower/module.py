@@ -26,7 +26,6 @@ from .program import (
     Function,
     FunctionCall,
     HostFunctionCall,
-    KernelLaunch,
     MemoryValue,
     Program,
     ValueView,
@@ -180,7 +179,8 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
             why = "; ".join(passed_over)
             notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     schedule, made = found
-    launches = _share_flops(made, function_flops(func))
+    total, executed = function_flops(func), sum(launch.flops for launch in made.launches)
+    launches = tuple(replace(one, flops=round(total * one.flops / executed)) for one in made.launches)
     return _Found(
         strict.like(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
     )
@@ -199,12 +199,6 @@ def kernel_name(name: str, task: str, taken: Container[str]) -> str:
             return short
     numbered = (f"{name[:16]}_{task}_{n}" for n in range(2, 10**6))
     return next(short for short in numbered if short not in taken)
-
-
-def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
-    """Divide a function's operations among its launches by what each executes."""
-    executed = sum(launch.flops for launch in lowered.launches)
-    return tuple(replace(one, flops=round(total * one.flops / executed)) for one in lowered.launches)
 
 
 # Reading the program. Values are keyed by the Relax variable object: variable names are not unique.

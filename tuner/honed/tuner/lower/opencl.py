@@ -26,7 +26,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import behind, memory_behind, nodes, parts, rebuilt
+from .statements import behind, is_call, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
@@ -175,7 +175,7 @@ def _read_host(
     for statement in _statements(host.body):
         if isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
-        elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
+        elif isinstance(statement, tirx.Evaluate) and is_call(statement.value, "tirx.call_ffi_kernel"):
             launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
@@ -188,10 +188,6 @@ def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
     if isinstance(body, tirx.AttrStmt):
         return _statements(body.body)
     return [body]
-
-
-def _is_launch(call: object) -> bool:
-    return isinstance(call, ir.Call) and str(call.op.name) == "tirx.call_ffi_kernel"
 
 
 def _behind(pointer: ir.Expr) -> ir.Var:

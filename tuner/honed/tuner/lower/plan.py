@@ -158,12 +158,16 @@ class Lifetime:
     first: int
     last: int
 
+    def meets(self, other: Lifetime) -> bool:
+        """Whether both are alive at some step."""
+        return self.first <= other.last and other.first <= self.last
+
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
     slots: list[list[int]] = []  # the first of each is its largest
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
-        free = [slot for slot in slots if not any(_meet(lifetimes[i], lifetimes[j]) for j in slot)]
+        free = [slot for slot in slots if not any(lifetimes[i].meets(lifetimes[j]) for j in slot)]
         if free:
             min(free, key=lambda slot: lifetimes[slot[0]].nbytes).append(i)
         else:
@@ -174,10 +178,6 @@ def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int
             offsets[i] = arena
         arena += align(lifetimes[slot[0]].nbytes, alignment)
     return offsets, arena
-
-
-def _meet(one: Lifetime, other: Lifetime) -> bool:
-    return one.first <= other.last and other.first <= one.last
 
 
 @dataclass

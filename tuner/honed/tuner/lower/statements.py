@@ -76,9 +76,14 @@ def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
     return [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
 
 
+def is_call(expr: object, name: str) -> bool:
+    """Whether an expression calls TVM's operator of that name."""
+    return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")) == name
+
+
 def behind(data: ir.Expr) -> ir.Expr:
     """The buffer, or the pointer argument, that the data of a declared buffer is in."""
-    return data.args[0] if isinstance(data, ir.Call) and str(data.op.name) == "tirx.buffer_data" else data
+    return data.args[0] if is_call(data, "tirx.buffer_data") else data
 
 
 def memory_behind(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:

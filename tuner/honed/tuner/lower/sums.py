@@ -242,12 +242,10 @@ def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
         and all(a.same_as(b) for a, b in zip(other.loops, leaf.loops, strict=True))
         and structural_equal(list(other.stmt.indices), list(leaf.stmt.indices))
         and not uses([other.stmt.value], [one.loop_var for one in summed])
-        and all(any(v is not None and v.same_as(s.loop_var) for v in first) for s in _repeated(summed))
+        and all(
+            any(v is not None and v.same_as(s.loop_var) for v in first) for s in summed if int(s.extent) > 1
+        )
     )
-
-
-def _repeated(loops: Sequence[tirx.For]) -> list[tirx.For]:
-    return [one for one in loops if int(one.extent) > 1]
 
 
 def _first_of(condition: ir.Expr) -> ir.Var | None:
@@ -274,8 +272,6 @@ def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bo
     )
 
 
-# ---- Rewrites scheduled functions so that long sums are added up in blocks ----
-#
 # A loop that adds many terms to the same element adds a block of them to a private partial sum, and that to
 # the element; `sums` says how long a block is and what is won. It is done to the loops of the scheduled
 # function, whatever made the schedule, so that it holds for every kernel and no schedule has to know of it:

@@ -23,8 +23,6 @@ from .parts import (
     step_along,
 )
 
-# ---- Layouts in which the output channels of a vector lie side by side: of operands and of results ----
-
 
 def pack(
     schedule: Schedule, main: SBlockRV, read: int, channel: int, lanes: int, made: SBlockRV | None = None
@@ -96,9 +94,6 @@ def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: Sket
     schedule.vectorize(vector)
 
 
-# ---- Images whose rows and columns are one axis: convolutions without a window as
-# products of matrices ----
-#
 # Rows of 14 pixels have no vectors of four, but an image of 14 x 14 has; and a tile of flat pixels need not
 # end where a row does.
 

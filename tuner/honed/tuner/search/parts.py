@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
@@ -55,16 +56,16 @@ Sketch = Callable[[Schedule, SketchLimits, int], bool]
 SKETCHES: dict[int, Sketch] = {}  # by their places
 
 
-def sketch(place: int) -> Callable[[Sketch], Sketch]:
-    """Have a sketch tried on every function, those of lower places first.
+def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Have a sketch tried on every function, with options of its own, those of lower places first.
 
     Draws depend on the order: places of others stay as they are.
     """
 
-    def add(made: Sketch) -> Sketch:
-        if SKETCHES.setdefault(place, made) is not made:
-            taken = SKETCHES[place].__name__
-            raise ValueError(f"{made.__name__} is at the place of {taken}; take another")
+    def add(made: Callable[..., bool]) -> Callable[..., bool]:
+        if place in SKETCHES:
+            raise ValueError(f"{made.__name__} is at the place {place} of another sketch; take another")
+        SKETCHES[place] = partial(made, **options)
         return made
 
     return add

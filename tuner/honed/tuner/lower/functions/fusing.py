@@ -166,7 +166,8 @@ class _Graph:
             if known and len(set(parts)) == len(parts) and not any(map(self._is_given, parts)):
                 found = _joined([extents(one) for one in parts], int(call.attrs.axis), _itemsize(parts[0]))
         elif name == "relax.strided_slice" and is_fixed(call.args[0]) and var not in self.outside:
-            found = _cut(call)
+            elements = cut_at(call)
+            found = None if elements is None else Move((elements * _itemsize(call),), cuts=True)
         if found is None or any(offset % alignment for offset in found.offsets):
             return None
         return found
@@ -222,12 +223,6 @@ def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | 
     if math.prod(parts[0][:axis]) != 1 or not all(sizes):
         return None
     return Move(tuple(sum(sizes[:n]) for n in range(len(sizes))), cuts=False)
-
-
-def _cut(call: relax.Call) -> Move | None:
-    """A slice, where its elements are neighbours."""
-    elements = cut_at(call)
-    return None if elements is None else Move((elements * _itemsize(call),), cuts=True)
 
 
 def _itemsize(expr: relax.Expr) -> int:

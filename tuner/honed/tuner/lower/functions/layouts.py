@@ -161,7 +161,12 @@ _UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negat
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
 _BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
-_REDUCTIONS = frozenset({"relax.mean", "relax.sum", "relax.max", "relax.min"})
+_REDUCTIONS: Mapping[str, Callable[..., relax.Expr]] = {
+    "relax.mean": relax.op.mean,
+    "relax.sum": relax.op.sum,
+    "relax.max": relax.op.max,
+    "relax.min": relax.op.min,
+}
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
 
@@ -205,15 +210,15 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
             found.add(binding.var)
             regions.join(binding.var, [one for one in given if one in found])
         if convolution is not None:
-            regions.gain(binding.var, _saved(call, convolution))
+            regions.gained[binding.var] += _saved(call, convolution)
             if convolution.depthwise and call.args[0] not in found:
-                regions.border(binding.var, call.args[0])
+                regions.borders[call.args[0]] = binding.var
         for one in given:
             if not able and one in found:
-                regions.border(one, one)
+                regions.borders[one] = one
     for one in variables(result):
         if one in found:
-            regions.border(one, one)
+            regions.borders[one] = one
     return regions.paying(lanes)
 
 
@@ -241,8 +246,10 @@ class _Regions:
     """Blocked values by which read each other, with what each region gains and what its borders move."""
 
     parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
-    gained: Counter[relax.Var] = field(default_factory=Counter)
-    borders: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by what is moved, where
+    gained: Counter[relax.Var] = field(default_factory=Counter)  # bytes moved less, by values of a region
+    borders: dict[relax.Var, relax.Var] = field(
+        default_factory=dict
+    )  # by what is moved, a value of the region
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
         """A value is of the region of those it is made of, which become one."""
@@ -251,14 +258,6 @@ class _Regions:
             root = self._root(other)
             if root is not self._root(var):
                 self.parents[root] = self._root(var)
-
-    def gain(self, var: relax.Var, nbytes: int) -> None:
-        """So many bytes are moved less in the region of a value."""
-        self.gained[var] += nbytes
-
-    def border(self, var: relax.Var, moved: relax.Var) -> None:
-        """A value is moved into the region of `var`, or out of it."""
-        self.borders[moved] = var
 
     def paying(self, lanes: int) -> set[relax.Var]:
         """The values of regions that gain more than their borders take."""
@@ -444,7 +443,7 @@ class _Writer:
         if name in _REDUCTIONS:
             rank = len(extents(call.args[0]))
             axes = [int(axis) % rank for axis in call.attrs.axis]
-            return _REDUCE[name](given, axes, bool(call.attrs.keepdims))
+            return _REDUCTIONS[name](given, axes, bool(call.attrs.keepdims))
         shape = blocked_shape(extents(call), lanes)
         if name == "relax.reshape":
             return relax.op.reshape(given, shape)
@@ -497,14 +496,6 @@ class _Writer:
             primfunc_attrs=dict(INJECTIVE),
         )
         return self.builder.emit(made)
-
-
-_REDUCE: Mapping[str, Callable[..., relax.Expr]] = {
-    "relax.mean": relax.op.mean,
-    "relax.sum": relax.op.sum,
-    "relax.max": relax.op.max,
-    "relax.min": relax.op.min,
-}
 
 
 def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:

@@ -336,7 +336,8 @@ class _Boxes:
             return self._choice(condition, yes, no, of)
         if kind is ir.Var and expr in self._kernel.ranges:
             return self._variable(expr)
-        return self._read(expr, of)
+        # What is read, or computed otherwise: the same number wherever the same expression stands.
+        return self._side(*_range(of))
 
     def _value(self, low: float, high: float) -> int:
         self._values.append((np.array([low]), np.array([high])))
@@ -345,7 +346,7 @@ class _Boxes:
     def _step(self, compute: Callable[[], Bounds], of: terms.Type) -> int:
         """A slot that is computed; what its type cannot hold wraps, and is not known then."""
         slot = self._value(0, 0)
-        least, most = terms.limits(terms.vector(of, 1)) if of.integer else (-np.inf, np.inf)
+        least, most = _range(of)
 
         def step() -> None:
             low, high = compute()
@@ -382,11 +383,6 @@ class _Boxes:
         self._guard(tirx.GE(var, first), True)
         self._guard(tirx.LT(var, first + extent), True)
         return slot
-
-    def _read(self, expr: Any, of: terms.Type) -> int:
-        """What is read, or computed otherwise: the same number wherever the same expression stands."""
-        low, high = terms.limits(terms.vector(of, 1)) if of.integer else (-np.inf, np.inf)
-        return self._side(low, high)
 
     def _choice(self, condition: Any, yes: Any, no: Any, of: terms.Type) -> int:
         a, b = self._slot(yes), self._slot(no)
@@ -459,10 +455,6 @@ def _add(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
     return al + bl, ah + bh
 
 
-def _subtract(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
-    return al - bh, ah - bl
-
-
 def _multiply(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
     ends = [np.where((a == 0) | (b == 0), 0.0, a * b) for a in (al, ah) for b in (bl, bh)]
     return np.minimum.reduce(ends), np.maximum.reduce(ends)
@@ -509,7 +501,7 @@ def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
 
 _TRUNCATED, _FLOORED = _quotient(np.trunc), _quotient(np.floor)
 _ARITHMETIC: dict[type, Arithmetic] = {
-    tirx.Add: _add, tirx.Sub: _subtract, tirx.Mul: _multiply,
+    tirx.Add: _add, tirx.Sub: lambda al, ah, bl, bh: (al - bh, ah - bl), tirx.Mul: _multiply,
     tirx.Div: _TRUNCATED, tirx.FloorDiv: _FLOORED,
     tirx.Mod: _remainder(False), tirx.FloorMod: _remainder(True),
     tirx.LShift: lambda al, ah, bl, bh: _multiply(al, ah, 2.0**bl, 2.0**bh),
@@ -539,6 +531,10 @@ def _lazy(select: tirx.Select) -> Any:
 
 def _name(call: ir.Call) -> str:
     return str(getattr(call.op, "name", "")).rpartition(".")[2]
+
+
+def _range(of: terms.Type) -> tuple[float, float]:
+    return terms.limits(terms.vector(of, 1)) if of.integer else (-np.inf, np.inf)
 
 
 def _lanes(expr: Any) -> int:

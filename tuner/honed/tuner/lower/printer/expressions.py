@@ -114,7 +114,7 @@ class Expressions:
         self.sums: dict[Any, LinearForm] = {}  # of integer variables: what they stand for, as a sum
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
-            tirx.FloatImm: self._float,
+            tirx.FloatImm: lambda e: floating(float(e.value), terms.type_of(e)),
             ir.Var: self._variable,
             tirx.Min: self._extreme,
             tirx.Max: self._extreme,
@@ -123,9 +123,10 @@ class Expressions:
             tirx.Not: self._not,
             tirx.BitwiseNot: self._complement,
             tirx.Select: self._select,
-            tirx.Cast: self._cast,
+            tirx.Cast: lambda e: self.convert(self.term(e.value), terms.type_of(e)),
             tirx.Ramp: self._ramp,
-            tirx.Broadcast: self._broadcast,
+            # Left a scalar: operators take it for every lane, and what cannot asks for it spread.
+            tirx.Broadcast: lambda e: self.term(e.value),
             tirx.Shuffle: self._shuffle,
             tirx.Let: self._let,
             ir.TensorLoad: lambda e: self.load(e),
@@ -183,9 +184,6 @@ class Expressions:
         of = terms.type_of(expr)
         value = int(expr.value)
         return (TRUE if value else FALSE) if of.kind == "bool" else number(value, of)
-
-    def _float(self, expr: tirx.FloatImm) -> Term:
-        return floating(float(expr.value), terms.type_of(expr))
 
     def _variable(self, expr: ir.Var) -> Term:
         found = self.variables.get(expr)
@@ -369,9 +367,6 @@ class Expressions:
 
     # Conversions
 
-    def _cast(self, expr: tirx.Cast) -> Term:
-        return self.convert(self.term(expr.value), terms.type_of(expr))
-
     def convert(self, term: Term, to: Type) -> Term:
         """The value in another type; floating point becomes integer by dropping its fraction."""
         to = terms.vector(to, term.type.lanes) if to.lanes != term.type.lanes else to
@@ -398,10 +393,6 @@ class Expressions:
         steps = ", ".join(str(n) for n in range(of.lanes))
         text = f"{self.spread(base, of).text} + {self.spread(stride, of).text} * ({terms.name(of)})({steps})"
         return self.joined(text, of, ADD, base, stride)
-
-    def _broadcast(self, expr: tirx.Broadcast) -> Term:
-        """Left a scalar: operators take it for every lane, and what cannot asks for it spread."""
-        return self.term(expr.value)
 
     def _shuffle(self, expr: tirx.Shuffle) -> Term:
         vectors = [(self.full(v), terms.type_of(v).lanes) for v in expr.vectors]

@@ -129,7 +129,7 @@ class Statements:
         at = 0 if buffer.space == "local" else self.blocks.here
         aligned = ""
         if uses.widest > 1:
-            buffer.aligned = min(terms.vector(element, 1).nbytes * _power(uses.widest), 128)
+            buffer.aligned = min(terms.vector(element, 1).nbytes * (1 << (uses.widest - 1).bit_length()), 128)
             aligned = f" __attribute__((aligned({buffer.aligned})))"
         self.blocks.open[at].lines.append(
             Declaration(buffer.name, f"{space}{single} {buffer.name}[{scalars}]{aligned};")
@@ -222,10 +222,6 @@ def _plain(term: Term, of: terms.Type) -> str:
     if term.low is not None and term.low == term.high:
         return str(term.low)
     return f"({terms.name(of)})({term.text})"
-
-
-def _power(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 def _elements(buffer: Any) -> int:

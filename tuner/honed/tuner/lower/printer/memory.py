@@ -10,12 +10,9 @@ from tvm import ir, tirx
 from honed.tuner.lower.statements import memory_behind, nodes
 
 from . import terms
-from .blocks import Block, Blocks, LoadText
+from .blocks import Blocks, LoadText
 from .expressions import Expressions
 from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term, Type, Unprintable
-
-# ---- The memory a kernel knows: arguments, local arrays, and private arrays, some of
-# them held in registers ----
 
 Space = Literal["global", "local", "private"]
 # Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
@@ -101,9 +98,6 @@ def space_of(scope: str) -> Space:
     raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
 
 
-# ---- Pointers into global memory: computed once, outside of loops, and moved with
-# the loop they depend on ----
-#
 # An address is the buffer's base, plus terms of the index in the order in which they become known, plus a
 # constant. Each prefix is a pointer of its own that other accesses share: 32-bit unsigned byte offsets are
 # added to it, and a term that counts a loop becomes a pointer that the loop moves.
@@ -171,7 +165,9 @@ class Addresses:
             # Pointers that begin here belong no further outside than this one.
             at = home = self.blocks.here
             pointer = Term(text, buffer.element, PRIMARY, home)
-        return self.blocks.declare(text, pointer, f"__global {kind}*", self._name(buffer, home), at)
+        loop = self.blocks.open[home].loop
+        wanted = f"{buffer.name}_{loop.text if loop is not None else 'at'}"
+        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at)
 
     def _moved(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
@@ -188,24 +184,12 @@ class Addresses:
         start = self._chain(buffer, outer, of, home - 1)
         size = terms.stored(buffer.element).bits // 8
         name = self.blocks.names.fresh(f"{buffer.name}_{term.text}")
-        first = _first(block, factor // size)
+        first = "" if block.start.text == "0" else f" + {factor // size} * {block.start.within(PRIMARY)}"
         kind = _pointed(buffer)
         self.blocks.open[home - 1].lines.append(f"__global {kind}* {name} = {start.text}{first};")
         block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
         block.known[key] = Term(name, buffer.element, PRIMARY, home)
         return block.known[key]
-
-    def _name(self, buffer: KernelBuffer, home: int) -> str:
-        loop = self.blocks.open[home].loop
-        return f"{buffer.name}_{loop.text if loop is not None else 'at'}"
-
-
-def _first(block: Block, factor: int) -> str:
-    """What the loop's first value adds to a pointer."""
-    assert block.start is not None
-    if block.start.text == "0":
-        return ""
-    return f" + {factor} * {block.start.within(PRIMARY)}"
 
 
 def _pointed(buffer: KernelBuffer) -> str:
@@ -237,10 +221,6 @@ def _needs_cast(term: Term, factor: int, of: Type) -> bool:
     if of == terms.ULONG:
         return abs(factor) == 1 and term.type.bits < 64
     return of == terms.UINT and abs(factor) == 1 and term.type != terms.UINT
-
-
-# ---- Loads and stores: whole vectors where they are aligned, `vloadN` where they may
-# not be, lanes elsewhere ----
 
 
 class KernelMemory:

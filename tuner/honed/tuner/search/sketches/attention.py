@@ -184,14 +184,15 @@ def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
     return True
 
 
-def written_axes(schedule: Schedule, one: Attention) -> list[int]:
-    """By each axis of the product, but for the sum, the axis of the block that writes its result.
+def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:
+    """The loops of the block that writes the result, and which of them is that of rows.
 
-    Raises ValueError where that reads it elsewhere than at its own place, or its columns do not come last.
+    Raises ValueError where it reads the product elsewhere than at its own place, or its columns do not come
+    last.
     """
     axes = one.batches + 2
     if one.tail is None:
-        return list(range(axes))
+        return schedule.get_loops(schedule.cache_write(one.product.block, 0, "local")), axes - 2
     tail = schedule.get(one.tail.block)
     made = schedule.get(one.product.block).writes[0].source
     (read,) = (one for one in tail.reads if one.source.same_as(made))
@@ -201,7 +202,7 @@ def written_axes(schedule: Schedule, one: Attention) -> list[int]:
     ]
     if sorted(found) != list(range(axes)) or found[-1] != axes - 1:
         raise ValueError("the result is read at computed indices, or its rows are no rows")
-    return found
+    return schedule.get_loops(one.tail.block), found[-2]
 
 
 def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
@@ -231,9 +232,7 @@ def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) 
 
     A tile has some rows, as many as are kept, and some vectors of columns.
     """
-    places = written_axes(schedule, one)
-    last = one.tail.block if one.tail else schedule.cache_write(one.product.block, 0, "local")
-    loops, row = schedule.get_loops(last), places[-2]
+    loops, row = _written(schedule, one)
     room = limits.row_bytes // (one.keys * one.element_bytes)
     if not room:
         raise ValueError("a row is too long to be kept by one work-item")
@@ -290,9 +289,7 @@ def _keep_rows(
                 schedule.decompose_reduction(block, below(schedule, block, at)[0])
 
 
-# ---- The attention sketch for groups: the work-items of a group share a tile of
-# rows, whose scores they keep ----
-#
+# The attention sketch for groups: the work-items of a group share a tile of rows, whose scores they keep.
 # Scores are in local memory. Work-items are two-dimensional: along y they share out the rows, along x the
 # keys of the scores, then what is added up or found along these, then the columns of the result.
 
@@ -318,9 +315,7 @@ def attention_groups(
     one = read(schedule)
     if one is None:
         return False
-    places = written_axes(schedule, one)
-    last = one.tail.block if one.tail else schedule.cache_write(one.product.block, 0, "local")
-    loops, row = schedule.get_loops(last), places[-2]
+    loops, row = _written(schedule, one)
     outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
     outer, high, items = sample_tile(schedule, outer, by.threads)
     lanes = lanes_of(one.columns, most)
@@ -427,8 +422,6 @@ def _score(
     write_out(schedule, [rows, vectors, vector])
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
-
-# ---- Tiles of the attention sketches that do well, told from extents alone ----
 
 _MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
 _STEPS = 4  # of a sum on processors that are written out

@@ -32,12 +32,11 @@ from honed.tuner.search.parts import (
     unroll,
 )
 
-# ---- The blocked sketch: convolutions of tensors whose channels lie in blocks ----
-#
-# For processors. A work-item computes a rectangle of pixels for a few vectors of output channels. Each vector
-# of weights is loaded once for all pixels of the rectangle, each pixel broadcast once for all vectors; of a
-# depthwise convolution pixels are vectors as weights are. What the rectangle needs of the image is padded in
-# private memory, block by block of input channels, and read again for each step of the window.
+# The blocked sketch: convolutions of tensors whose channels lie in blocks. For processors. A work-item
+# computes a rectangle of pixels for a few vectors of output channels. Each vector of weights is loaded once
+# for all pixels of the rectangle, each pixel broadcast once for all vectors; of a depthwise convolution
+# pixels are vectors as weights are. What the rectangle needs of the image is padded in private memory, block
+# by block of input channels, and read again for each step of the window.
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
@@ -187,9 +186,8 @@ def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
     return sums / (sums + _COPIED * padded) * (_TALL if tall else 1.0)
 
 
-# ---- The separable sketch: a depthwise convolution and the pointwise one that reads it, in one kernel ----
-#
-# For processors, of tensors whose channels lie in blocks. A work-item computes a rectangle of pixels of all
+# The separable sketch: a depthwise convolution and the pointwise one that reads it, in one kernel. For
+# processors, of tensors whose channels lie in blocks. A work-item computes a rectangle of pixels of all
 # channels of the first, keeps it in private memory, and multiplies it with the weights of the second for all
 # of its channels, a few vectors at a time. So what is between them never travels through memory, nothing is
 # computed twice, and two launches are one.

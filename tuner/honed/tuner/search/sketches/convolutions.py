@@ -46,13 +46,12 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# ---- The packed sketch: weights packed by output channels and an image in aligned rows ----
-#
-# For devices whose compilers load every operand where it stands, and load vectors only where they are
-# aligned. Two launches go before: one lays the weights out with as many output channels innermost as a vector
-# has lanes, one pads the image and cuts its rows into vectors. A work-item then computes a rectangle of
-# pixels for a vector of channels: for each input channel it holds the piece of the image under the rectangle
-# in registers, and every vector of weights that it loads is multiplied with all pixels of the rectangle.
+# The packed sketch: weights packed by output channels and an image in aligned rows. For devices whose
+# compilers load every operand where it stands, and load vectors only where they are aligned. Two launches go
+# before: one lays the weights out with as many output channels innermost as a vector has lanes, one pads the
+# image and cuts its rows into vectors. A work-item then computes a rectangle of pixels for a vector of
+# channels: for each input channel it holds the piece of the image under the rectangle in registers, and every
+# vector of weights that it loads is multiplied with all pixels of the rectangle.
 
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
 _MOST_ROWS = 2  # of a work-item's rectangle
@@ -237,12 +236,11 @@ def _launch_image(
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
 
 
-# ---- The pointwise sketch: a few pixels of a flat image for a vector of output channels ----
-#
-# For convolutions without a window over images that no vector divides, on devices whose compilers load
-# vectors only where they are aligned. So vectors are of output channels: a launch before lays the weights out
-# in them, and pixels are loaded one by one. The last work-item along the image reads zeros in the place of
-# pixels that are missing, and does not write them.
+# The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
+# a window over images that no vector divides, on devices whose compilers load vectors only where they are
+# aligned. So vectors are of output channels: a launch before lays the weights out in them, and pixels are
+# loaded one by one. The last work-item along the image reads zeros in the place of pixels that are missing,
+# and does not write them.
 
 _CHANNELS = 1  # the axis of output channels
 _ACCUMULATORS = 40  # more spill, those of a sum that is added up twice not counted
@@ -356,11 +354,10 @@ def point_groups(sketch: Drawn) -> Drawn | None:
     return sketch.with_most(sketch.cut([high, wide, divisors(steps.extent, steps.most)[-1]]))
 
 
-# ---- The windowed sketch: a work-item holds the piece of an image that a window moves over ----
-#
-# For convolutions of each channel by itself on devices whose compilers load every operand where it stands.
-# Neighbouring pixels read nearly the same elements: each is loaded once, the zeros around the image told
-# apart once, and all steps of the window read registers.
+# The windowed sketch: a work-item holds the piece of an image that a window moves over. For convolutions of
+# each channel by itself on devices whose compilers load every operand where it stands. Neighbouring pixels
+# read nearly the same elements: each is loaded once, the zeros around the image told apart once, and all
+# steps of the window read registers.
 
 _MOST_WINDOW = 25  # steps: 5 x 5
 _WINDOWED_PIXELS = 16  # of a work-item; fewer where the window moves by several, over a larger piece

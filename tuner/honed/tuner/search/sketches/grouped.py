@@ -32,11 +32,9 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# ---- The grouped sketch: the work-items of a group compute a tile of a contraction together ----
-#
-# Each axis of the output is split into groups, virtual threads, threads and registers, each level with a
-# bound of its own, so that most draws fit the device; operands are copied through local memory where that
-# pays.
+# The grouped sketch: the work-items of a group compute a tile of a contraction together. Each axis of the
+# output is split into groups, virtual threads, threads and registers, each level with a bound of its own, so
+# that most draws fit the device; operands are copied through local memory where that pays.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +164,10 @@ def prepare(
         alone(schedule, part, limits, most)
 
 
-# ---- The sliced sketch: the work-items of a group share a contraction's sums as well as its tile ----
-#
-# For products with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a
-# group adds up its own steps of the reduction, for the whole tile; the slices' sums meet in local memory,
-# where all work-items together add them up and write the tile.
+# The sliced sketch: the work-items of a group share a contraction's sums as well as its tile. For products
+# with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a group adds up
+# its own steps of the reduction, for the whole tile; the slices' sums meet in local memory, where all
+# work-items together add them up and write the tile.
 
 SLICES = (4, 8)  # of a group, to choose from
 _LEAST_STEPS = 8  # of the reduction, for each slice
@@ -334,8 +331,6 @@ def _meet(
     schedule.decompose_reduction(main, summed)
 
 
-# ---- Tiles of both sketches that do well on GPUs ----
-#
 # Of the many tiles of a product those below were among the fastest where chosen ones were timed
 # (docs/measurements.md). They are moved to the nearest that the extents allow.
 

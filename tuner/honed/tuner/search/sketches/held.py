@@ -31,13 +31,12 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# ---- The held sketch: a work-item holds tiles of its operands in registers while it multiplies them ----
-#
-# For contractions on devices whose compilers load every operand where it stands. An operand that lies along
-# the reduction (the rows of a left matrix) is loaded in vectors of several steps before the first of them,
-# one that lies along the lanes (the rows of a right matrix) in whole vectors step by step; every
-# multiplication then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that
-# what a warp loads of one row lies side by side.
+# The held sketch: a work-item holds tiles of its operands in registers while it multiplies them. For
+# contractions on devices whose compilers load every operand where it stands. An operand that lies along the
+# reduction (the rows of a left matrix) is loaded in vectors of several steps before the first of them, one
+# that lies along the lanes (the rows of a right matrix) in whole vectors step by step; every multiplication
+# then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that what a warp loads
+# of one row lies side by side.
 
 _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
 
@@ -174,11 +173,9 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
     unroll(schedule, [*inner[: len(inner) - 1 - units], rest])
 
 
-# ---- Tiles of the sketch `held` that do well on Malis, told from extents and type alone ----
-#
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
-# with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills
-# is data, compiled by Mesa for products of many shapes (docs/measurements.md).
+# with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
+# data, compiled by Mesa for products of many shapes (docs/measurements.md).
 
 _WIDE = 8  # work-items along the lanes, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most

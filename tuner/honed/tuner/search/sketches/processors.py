@@ -38,15 +38,14 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# ---- The channels sketch: convolutions with their output channels along the lanes ----
-#
-# For processors. Launches before lay the weights out with as many output channels innermost as a vector has
-# lanes, and pad the image. A work-item then computes a rectangle of pixels for a few vectors of channels.
-# Each vector of weights is loaded once for all pixels of the rectangle, which the processor broadcasts from
-# memory as it multiplies; of a depthwise convolution the image is laid out like the weights, and so are its
-# pixels vectors. The elementwise tail runs in the same lanes, before they are taken apart to be written row
-# by row. So neither odd extents nor strides cost anything. Where there is no window, and vectors divide the
-# rows, `tile` has nothing to lay out or to take apart.
+# The channels sketch: convolutions with their output channels along the lanes. For processors. Launches
+# before lay the weights out with as many output channels innermost as a vector has lanes, and pad the image.
+# A work-item then computes a rectangle of pixels for a few vectors of channels. Each vector of weights is
+# loaded once for all pixels of the rectangle, which the processor broadcasts from memory as it multiplies; of
+# a depthwise convolution the image is laid out like the weights, and so are its pixels vectors. The
+# elementwise tail runs in the same lanes, before they are taken apart to be written row by row. So neither
+# odd extents nor strides cost anything. Where there is no window, and vectors divide the rows, `tile` has
+# nothing to lay out or to take apart.
 
 _BYTES = 4  # of an element; processors compute halves in singles
 _MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
@@ -180,13 +179,11 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
     write_out(schedule, [*others, lanes])
 
 
-# ---- The panels sketch: products of any number of rows and columns ----
-#
-# What lies along the lanes is laid out in panels, one vector of columns wide, in a launch before: once for
-# all if it is constant. A work-item then reads it from end to end, where rows of a power of two would fall on
-# the same few lines of the cache. Rows and columns that no tile divides are rounded up (a sequence of 191 has
-# neither tiles nor vectors): columns and rows beyond the last are zeros, and what a tile computes there is
-# dropped.
+# The panels sketch: products of any number of rows and columns. What lies along the lanes is laid out in
+# panels, one vector of columns wide, in a launch before: once for all if it is constant. A work-item then
+# reads it from end to end, where rows of a power of two would fall on the same few lines of the cache. Rows
+# and columns that no tile divides are rounded up (a sequence of 191 has neither tiles nor vectors): columns
+# and rows beyond the last are zeros, and what a tile computes there is dropped.
 
 _READ_AS_THEY_LIE = 8  # columns: of multiples that no panels are made, but for constants
 _ROWS = 4  # that rows are rounded up to, where no tile of at least so many divides them
@@ -325,11 +322,9 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
     schedule.decompose_reduction(what.main, terms)
 
 
-# ---- Rectangles of images and products that do well on processors, told from extents alone ----
-#
 # What a work-item computes of a convolution or a product is a number of vectors of accumulators: each pixel
-# is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold,
-# and as few loads for them as may be. docs/measurements.md compares them with draws.
+# is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and
+# as few loads for them as may be. docs/measurements.md compares them with draws.
 
 _MOST = 16  # vectors of pixels: with more, compilers keep some in memory
 _LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors

@@ -33,12 +33,10 @@ from honed.tuner.search.parts import (
     vectorise,
 )
 
-# ---- The rows and columns sketches: reductions and what is computed from them, kept
-# with one work-item ----
-#
-# For softmax, normalisation and reductions: every reduction of the function runs along the same axes of its
-# last block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial
-# results as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
+# The rows and columns sketches: reductions and what is computed from them, kept with one work-item. For
+# softmax, normalisation and reductions: every reduction of the function runs along the same axes of its last
+# block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial results
+# as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +49,10 @@ class _Work:
     kept: tuple[int, ...]
 
 
-@sketch(110)
-def rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+@sketch(110, keep=Keep.DEAR)
+@sketch(120, keep=Keep.NOTHING)  # computes exp and the like again where they are used
+def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
     """One work-item computes whole rows. False where the function does not fit."""
-    return _rows(schedule, limits, most, Keep.DEAR)
-
-
-@sketch(120)
-def rows_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """The same, computing exp and the like again where they are used instead of keeping them."""
-    return _rows(schedule, limits, most, Keep.NOTHING)
-
-
-@sketch(130)
-def columns(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
-    return _columns(schedule, limits, most, Keep.DEAR)
-
-
-@sketch(140)
-def columns_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """The same, computing exp and the like again where they are used instead of keeping them."""
-    return _columns(schedule, limits, most, Keep.NOTHING)
-
-
-def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
     work = _fitting(schedule, limits, keep)
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
@@ -102,7 +79,10 @@ def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bo
     return True
 
 
-def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+@sketch(130, keep=Keep.DEAR)
+@sketch(140, keep=Keep.NOTHING)
+def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
     work = _fitting(schedule, limits, keep)
     if work is None or work.final.is_reduction or len(work.reductions) < 2:
         return False  # the tile sketch has single reductions
@@ -172,8 +152,6 @@ def _last(schedule: Schedule, work: _Work) -> SBlockRV:
     return work.final.block
 
 
-# ---- The sketch of a reduction to a single element: in parts, and then all of them ----
-
 _MOST_PARTS = 256
 
 
@@ -193,9 +171,6 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.bind(one, "threadIdx.x" if limits.threads != (1,) else "blockIdx.x")
     return True
 
-
-# ---- Sketches of functions that reduce nothing: what moves elements, and computes
-# each from few others ----
 
 _MOST_STEPS = 32  # vectors that one work-item moves
 
