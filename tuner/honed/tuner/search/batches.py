@@ -92,7 +92,7 @@ class Batches:
                 return self._batch(Way.KIN, found)
         if not self._started:
             self._started = True
-            if found := self._of_tables():
+            if found := self._evolution.make(starts(self._sketches())):
                 return self._batch(Way.TABLES, found)
         beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
         if beside and (self._last is not Way.DESCENT or won):
@@ -116,9 +116,6 @@ class Batches:
             with suppress(ValueError):
                 theirs.append(read(trace))
         return self._evolution.make(adapted(theirs, self._sketches(), self._size))
-
-    def _of_tables(self) -> list[Proposal]:
-        return self._evolution.make(starts(self._sketches()))
 
     def _sketches(self) -> list[Drawn]:
         return [read(text) for text in self._evolution.sketches]

@@ -15,6 +15,7 @@ from .expressions import Expressions
 from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term, Type, Unprintable
 
 Space = Literal["global", "local", "private"]
+_SPACES: dict[str, Space] = {"global": "global", "shared": "local", "local": "private"}
 # Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
 # and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
 ALIGNED = 64
@@ -89,13 +90,9 @@ def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
 
 def space_of(scope: str) -> Space:
     """The address space of a storage scope."""
-    if scope == "global":
-        return "global"
-    if scope == "shared":
-        return "local"
-    if scope == "local":
-        return "private"
-    raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
+    if scope not in _SPACES:
+        raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
+    return _SPACES[scope]
 
 
 # An address is the buffer's base, plus terms of the index in the order in which they become known, plus a

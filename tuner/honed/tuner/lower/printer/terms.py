@@ -22,7 +22,7 @@ LANES = (1, 2, 3, 4, 8, 16)
 _INTEGERS = {8: "char", 16: "short", 32: "int", 64: "long"}
 _FLOATS = {16: "half", 32: "float", 64: "double"}
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
-_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
+_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
 _MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE,
@@ -55,7 +55,8 @@ class Type:
 
 
 INT, UINT, LONG, ULONG = Type("int", 32), Type("uint", 32), Type("int", 64), Type("uint", 64)
-BOOL, BYTE = Type("bool", 8), Type("uint", 8)
+BOOL = Type("bool", 8)
+_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # of literals
 
 
 @cache
@@ -195,14 +196,10 @@ def number(value: int, of: Type) -> Term:
 
 
 def _literal(value: int, of: Type) -> str:
-    if of == INT:
-        return str(value) if value > -(1 << 31) else "(-2147483647 - 1)"
-    if of == UINT:
-        return f"{value}u"
-    if of == LONG:
-        return f"{value}L" if value > -(1 << 63) else "(-9223372036854775807L - 1)"
-    if of == ULONG:
-        return f"{value}UL"
+    if of in _SUFFIXES:
+        suffix = _SUFFIXES[of]
+        least = of.kind == "int" and value == limits(of)[0]  # whose digits alone are no literal of the type
+        return f"({value + 1}{suffix} - 1)" if least else f"{value}{suffix}"
     return f"({name(of)}){value}" if value >= 0 else f"({name(of)})({value})"
 
 
@@ -216,7 +213,7 @@ def floating(value: float, of: Type) -> Term:
     rounded = float(value) if of.bits == 64 else np.float32(np.float16(value) if of.bits == 16 else value)
     if not math.isinf(rounded):
         sign = math.copysign(1.0, float(rounded)) < 0
-        text = f"{'' if of.bits == 64 else cast}{rounded!s}{_SUFFIX[of.bits]}"
+        text = f"{'' if of.bits == 64 else cast}{rounded!s}{_FLOAT_SUFFIX[of.bits]}"
         return Term(text, of, UNARY if sign or of.bits == 16 else PRIMARY)
     return floating(math.inf if value > 0 else -math.inf, of)
 

@@ -63,7 +63,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     unroll(schedule, [*written, *loops.inside, *loops.tile])
     schedule.vectorize(lanes)
     schedule.vectorize(loops.lanes)
-    padded = [part for part in before if _is_block(part, most)]
+    padded = [part for part in before if len(part.extents) == _AXES and part.extents[-1] == most]
     for part in padded:
         schedule.compute_at(part.block, group if depthwise else loops.outside[0], preserve_unit_loops=True)
         set_private(schedule, part.block)
@@ -86,10 +86,6 @@ def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | Non
     if weights not in lane or channels != lane:
         return None
     return len(lane) == 2
-
-
-def _is_block(part: BlockPart, lanes: int) -> bool:
-    return len(part.extents) == _AXES and part.extents[-1] == lanes
 
 
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:

@@ -107,19 +107,20 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
         if what.extents[n] > 1:
             loop, found.tiles[n] = _tile(schedule, loop, limits.tile)
         if n == rows:
-            loop, threads = _threads(schedule, loop, limits)
+            loop, threads, _ = sample_tile(schedule, loop, max(limits.threads))
             found.threads.append(threads)
         found.groups.append(loop)
     vectors, vector = schedule.split(loops[last], [None, lanes])
     found.vector.append(vector)
     outer, found.tiles[last] = _tile(schedule, vectors, limits.vectors)
-    outer, threads = _threads(schedule, outer, limits)
+    outer, threads, _ = sample_tile(schedule, outer, max(limits.threads))
     found.groups.append(outer)
     found.threads.append(threads)
     long = [n for n in what.reducing if what.extents[n] > 1]
     found.outside = [loops[n] for n in what.reducing if n not in long]
     if len(long) == 1:
-        most = min(limits.unroll, limits.vector_bytes // _element_bytes(schedule, main))
+        widest = max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
+        most = min(limits.unroll, limits.vector_bytes // widest)
         outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], most)
         found.outside.append(outer)
         found.inside = long
@@ -132,21 +133,10 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
     return found
 
 
-def _element_bytes(schedule: Schedule, main: BlockPart) -> int:
-    """Of the operand with the widest elements."""
-    return max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
-
-
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _HeldTile]:
     """Split off at most `most` steps of a loop for a work-item; how many is left open."""
     outer, inner, steps = sample_tile(schedule, loop, most)
     return outer, _HeldTile(inner, steps)
-
-
-def _threads(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> tuple[LoopRV, LoopRV]:
-    """Split off the work-items of a group."""
-    outer, inner, _ = sample_tile(schedule, loop, max(limits.threads))
-    return outer, inner
 
 
 def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from honed.tuner.search.parts import (
     REDUCE,
@@ -56,7 +56,9 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
     work = _fitting(schedule, limits, keep)
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
-    last = _last(schedule, work)
+    last = work.final.block
+    if work.final.is_reduction:
+        last = schedule.cache_write(last, 0, "local")
     partial = [partial_results(schedule, part, most) for part in work.reductions]
     under = bind(schedule, schedule.get_loops(last)[: len(work.kept)], limits)
     for part in reversed(work.parts):
@@ -143,13 +145,6 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
 def _mixed(what: BlockPart) -> bool:
     """Whether a reduction has a spatial axis after one that is reduced."""
     return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
-
-
-def _last(schedule: Schedule, work: _Work) -> SBlockRV:
-    """The block that writes the output; a reduction is given one that copies its result."""
-    if work.final.is_reduction:
-        return schedule.cache_write(work.final.block, 0, "local")
-    return work.final.block
 
 
 _MOST_PARTS = 256
