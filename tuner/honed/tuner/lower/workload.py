@@ -94,7 +94,8 @@ def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     def is_so(block: s_tir.SBlock) -> bool:
         over = [axis.var for axis in reduced_axes(block)]
         summed = [load for load in loads(block.body) if uses(load.indices, over)]
-        return 0 < sum(load.source.same_as(weights) for load in summed) < len(summed)
+        mine = [load for load in summed if load.source.same_as(weights)]
+        return 0 < len(mine) < len(summed)
 
     return any(is_so(block) for block in nodes(func.body, s_tir.SBlock))
 

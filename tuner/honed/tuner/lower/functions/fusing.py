@@ -128,7 +128,7 @@ def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) ->
     graph = _Graph(
         calls=calls,
         given={b.var: tuple(variables(b.value)) for b in bindings(main)},
-        outside={*main.params, *_outputs(annotated)},
+        outside={*main.params, *_given_back(annotated)},
     )
     left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
     apart: dict[relax.Var, Move] = {}
@@ -248,7 +248,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
     return builder.get()
 
 
-def _outputs(module: IRModule) -> set[relax.Var]:
+def _given_back(module: IRModule) -> set[relax.Var]:
     """The variables that the result of `main` is made of without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))
@@ -407,7 +407,7 @@ def _reductions(func: tirx.PrimFunc) -> int:
 
 def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
     """Both forms of chains that become the same function, in a `main` of these calls."""
-    name, func = _joined(module, chains[0])
+    name, func = _one_function(module, chains[0])
     apart = tuple(
         NamedFunction(
             name=str(function.name_hint),
@@ -437,7 +437,7 @@ def _outputs(binding: relax.VarBinding) -> int:
     return len(getattr(binding.var.ty, "fields", (binding.var,)))
 
 
-def _joined(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
+def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
     """The one function that the calls of a chain become, with a name for it."""
     builder = relax.BlockBuilder()
     inner = [relax.Var("given", value.ty) for value in chain.given]
