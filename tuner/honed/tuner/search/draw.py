@@ -43,7 +43,7 @@ class Draw:
 
     sketch: int
     schedule: Schedule
-    features: Array  # [features.WIDTH]
+    features: Array  # [WIDTH]
 
     @property
     def scheduled(self) -> tirx.PrimFunc:
@@ -63,7 +63,7 @@ def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> 
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
-    """Features [features.WIDTH] of a function that something else scheduled."""
+    """Features [WIDTH] of a function that something else scheduled."""
     module = traces.as_module(scheduled)
     found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
