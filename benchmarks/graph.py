@@ -30,7 +30,8 @@ from honed.tuner.compiler.fusion import attention_seconds, joins, separable_seco
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.functions.joining import Joins, never
+from honed.tuner.lower.functions.fusing import Joins, never
+from honed.tuner.lower.functions.legalize import ALL_PASSES, FusionPasses
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
@@ -48,10 +49,8 @@ class Variant:
 
     label: str
     normalised: Normalised
-    views: bool = True
     joins: JoinsOf = joins  # which functions are one kernel
-    blocked: bool = True  # channels lie in blocks where that pays
-    in_place: bool = True  # what is joined lies in the result
+    passes: FusionPasses = ALL_PASSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +104,9 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
         if _applied(whole, one.name):
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
-    yield Variant("all but views", whole, views=False)
+    yield Variant("all but views", whole, passes=FusionPasses(views=False))
     yield Variant("all but attentions", whole, joins=partial(joins, sorts=[separable_seconds]))
-    yield Variant("all but in place", whole, in_place=False)
+    yield Variant("all but in place", whole, passes=FusionPasses(in_place=False))
     yield from _of_processors(whole)
     yield _none(path, shapes)
 
@@ -115,12 +114,13 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
     """The model without what only processors have."""
     yield Variant("all but separables", whole, joins=partial(joins, sorts=[attention_seconds]))
-    yield Variant("all but blocks", whole, blocked=False)
+    yield Variant("all but blocks", whole, passes=FusionPasses(blocked=False))
 
 
 def _none(path: Path, shapes: Shapes) -> Variant:
     bare = _normalised(path, shapes, ())
-    return Variant("none", bare, views=False, joins=lambda _: never, blocked=False, in_place=False)
+    passes = FusionPasses(views=False, blocked=False, in_place=False)
+    return Variant("none", bare, joins=lambda _: never, passes=passes)
 
 
 def _applied(whole: Normalised, name: str) -> bool:
@@ -137,9 +137,7 @@ def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
         profile,
         first=first_kernels if profile.rules.family == "cpu" else _first,
         joins=variant.joins(profile),
-        views=variant.views,
-        blocked=variant.blocked,
-        in_place=variant.in_place,
+        passes=variant.passes,
     )
 
 
@@ -169,7 +167,7 @@ def _times(path: Path, shapes: Shapes) -> None:
         Variant("all", whole),
         *([Variant("all but pads", pads)] if _applied(whole, "pads") else []),
         *_of_processors(whole),
-        Variant("all but in place", whole, in_place=False),
+        Variant("all but in place", whole, passes=FusionPasses(in_place=False)),
         _none(path, shapes),
     )
     device = devices.select("cpu")

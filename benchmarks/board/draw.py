@@ -17,8 +17,8 @@ import onnx.parser
 
 from benchmarks.valhall.draws import default, draws
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.workload import parameters
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.benches import predicted
 from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler

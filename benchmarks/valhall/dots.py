@@ -19,7 +19,7 @@ from tvm import tirx
 from honed.machine.profile import DeviceProfile
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.frontend import Precision, import_relax, normalise
-from honed.tuner.lower.dotnames import DOT_ADD
+from honed.tuner.lower import DOT_ADD
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
 from honed.valhall.compiler import NotBuilt

@@ -19,7 +19,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.demo import lightglue
 from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.search.blocks import blocks, info, reads_along
+from honed.tuner.search.parts import blocks, part_of, reads_along
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.benches import predicted
 
@@ -129,7 +129,7 @@ def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]
 def _product(func: tirx.PrimFunc) -> Product:
     """Of the function's reduction, whose last two axes of the output are rows and columns."""
     schedule = Schedule(func)
-    (block,) = (one for one in blocks(schedule) if (found := info(schedule, one)) and found.is_reduction)
+    (block,) = (one for one in blocks(schedule) if part_of(schedule, one).is_reduction)
     *batch, rows, columns, inner = (int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
     shared = all(1 not in reads_along(schedule, block, n) for n in range(len(batch)))
     return Product(math.prod(batch), rows, columns, inner, shared)

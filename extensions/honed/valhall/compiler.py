@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.protocol.errors import DeviceError
-from honed.tuner.lower.dotnames import DOT, DOT_ADD
+from honed.tuner.lower import DOT, DOT_ADD
 
 ROOT = Path("/var/cache/honed-valhall")
 SECONDS = 60  # of CPU time for one program

@@ -17,7 +17,7 @@ from honed.tuner.compiler.proof import run_model
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import read_program
 from tests.tuner.search.search_functions import imagined
 
 from .graphs import after, answers, operators, parsed, weights
@@ -169,5 +169,5 @@ def test_a_pair_saves_a_launch_and_is_right(device: Device) -> None:
     launches = {}
     for label, passes in (("on", PASSES), ("off", [one for one in PASSES if one.name != "pairs"])):
         module = frontend.import_relax(frontend.normalise(model, passes=passes))
-        launches[label] = len(read_program(legalize(module, imagined("gpu"))).calls)
+        launches[label] = len(read_program(legalize(module, imagined("gpu"))[0]).calls)
     assert launches == {"on": 3, "off": 4}

@@ -20,9 +20,9 @@ from honed.tuner.graph.columns import permute_columns, slice_first
 from honed.tuner.graph.factors import fold_factors
 from honed.tuner.graph.parts import split_parts
 from honed.tuner.graph.siblings import combine_siblings
-from honed.tuner.lower.functions.joining import Joins, never
+from honed.tuner.lower.functions.fusing import Joins, never
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.module import read_program
 from tests.tuner.search.search_functions import imagined
 
 from .graphs import after, operators, parsed, weights
@@ -212,7 +212,7 @@ def _launches(
     model: onnx.ModelProto, passes: tuple[Pass, ...], profile: DeviceProfile, joins: Joins = never
 ) -> int:
     normalised = frontend.normalise(model, passes=passes)
-    return len(read_program(legalize(frontend.import_relax(normalised), profile, joins)).calls)
+    return len(read_program(legalize(frontend.import_relax(normalised), profile, joins)[0]).calls)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def relax_module(make: Make, inputs: Mapping[str, np.ndarray]) -> IRModule:
 
 def only_function(module: IRModule, profile: DeviceProfile) -> tirx.PrimFunc:
     """The one PrimFunc that a Relax module becomes."""
-    (found,) = (f for f in legalize(module, profile).functions.values() if isinstance(f, tirx.PrimFunc))
+    (found,) = (f for f in legalize(module, profile)[0].functions.values() if isinstance(f, tirx.PrimFunc))
     return found
 
 

@@ -13,9 +13,8 @@ from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.compiler.fusion import joins
 from honed.tuner.compiler.proof import run_model
-from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.functions.legalize import FusionPasses, legalize
+from honed.tuner.lower.module import lower_module, read_program
 from honed.tuner.lower.program import Program, moved_in_place
 from honed.tuner.lower.target import alignment_of
 from tests.tuner.graph.graphs import answers, parsed, weights
@@ -115,7 +114,7 @@ def _model(name: str) -> onnx.ModelProto:
 def _program(model: onnx.ModelProto, family: str, *, in_place: bool = True) -> Program:
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    legal = legalize(module, profile, joins(profile), in_place=in_place)
+    legal, _ = legalize(module, profile, joins(profile), FusionPasses(in_place=in_place))
     return moved_in_place(read_program(legal), alignment_of(profile))
 
 

@@ -15,8 +15,7 @@ from honed.tuner.compiler.fusion import attention_seconds, joins
 from honed.tuner.compiler.proof import run_model
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.module import lower_module, read_program
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of
 
@@ -75,7 +74,7 @@ def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
 
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
-    return len(read_program(legalize(module, profile, joins(profile, sorts=[attention_seconds]))).calls)
+    return len(read_program(legalize(module, profile, joins(profile, sorts=[attention_seconds]))[0]).calls)
 
 
 @pytest.mark.opencl
@@ -159,4 +158,4 @@ def test_convolutions_of_each_channel_are_one_with_the_pointwise_one_behind(
     )
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    assert len(read_program(legalize(module, profile, joins(profile))).calls) == functions
+    assert len(read_program(legalize(module, profile, joins(profile))[0]).calls) == functions

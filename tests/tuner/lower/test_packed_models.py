@@ -19,7 +19,8 @@ from honed.runtime.execution.executor import Executor, load
 from honed.tuner import frontend
 from honed.tuner.compiler.assemble import assemble
 from honed.tuner.compiler.schedules import first_kernels
-from honed.tuner.lower.module import LoweredModel, lower_module, task_key
+from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.lower.workload import task_key
 from honed.tuner.measure.candidate import Candidate, prepared_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from tests.tuner.search.search_functions import imagined, profile_of

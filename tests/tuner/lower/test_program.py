@@ -12,8 +12,7 @@ from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART, Copy, HostCall, Launch, Step
 from honed.runtime.errors import ModelRefused
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.module import lower_module
+from honed.tuner.lower.module import lower_module, read_program
 from honed.tuner.lower.plan import Plan
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall
 from tests.runtime.builder import PROFILE
@@ -102,11 +101,11 @@ def test_every_operator_without_a_kernel_is_named() -> None:
         return relax.op.tanh(builder.emit(_part(v["x"])))
 
     values = relax_module(make, {"x": normal(4, 8)})
-    read = read_program(legalize(values, PROFILE))
+    read = read_program(legalize(values, PROFILE)[0])
     assert [type(call) for call in read.calls] == [HostFunctionCall, FunctionCall]
     opaque = relax_module(lambda _, v: relax.op.unique(v["x"], sorted=True), {"x": normal(4)})
     with pytest.raises(ModelRefused):
-        read_program(legalize(opaque, PROFILE))
+        read_program(legalize(opaque, PROFILE)[0])
 
 
 def test_values_of_one_name_are_not_confused() -> None:
@@ -118,5 +117,5 @@ def test_values_of_one_name_are_not_confused() -> None:
         builder.emit_normalized(relax.VarBinding(one, builder.normalize(_part(x))))
         builder.emit_normalized(relax.VarBinding(two, builder.normalize(_part(one))))
         builder.emit_func_output(relax.Tuple([one, two]))
-    read = read_program(legalize(builder.get(), PROFILE))
+    read = read_program(legalize(builder.get(), PROFILE)[0])
     assert len(set(read.outputs)) == 2

@@ -17,7 +17,7 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import proof
 from honed.tuner.frontend import import_relax, normalise
-from honed.tuner.lower.dotnames import DOT, DOT_ADD
+from honed.tuner.lower import DOT, DOT_ADD
 from honed.tuner.lower.module import lower_module
 from honed.valhall.benches import predicted
 from tests.tuner.frontend.test_rules import run

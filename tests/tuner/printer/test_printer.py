@@ -15,7 +15,7 @@ from tvm import s_tir, te, tirx
 
 from honed.machine.devices import Device
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.printer import terms, types
+from honed.tuner.lower.printer import terms
 from honed.tuner.lower.printer.blocks import Names
 from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
@@ -337,7 +337,7 @@ def test_made_up_expressions_give_what_tvm_prints(seed: int, lanes: int, device:
 
 @given(st.floats(width=32, allow_nan=False), st.sampled_from([32, 64]))
 def test_numbers_are_written_exactly(value: float, bits: int) -> None:
-    text = terms.floating(value, types.Type("float", bits)).text
+    text = terms.floating(value, terms.Type("float", bits)).text
     plain = text.removeprefix("(double)").removesuffix("f").replace("INFINITY", "inf")
     assert np.array(float(plain), f"float{bits}").tobytes() == np.array(value, f"float{bits}").tobytes()
 
@@ -361,7 +361,7 @@ def test_bounds_hold_every_value(sign: str, a: tuple[int, int], b: tuple[int, in
 
 
 def _between(low: int, high: int) -> Term:
-    return Term("x", types.INT, low=low, high=high)
+    return Term("x", terms.INT, low=low, high=high)
 
 
 def _computed(sign: str, x: int, y: int) -> int:

@@ -21,8 +21,7 @@ from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import Size, launches_of, size_of
-from honed.tuner.search.draw import Drawing, draws
-from honed.tuner.search.outline import Outline
+from honed.tuner.search.draw import Drawing, Outline, draws
 
 from .search_functions import dense, imagined, tasks
 

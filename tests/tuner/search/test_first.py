@@ -20,10 +20,10 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
-from honed.tuner.search import costmodel, shipped
+from honed.tuner.search import costmodel
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, Drawing
-from honed.tuner.setup import for_defaults, setup_for, tuned_as
+from honed.tuner.setup import PRIORS, for_defaults, setup_for, shipped_prior, tuned_as
 from honed.tuner.tune.extract import extract
 from tests.tuner.lower.lowering import normal, run_lowered
 
@@ -32,7 +32,7 @@ from .search_functions import dense, imagined, tasks
 pytestmark = pytest.mark.tvm
 
 
-SHIPPED = sorted(path.stem for path in shipped.FOLDER.glob(f"*{priorfile.SUFFIX}"))
+SHIPPED = sorted(path.stem for path in PRIORS.glob(f"*{priorfile.SUFFIX}"))
 
 
 def test_processors_and_malis_have_a_prior() -> None:
@@ -88,11 +88,11 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
 def test_priors_know_the_present_features_and_are_small(family: str) -> None:
     found = costmodel.prior_of(family)
     assert found is not None
-    file = shipped.shipped(family)
+    file = shipped_prior(family)
     assert file is not None
     assert found.name == f"prior:{family}-{file.digest}"
     assert found.predict(np.zeros((3, WIDTH), np.float32)).shape == (3,)
-    assert (shipped.FOLDER / f"{family}{priorfile.SUFFIX}").stat().st_size < 2 << 20
+    assert (PRIORS / f"{family}{priorfile.SUFFIX}").stat().st_size < 2 << 20
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_an_own_prior_that_cannot_be_used_is_told_and_left(
     (folder / "cpu.prior").write_bytes(data)
     found = costmodel.prior_of("cpu")
     assert found is not None
-    file = shipped.shipped("cpu")
+    file = shipped_prior("cpu")
     assert file is not None
     assert found.name == f"prior:cpu-{file.digest}"
     assert "is used" in caplog.text or "is not used" in caplog.text

@@ -13,10 +13,9 @@ from honed.machine.families import FAMILIES
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
-from honed.tuner.search.blocks import Keep
 from honed.tuner.search.budget import Budget, Size, Threads, size_of
-from honed.tuner.search.parts import lane_choices, lanes_of, parts
-from honed.tuner.search.sketches import grouped_sketches, sketches
+from honed.tuner.search.parts import Keep, lane_choices, lanes_of, parts
+from honed.tuner.search.rules import grouped_sketches, sketches
 from honed.tuner.search.traces import as_module
 
 from .search_functions import dense, draws, imagined
@@ -113,7 +112,7 @@ def test_a_padded_input_is_computed_once_where_it_is_asked_for() -> None:
     x, w = te.placeholder((1, 4, 8, 8), name="x"), te.placeholder((4, 4, 3, 3), name="w")
     func = te.create_prim_func([x, w, topi.nn.conv2d_nchw(x, w, 1, 1, 1)])
     kept = [parts(Schedule(as_module(func)), keep) for keep in (Keep.PADDING, Keep.DEAR)]
-    assert [[one.info.is_reduction for one in found] for found in kept] == [[False, True], [True]]
+    assert [[one.is_reduction for one in found] for found in kept] == [[False, True], [True]]
 
 
 @pytest.mark.parametrize(("extent", "most", "lanes"), [(16, 16, 16), (24, 16, 8), (13, 8, 1), (6, 4, 2)])

@@ -21,20 +21,17 @@ from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
+from honed.tuner.lower.workload import mark_constants
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.parts import Sketch
-from honed.tuner.search.sketches.channels import channels
+from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
 from honed.tuner.search.sketches.held import held
-from honed.tuner.search.sketches.packed import packed
-from honed.tuner.search.sketches.panels import panels
-from honed.tuner.search.sketches.pointwise import pointwise
-from honed.tuner.search.sketches.windowed import windowed
+from honed.tuner.search.sketches.processors import channels, panels
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 

@@ -11,15 +11,16 @@ import pytest
 from tvm import te, topi
 
 from honed.tuner.lower.opencl import lower_function
-from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
+from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
+from honed.tuner.search.sketches import starts
+from honed.tuner.search.sketches.convolutions import window_tile
+from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import loads_of
-from honed.tuner.search.sketches.windowed import window_tile
-from honed.tuner.search.starts import groups_of, starts
 from honed.tuner.tune.extract import extract
 
 from .search_functions import dense, imagined, tasks

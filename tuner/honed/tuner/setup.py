@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
+from honed.jobs import priorfile
+from honed.jobs.priorfile import SUFFIX, PriorFile
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceIdentity
 
 from .records import Setup
-from .search.shipped import chosen
 
 # The OpenCL platform of devices whose times are predicted (`honed.valhall`). None has this name, so that
 # records of predictions are never taken for those of a board.
@@ -17,6 +20,7 @@ PREDICTED = "honed's Valhall bench"
 # Raised when the same trace would give another kernel than before, or a task another default schedule for
 # another reason than its family's prior.
 _LOWERING = 8
+PRIORS = Path(__file__).parent / "search" / "priors"
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:
@@ -26,7 +30,7 @@ def setup_for(identity: DeviceIdentity) -> Setup:
 
 def for_defaults(setup: Setup, family: str) -> Setup:
     """What times of default schedules are kept under: which those are is for the family's prior to say."""
-    prior = chosen(family)
+    prior = _prior(family)
     return setup if prior is None else replace(setup, compiler=f"{setup.compiler}, prior {prior.digest}")
 
 
@@ -35,5 +39,17 @@ def tuned_as(source: str, setup: Setup) -> str:
 
     Priors of all families are in it, for a device's identity does not tell its family.
     """
-    priors = [prior.digest for prior in map(chosen, sorted(FAMILIES)) if prior]
+    priors = [prior.digest for prior in map(_prior, sorted(FAMILIES)) if prior]
     return " ".join((source, setup.device_key, setup.driver, setup.compiler, *priors))
+
+
+@cache
+def shipped_prior(family: str) -> PriorFile | None:
+    """The prior of a family that ships; None where there is none."""
+    path = PRIORS / f"{family}{SUFFIX}"
+    return priorfile.usable(path) if path.exists() else None
+
+
+def _prior(family: str) -> PriorFile | None:
+    """The prior that is used: an administrator's own, else the one that ships; None where there is none."""
+    return priorfile.own(family) or shipped_prior(family)

@@ -12,16 +12,14 @@ from tvm import tirx
 from honed.jobs.events import Form
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.cost import function_bytes, function_flops
-from honed.tuner.lower.functions.joining import NamedFunction, TwoForms
-from honed.tuner.lower.module import task_key
-from honed.tuner.lower.operands import mark_constants
+from honed.tuner.lower.functions.fusing import NamedFunction, TwoForms
 from honed.tuner.lower.schedule import narrow_indices
+from honed.tuner.lower.workload import function_bytes, function_flops, mark_constants, task_key
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of
 from honed.tuner.search.decisions import read
+from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
-from honed.tuner.search.starts import starts
 
 # ---- Two forms of the same work, one kernel or several, and which of them is taken ----
 #

@@ -20,18 +20,18 @@ from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.tuner.lower.cost import function_bytes, function_flops
 from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
+from honed.tuner.lower.workload import function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Array, Prior, prior_of
 from honed.tuner.search.draw import Draw, Drawing, features_of
-from honed.tuner.search.rules import rules_of, transforms
+from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
+from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import loads_of
-from honed.tuner.search.starts import groups_of
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
 
@@ -142,7 +142,7 @@ def _picked(
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.scheduled, one.features) for one in drawn]
-    sketched = bool(packed) or transforms(narrow_indices(func), profile)
+    sketched = bool(packed) or point_space(narrow_indices(func), profile)
     ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
     by_default = ruled and ruled[1].mod["main"]
     if by_default is not None:

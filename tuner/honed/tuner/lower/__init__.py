@@ -2,3 +2,7 @@
 
 `module` is the way in. `program`, `plan` and `barriers` are free of TVM and imported without it.
 """
+
+# What OpenCL C calls products of four signed bytes in each of two words, and with a third number added
+# (cl_khr_integer_dot_product). Here, since whoever only reads kernels needs no TVM.
+DOT, DOT_ADD = "dot_4x8packed_ss_int", "dot_acc_sat_4x8packed_ss_int"

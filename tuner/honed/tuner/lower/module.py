@@ -1,31 +1,40 @@
-"""The whole of lowering: legalise, schedule, generate, plan."""
+"""The whole of lowering: legalise, read the program, schedule, generate, plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
-from tvm_ffi import structural_hash
 
 from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled import model
+from honed.runtime.compiled.model import CPU_PART
 
-from .cost import function_flops
-from .functions.joining import Joins, never
-from .functions.legalize import legalize_traced
-from .graph import read_program
+from .functions.fusing import Joins, move_of, never
+from .functions.legalize import ALL_PASSES, FusionPasses, legalize
 from .opencl import Lowered, LoweringFailed, lower_function
-from .operands import constant_parameters, mark_constants, marked, unmarked
 from .plan import Plan, plan
-from .program import Function, FunctionCall, KernelLaunch, Program, moved_in_place
+from .program import (
+    Call,
+    Function,
+    FunctionCall,
+    HostFunctionCall,
+    MemoryValue,
+    Program,
+    ValueView,
+    Within,
+    moved_in_place,
+)
 from .schedule import SERIAL, default_kernels
 from .target import alignment_of, target_for
+from .workload import constant_parameters, function_flops, mark_constants, task_key
 
 Progress = Callable[[float, str], None]
 # Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
@@ -84,17 +93,14 @@ def legal_model(
     profile: DeviceProfile,
     joins: Joins = never,
     names: Mapping[relax.Var, str] | None = None,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
+    passes: FusionPasses = ALL_PASSES,
 ) -> LegalModel:
     """The `main` of a Relax module as calls of functions that are to be lowered.
 
-    `names` are those of the operators that variables of the module hold the results of. `joins`, `views`,
-    `blocked` and `in_place` are as in `legalize`.
+    `names` are those of the operators that variables of the module hold the results of. `joins` and `passes`
+    are as in `legalize`.
     """
-    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)
+    legal, traced = legalize(module, profile, joins, passes)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = moved_in_place(read_program(legal, operators), alignment_of(profile))
@@ -113,10 +119,7 @@ def lower_module(
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
     joins: Joins = never,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
+    passes: FusionPasses = ALL_PASSES,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
@@ -125,7 +128,7 @@ def lower_module(
     function that cannot be lowered.
     """
     progress(0.0, "legalise and fuse operators")
-    legal = legal_model(module, profile, joins, names, views=views, blocked=blocked, in_place=in_place)
+    legal = legal_model(module, profile, joins, names, passes)
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
@@ -176,7 +179,8 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
             why = "; ".join(passed_over)
             notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     schedule, made = found
-    launches = _share_flops(made, function_flops(func))
+    total, executed = function_flops(func), sum(launch.flops for launch in made.launches)
+    launches = tuple(replace(one, flops=round(total * one.flops / executed)) for one in made.launches)
     return _Found(
         strict.like(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
     )
@@ -197,17 +201,197 @@ def kernel_name(name: str, task: str, taken: Container[str]) -> str:
     return next(short for short in numbered if short not in taken)
 
 
-def task_key(func: tirx.PrimFunc) -> str:
-    """What names a workload in every model: the structural hash of its unscheduled function.
+# Reading the program. Values are keyed by the Relax variable object: variable names are not unique.
 
-    Behind it are the parameters that may be packed, as they are constants: it is another workload where they
-    are not, with other times for the same schedules.
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A value as the graph sees it at one point: the memory, and the shape it is seen with."""
+
+    value: int
+    shape: tuple[int, ...]
+
+
+_Operators = Mapping[relax.Var, tuple[str, ...]]
+_Bound = _Seen | tuple["_Bound", ...]
+
+
+@dataclass
+class _Reader:
+    module: IRModule
+    values: list[MemoryValue] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    bound: dict[relax.Var, _Bound] = field(default_factory=dict)
+    constants: dict[object, _Seen] = field(default_factory=dict)
+    reshapes: dict[str, bool] = field(default_factory=dict)
+    operators: _Operators = field(default_factory=dict)
+    views: list[ValueView] = field(default_factory=list)
+    parts: dict[tuple[int, tuple[_Seen, ...]], int] = field(default_factory=dict)  # numbers of their calls
+
+    def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> _Seen:
+        self.values.append(MemoryValue(dtype=dtype, shape=shape, constant=constant))
+        return _Seen(len(self.values) - 1, shape)
+
+    def of(self, expr: relax.Expr) -> _Bound:
+        """The value of an expression that computes nothing."""
+        if isinstance(expr, relax.Var):
+            return self.bound[expr]
+        if isinstance(expr, ir.GenericConst):
+            if expr not in self.constants:
+                array = np.ascontiguousarray(expr.value.numpy()).reshape(tuple(expr.value.shape))
+                self.constants[expr] = self.new(array.dtype.name, array.shape, array)
+            return self.constants[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.of(item) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self.of(expr.tuple_value)
+            assert isinstance(whole, tuple)
+            item: _Bound = whole[expr.index]
+            return item
+        raise ModelRefused(
+            f"the compiler cannot lower a {type(expr).__name__} of the model's graph; report this model",
+            (f"unsupported expression {type(expr).__name__}",),
+        )
+
+    def tensors(self, expr: relax.Expr) -> list[_Seen]:
+        """The values of one expression, or of a tuple of some."""
+        found = self.of(expr)
+        return [seen for seen in (found if isinstance(found, tuple) else (found,)) if isinstance(seen, _Seen)]
+
+
+def read_program(module: IRModule, operators: _Operators | None = None) -> Program:
+    """The program of `module["main"]`, whose functions are named by their global variables.
+
+    `operators` names what each variable's call computes.
+    Raises ModelRefused, with every operator that is left without a kernel.
     """
-    marks = "".join(f"_c{n}" for n in marked(func))
-    return f"{structural_hash(unmarked(func)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
+    main = module["main"]
+    reader = _Reader(module, operators=operators or {})
+    inputs = [reader.new(*_tensor(p.ty)) for p in main.params]
+    reader.bound.update(zip(main.params, inputs, strict=True))
+    left: list[str] = []
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            reason = _read_binding(reader, binding)
+            if reason and reason not in left:
+                left.append(reason)
+    if left:
+        raise ModelRefused("the model uses operators that have no kernel on an OpenCL device", tuple(left))
+    outputs = reader.tensors(main.body.body)
+    return Program(
+        values=tuple(reader.values),
+        inputs=tuple(seen.value for seen in inputs),
+        outputs=tuple(seen.value for seen in outputs),
+        output_shapes=tuple(seen.shape for seen in outputs),
+        calls=tuple(reader.calls),
+        views=tuple(reader.views),
+    )
 
 
-def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
-    """Divide a function's operations among its launches by what each executes."""
-    executed = sum(launch.flops for launch in lowered.launches)
-    return tuple(replace(one, flops=round(total * one.flops / executed)) for one in lowered.launches)
+def _tensor(ty: object) -> tuple[str, tuple[int, ...]]:
+    """Dtype and static shape of a tensor type."""
+    shape = getattr(ty, "shape", None)
+    if shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        raise ModelRefused(
+            "the shape of a value inside the model depends on its data; fix input shapes with --shape",
+            (f"a value of type {ty} has no fixed shape",),
+        )
+    return str(ty.dtype), tuple(int(extent) for extent in shape)  # type: ignore[attr-defined]
+
+
+def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
+    """Bind one variable; returns why it cannot be lowered, if so."""
+    value, ty = binding.value, binding.var.ty
+    if isinstance(binding, relax.MatchCast) or not isinstance(value, relax.Call):
+        reader.bound[binding.var] = reader.of(value)
+        return None
+    fields = getattr(ty, "fields", None)
+    outputs = [reader.new(*_tensor(one)) for one in ([ty] if fields is None else fields)]
+    reader.bound[binding.var] = outputs[0] if fields is None else tuple(outputs)
+    name = str(getattr(value.op, "name", value.op))
+    if name == "relax.call_tir":
+        _read_call_tir(reader, binding.var, value, outputs)
+        return None
+    called = str(getattr(value.args[0], "global_symbol", "")) if name == "relax.call_dps_packed" else ""
+    if (part := model.part_named(called)) is not None:
+        _read_part(reader, binding.var, value, outputs, part)
+        return None
+    return f"{name.removeprefix('relax.')} has no kernel"
+
+
+def _read_part(
+    reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[_Seen], part: tuple[int, int]
+) -> None:
+    """One output of a part that the CPU engine runs; outputs for the same inputs are of one call."""
+    inputs = reader.tensors(call.args[1])
+    key = (part[0], tuple(inputs))
+    made = HostFunctionCall(
+        function=CPU_PART,
+        inputs=tuple(s.value for s in inputs),
+        input_shapes=tuple(s.shape for s in inputs),
+        outputs=tuple(s.value for s in outputs),
+        attrs={"part": part[0], "wanted": (part[1],)},
+        operators=reader.operators.get(var, ()),
+    )
+    at = reader.parts.get(key)
+    if at is None:
+        reader.parts[key] = len(reader.calls)
+        reader.calls.append(made)
+        return
+    before = reader.calls[at]
+    assert isinstance(before, HostFunctionCall)
+    wanted = before.attrs["wanted"]
+    assert isinstance(wanted, tuple)
+    reader.calls[at] = replace(
+        before,
+        outputs=(*before.outputs, *made.outputs),
+        attrs={"part": part[0], "wanted": (*wanted, part[1])},
+        operators=(*before.operators, *made.operators),
+    )
+
+
+def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[_Seen]) -> None:
+    function, inputs = call.args[0], reader.tensors(call.args[1])
+    if len(inputs) == 1 and len(outputs) == 1 and _is_reshape(reader, function):
+        source = reader.values[inputs[0].value]
+        target = reader.values[outputs[0].value]
+        if source.dtype == target.dtype and source.nbytes == target.nbytes:
+            reader.bound[var] = seen = _Seen(inputs[0].value, outputs[0].shape)
+            reader.views += [
+                ValueView(operator=operator, value=seen.value, shape=seen.shape)
+                for operator in reader.operators.get(var, ())
+            ]
+            return
+    if all(reader.values[s.value].nbytes == 0 for s in outputs):
+        return  # nothing to compute
+    reader.calls.append(
+        FunctionCall(
+            function=str(function.name_hint),
+            inputs=tuple(s.value for s in inputs),
+            outputs=tuple(s.value for s in outputs),
+            operators=reader.operators.get(var, ()),
+            moves=_moves(reader, function, inputs, outputs),
+        )
+    )
+
+
+def _moves(
+    reader: _Reader, function: relax.GlobalVar, inputs: list[_Seen], outputs: list[_Seen]
+) -> tuple[Within, ...]:
+    """Where the values of a call would lie, were it in place."""
+    move = move_of(reader.module[function])
+    if move is None:
+        return ()
+    if move.cuts:
+        return (Within(outputs[0].value, inputs[0].value, move.offsets[0]),)
+    return tuple(
+        Within(part.value, outputs[0].value, offset)
+        for part, offset in zip(inputs, move.offsets, strict=True)
+    )
+
+
+def _is_reshape(reader: _Reader, function: relax.GlobalVar) -> bool:
+    name = str(function.name_hint)
+    if name not in reader.reshapes:
+        reader.reshapes[name] = bool(relax.analysis.has_reshape_pattern(reader.module[function]))
+    return reader.reshapes[name]

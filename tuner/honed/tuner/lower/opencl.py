@@ -11,29 +11,29 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import tvm
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
-from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import KernelArg
 
 from . import target
 from .barriers import divergent_barriers
-from .cost import executed_operations
 from .functions import extremes
-from .printer import print_kernels
+from .printer.kernel import print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import parts, rebuilt
+from .statements import behind, is_call, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
+_UNKNOWN = 2**31  # what the bound of an expression is beyond where it has none
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
 target.register()
 extremes.register()
@@ -175,7 +175,7 @@ def _read_host(
     for statement in _statements(host.body):
         if isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
-        elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
+        elif isinstance(statement, tirx.Evaluate) and is_call(statement.value, "tirx.call_ffi_kernel"):
             launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
@@ -190,17 +190,11 @@ def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
     return [body]
 
 
-def _is_launch(call: object) -> bool:
-    return isinstance(call, ir.Call) and str(call.op.name) == "tirx.call_ffi_kernel"
-
-
 def _behind(pointer: ir.Expr) -> ir.Var:
-    """The buffer, or the pointer argument, behind the data of a buffer."""
-    if isinstance(pointer, ir.Call) and str(pointer.op.name) == "tirx.buffer_data":
-        pointer = pointer.args[0]
-    if not isinstance(pointer, ir.Var):
+    found = behind(pointer)
+    if not isinstance(found, ir.Var):
         raise LoweringFailed("a kernel takes an argument that is no buffer")
-    return pointer
+    return found
 
 
 def _value(dtype: object, shape: tuple[int, ...]) -> MemoryValue:
@@ -233,22 +227,34 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
         arg_types=types,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
-        flops=executed_operations(kernel.body, math.prod(grid) * math.prod(block)),
+        # Only good for dividing a function's work among its kernels: padding and repeated work count, too.
+        flops=max(1, _operations(kernel.body)) * math.prod(grid) * math.prod(block),
         bytes=sum(t.nbytes for t in types),
     )
 
 
+def _operations(stmt: tirx.Stmt) -> int:
+    """Floating-point operations that a work-item executes, guards taken as passed."""
+    if isinstance(stmt, tirx.BufferStore):
+        types = (str(node.ty.dtype) for node in nodes(stmt.value, _ARITHMETIC))
+        return sum(int(one.partition("x")[2] or 1) for one in types if one.startswith("float"))
+    if isinstance(stmt, tirx.IfThenElse):
+        return _operations(stmt.then_case)
+    within = sum(map(_operations, parts(stmt)))
+    if isinstance(stmt, tirx.For):
+        most = sym.Analyzer().const_int_bound(stmt.extent).max_value
+        return most * within if most < _UNKNOWN else 1
+    return within
+
+
 def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
     """What the kernel does with each of its pointers, in order."""
-    pointer_of: dict[ir.Var, ir.Var] = {}
+    pointer_of = memory_behind(kernel.body)
     elements: dict[ir.Var, int] = {}
-    for node in _nodes(kernel.body, tirx.DeclBuffer):
-        pointer = _behind(node.data)
-        pointer = pointer_of.get(pointer, pointer)
-        pointer_of[node.buffer] = pointer
-        elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(node.buffer.shape)))
-    read = {pointer_of.get(n.source, n.source) for n in _nodes(kernel.body, ir.TensorLoad)}
-    written = {pointer_of.get(n.buffer, n.buffer) for n in _nodes(kernel.body, tirx.BufferStore)}
+    for buffer, pointer in pointer_of.items():
+        elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(buffer.shape)))
+    read = {pointer_of.get(n.source, n.source) for n in nodes(kernel.body, ir.TensorLoad)}
+    written = {pointer_of.get(n.buffer, n.buffer) for n in nodes(kernel.body, tirx.BufferStore)}
     found = []
     for pointer in kernel.params:
         if not isinstance(pointer.ty, ir.PointerType):
@@ -265,7 +271,14 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
 def _check_local_memory(kernels: dict[str, tirx.PrimFunc], profile: DeviceProfile) -> None:
     most = profile.limits.local_mem_bytes
     for kernel in kernels.values():
-        if (local := _local_bytes(kernel)) > most:
+        local = 0
+        for node in nodes(kernel.body, tirx.AllocBuffer):
+            scope = str(node.buffer.scope())
+            if scope == "global":
+                raise LoweringFailed(f"the kernel declares global memory of its own ({node.buffer.name})")
+            if scope.startswith("shared"):
+                local += _value(node.buffer.dtype, _static_shape(node.buffer.shape)).nbytes
+        if local > most:
             raise LoweringFailed(f"{local} bytes of local memory are more than the device's {most}")
 
 
@@ -285,21 +298,3 @@ def _check(lowered: Lowered, profile: DeviceProfile) -> None:
             raise LoweringFailed(f"work-group {launch.block} is larger than the device allows")
     for found in divergent_barriers(lowered.source):
         raise LoweringFailed(str(found))
-
-
-def _local_bytes(kernel: tirx.PrimFunc) -> int:
-    total = 0
-    for node in _nodes(kernel.body, tirx.AllocBuffer):
-        scope = str(node.buffer.scope())
-        if scope == "global":
-            raise LoweringFailed(f"the kernel declares global memory of its own ({node.buffer.name})")
-        if scope.startswith("shared"):
-            total += _value(node.buffer.dtype, _static_shape(node.buffer.shape)).nbytes
-    return total
-
-
-def _nodes(root: tirx.Stmt, kind: type) -> list[Any]:
-    """Every node of a kind, outer ones first. Exceptions raised while TVM walks would lose their type."""
-    found: list[Any] = []
-    structural_walk(root, [(kind, found.append)], order="pre")
-    return found

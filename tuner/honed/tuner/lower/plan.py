@@ -34,8 +34,6 @@ from honed.runtime.compiled.within import families, family_of
 
 from .program import Function, FunctionCall, HostFunctionCall, MemoryValue, Program
 
-# ---- Which steps of a plan depend on constants only, and so are run once, when the model is loaded ----
-
 # What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
 # it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
 # vectors at most double it; what grows more is broadcast, and as fast computed anew as read. Small tables are
@@ -44,34 +42,27 @@ _GROWTH = 2
 _SMALL_BYTES = 16 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRoom:
-    """Bytes that all prepared buffers may take, each rounded up to a multiple of `alignment`."""
-
-    nbytes: int
-    alignment: int
-
-
 def align(offset: int, to: int) -> int:
     """`offset` rounded up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
 def prepared_steps(
-    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: PreparedRoom
+    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: int, alignment: int
 ) -> frozenset[int]:
     """The numbers of the steps that read constants only, or what others of them wrote.
 
     A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
     writes scratch buffers that only such steps write, all of them before any other step reads, at most twice
-    the bytes of the constants that they depend on, or 16 KiB, and there is `room` for all of them. Buffers
-    share no memory yet but with those that they lie within, and such are never prepared.
+    the bytes of the constants that they depend on, or 16 KiB, and all of them together take `room` bytes at
+    most, each rounded up to a multiple of `alignment`. Buffers share no memory yet but with those that they
+    lie within, and such are never prepared.
     """
     shared = families(buffers)
     within = {n for n in range(len(buffers)) if family_of(buffers, n) in shared}
     chosen = {n: step for n, step in enumerate(steps) if step is not None}
     while True:
-        refused = _refused(chosen, _changing(steps, chosen) | within, buffers, room)
+        refused = _refused(chosen, _changing(steps, chosen) | within, buffers, room, alignment)
         if not refused:
             return frozenset(chosen)
         chosen = {n: step for n, step in chosen.items() if n not in refused}
@@ -96,11 +87,11 @@ def _refused(
     chosen: Mapping[int, Sequence[Use]],
     changing: Container[int],
     buffers: Sequence[Buffer],
-    room: PreparedRoom,
+    room: int,
+    alignment: int,
 ) -> set[int]:
     """Those of the chosen steps that cannot be prepared where the buffers in `changing` change."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
-    left = room.nbytes
     refused = set()
     for n, step in chosen.items():
         read = [use.buffer for use in step if use.reads]
@@ -108,14 +99,14 @@ def _refused(
         constants = frozenset().union(*(behind.get(b, frozenset()) for b in (*read, *written)))
         allowed = max(_GROWTH * sum(buffers[b].nbytes for b in constants), _SMALL_BYTES)
         grown = sum(buffers[b].nbytes for b in written)
-        taken = sum(align(buffers[b].nbytes, room.alignment) for b in written if b not in behind)
+        taken = sum(align(buffers[b].nbytes, alignment) for b in written if b not in behind)
         if (
             all(b in behind for b in read)
             and all(buffers[b].place == "scratch" and b not in changing for b in written)
             and grown <= allowed
-            and taken <= left
+            and taken <= room
         ):
-            left -= taken
+            room -= taken
             behind.update(dict.fromkeys(written, constants))
         else:
             refused.add(n)
@@ -167,12 +158,16 @@ class Lifetime:
     first: int
     last: int
 
+    def meets(self, other: Lifetime) -> bool:
+        """Whether both are alive at some step."""
+        return self.first <= other.last and other.first <= self.last
+
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
     slots: list[list[int]] = []  # the first of each is its largest
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
-        free = [slot for slot in slots if not any(_meet(lifetimes[i], lifetimes[j]) for j in slot)]
+        free = [slot for slot in slots if not any(lifetimes[i].meets(lifetimes[j]) for j in slot)]
         if free:
             min(free, key=lambda slot: lifetimes[slot[0]].nbytes).append(i)
         else:
@@ -183,10 +178,6 @@ def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int
             offsets[i] = arena
         arena += align(lifetimes[slot[0]].nbytes, alignment)
     return offsets, arena
-
-
-def _meet(one: Lifetime, other: Lifetime) -> bool:
-    return one.first <= other.last and other.first <= one.last
 
 
 @dataclass
@@ -260,14 +251,18 @@ def plan(
     for v in program.inputs:
         draft.add_value(v, "input")
     outputs, copies = _outputs(draft)
-    _add_constants(draft)
+    for v, value in enumerate(program.values):
+        if value.constant is not None and v not in draft.at:
+            draft.at[v] = draft.add_constant(value.constant)
     _add_blocks(draft)
     spans = [_add_call(call, functions, draft) for call in program.calls]
     draft.steps.extend(Copy(source=draft.at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
-    chosen = _prepared(draft, PreparedRoom(room, alignment))
-    prepare, steps = _divided(draft.steps, chosen)
+    found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
+    chosen = prepared_steps(found, draft.buffers, room, alignment)
+    prepare = tuple(s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall))
+    steps = tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
     prepared = _place_prepared(draft, prepare, alignment)
     arena = _place_scratch(draft, steps, alignment)
     return Plan(
@@ -283,7 +278,9 @@ def plan(
         prepare=prepare,
         steps=steps,
         calls=_calls(program, spans, chosen),
-        views=_views(draft),
+        views=tuple(
+            PlannedView(v.operator, v.shape, draft.at[v.value]) for v in program.views if v.value in draft.at
+        ),
     )
 
 
@@ -301,11 +298,6 @@ def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> 
     return tuple(found)
 
 
-def _views(draft: _Draft) -> tuple[PlannedView, ...]:
-    views = (view for view in draft.program.views if view.value in draft.at)
-    return tuple(PlannedView(view.operator, view.shape, draft.at[view.value]) for view in views)
-
-
 def _outputs(draft: _Draft) -> tuple[list[int], list[tuple[int, int]]]:
     """Give every output a buffer; a value that has one already (input, constant, other output) is copied."""
     program = draft.program
@@ -320,12 +312,6 @@ def _outputs(draft: _Draft) -> tuple[list[int], list[tuple[int, int]]]:
         else:
             draft.at[v] = b
     return buffers, copies
-
-
-def _add_constants(draft: _Draft) -> None:
-    for v, value in enumerate(draft.program.values):
-        if value.constant is not None and v not in draft.at:
-            draft.at[v] = draft.add_constant(value.constant)
 
 
 def _add_blocks(draft: _Draft) -> None:
@@ -367,19 +353,6 @@ def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
     copy = draft.add(MemoryValue(dtype=have.dtype, shape=shape), "scratch")
     draft.steps.append(Copy(source=buffer, target=copy))
     return copy
-
-
-def _prepared(draft: _Draft, room: PreparedRoom) -> frozenset[int]:
-    """The numbers of the steps that are prepared, of all steps."""
-    found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
-    return prepared_steps(found, draft.buffers, room)
-
-
-def _divided(
-    steps: Sequence[Step], chosen: frozenset[int]
-) -> tuple[tuple[Preparation, ...], tuple[Step, ...]]:
-    prepare = tuple(s for n, s in enumerate(steps) if n in chosen and not isinstance(s, HostCall))
-    return prepare, tuple(s for n, s in enumerate(steps) if n not in chosen)
 
 
 def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: int) -> int:

@@ -130,11 +130,9 @@ class Program:
     blocks: tuple[PlacedBlock, ...] = ()
 
 
-# ---- Calls that would only copy are none where what they copy can lie in place ----
-#
-# The parts of a concatenation lie one behind the other in its result, and a slice lies in what it is cut
-# out of: where nothing is in the way, each is written where it is read. Values that lie in one another are
-# a block, which one of them fills; what is computed anywhere in it is disjoint from what else is.
+# The parts of a concatenation lie one behind the other in its result, and a slice lies in what it is cut out
+# of: where nothing is in the way, each is written where it is read. Values that lie in one another are a
+# block, which one of them fills; what is computed anywhere in it is disjoint from what else is.
 
 _Places = Mapping[int, int]  # of values: bytes from the start of their block
 

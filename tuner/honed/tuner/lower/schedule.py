@@ -61,12 +61,13 @@ def _by_rules(
     """What each rule that applies makes of a function; why one fails goes to `passed_over`."""
     for rule, make in _rules(func, profile):
         try:
-            schedule = _apply(make(), func, target)
-        except LoweringFailed as failed:
-            passed_over.append(f"{rule}: {failed}")
+            with target:
+                found = make().apply(fresh(func), target, False)
+        except _MISFITS as error:
+            passed_over.append(f"{rule}: {last_line(error)}")
             continue
-        if schedule is not None:
-            yield rule, schedule
+        if found is not None:
+            yield rule, found[0] if isinstance(found, list) else found
 
 
 def _rules(
@@ -100,25 +101,15 @@ def narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     TVM's pass takes no function with 64-bit data or more than 2^31 elements; those keep 64-bit shapes, and
     their indices are narrowed where the lowering can prove that they fit.
     """
-    if any(str(b.dtype) in ("int64", "uint64") or _elements(b) >= 2**31 for b in func.params):
+    if any(
+        str(b.dtype) in ("int64", "uint64") or math.prod(int(extent) for extent in b.shape) >= 2**31
+        for b in func.params
+    ):
         return func
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
     except (RuntimeError, ValueError):
         return func  # 64-bit data inside the function
-
-
-def _elements(buffer: tirx.Buffer) -> int:
-    return math.prod(int(extent) for extent in buffer.shape)
-
-
-def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-    try:
-        with target:
-            found = rule.apply(fresh(func), target, False)
-    except _MISFITS as error:
-        raise LoweringFailed(last_line(error)) from error
-    return found[0] if isinstance(found, list) else found
 
 
 def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:

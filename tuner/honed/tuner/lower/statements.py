@@ -1,10 +1,11 @@
-"""Walking and rebuilding the statements of lowered functions."""
+"""Walking and rebuilding the statements of functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_walk
 
@@ -58,8 +59,37 @@ def uses(expressions: Iterable[ir.Expr], variables: Iterable[ir.Var]) -> bool:
     return any(used.same_as(v) for e in expressions for used in undefined_vars(e, []) for v in wanted)
 
 
-def loads(expr: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
-    """Every element that is read, in no order."""
-    found: list[ir.TensorLoad] = []
-    structural_walk(expr, [(ir.TensorLoad, found.append)], order="post")
+def nodes(root: ir.Expr | tirx.Stmt, kind: type | tuple[type, ...]) -> list[Any]:
+    """Every node of a kind, outer ones first. Exceptions raised while TVM walks would lose their type."""
+    found: list[Any] = []
+    structural_walk(root, [(kind, found.append)], order="pre")
+    return found
+
+
+def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
+    """Every element that is read."""
+    return nodes(root, ir.TensorLoad)
+
+
+def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
+    """The axes that a block reduces along."""
+    return [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+
+
+def is_call(expr: object, name: str) -> bool:
+    """Whether an expression calls TVM's operator of that name."""
+    return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")) == name
+
+
+def behind(data: ir.Expr) -> ir.Expr:
+    """The buffer, or the pointer argument, that the data of a declared buffer is in."""
+    return data.args[0] if is_call(data, "tirx.buffer_data") else data
+
+
+def memory_behind(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
+    """By each declared buffer of a kernel, the allocated one or the pointer argument that it is in."""
+    found: dict[ir.Var, ir.Var] = {}
+    for node in nodes(body, tirx.DeclBuffer):
+        source = behind(node.data)
+        found[node.buffer] = found.get(source, source)
     return found

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
-from tvm_ffi import structural_equal, structural_walk
+from tvm_ffi import structural_equal
 
-from .statements import loads, parts, rebuilt, replaced, substituted, uses
+from .statements import loads, nodes, parts, rebuilt, reduced_axes, replaced, substituted, uses
 
 LONGEST = 256  # terms that one accumulator takes; longer sums are added up in blocks
 BLOCK = 128  # most terms of a block
@@ -138,14 +138,10 @@ class Reduction:
 def reductions(func: tirx.PrimFunc) -> list[Reduction]:
     """All reductions of an unscheduled function."""
     found: list[Reduction] = []
-
-    def visit(block: s_tir.SBlock) -> None:
-        over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-        if over:
+    for block in nodes(func.body, s_tir.SBlock):
+        if over := reduced_axes(block):
             terms = math.prod(int(axis.dom.extent) for axis in over)
             found.append(Reduction(terms, is_product([block.body], [axis.var for axis in over])))
-
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
     return found
 
 
@@ -198,12 +194,11 @@ def _term(stmt: tirx.Stmt) -> ir.Expr | None:
 
 def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
     """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
-    stores: list[tirx.BufferStore] = []
-    structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
     operands = loads(term)
     if is_product(operands, along):
         return MOST_PARTIAL_PRODUCTS
     read: list[ir.Expr] = []
+    stores = nodes(loop, tirx.BufferStore)
     for load in operands:
         read += [s.value for s in stores if _stores_to(s, load.source)] or [load]
     if not is_product(read, along):
@@ -235,9 +230,7 @@ def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
 
 def _accesses(loop: tirx.For, buffer: ir.Var) -> int:
     """How often a buffer is named as one that is read or written, within a loop."""
-    stores: list[tirx.BufferStore] = []
-    structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
-    named = [load.source for load in loads(loop)] + [store.buffer for store in stores]
+    named = [load.source for load in loads(loop)] + [store.buffer for store in nodes(loop, tirx.BufferStore)]
     return sum(bool(one.same_as(buffer)) for one in named)
 
 
@@ -249,12 +242,10 @@ def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
         and all(a.same_as(b) for a, b in zip(other.loops, leaf.loops, strict=True))
         and structural_equal(list(other.stmt.indices), list(leaf.stmt.indices))
         and not uses([other.stmt.value], [one.loop_var for one in summed])
-        and all(any(v is not None and v.same_as(s.loop_var) for v in first) for s in _repeated(summed))
+        and all(
+            any(v is not None and v.same_as(s.loop_var) for v in first) for s in summed if int(s.extent) > 1
+        )
     )
-
-
-def _repeated(loops: Sequence[tirx.For]) -> list[tirx.For]:
-    return [one for one in loops if int(one.extent) > 1]
 
 
 def _first_of(condition: ir.Expr) -> ir.Var | None:
@@ -281,8 +272,6 @@ def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bo
     )
 
 
-# ---- Rewrites scheduled functions so that long sums are added up in blocks ----
-#
 # A loop that adds many terms to the same element adds a block of them to a private partial sum, and that to
 # the element; `sums` says how long a block is and what is won. It is done to the loops of the scheduled
 # function, whatever made the schedule, so that it holds for every kernel and no schedule has to know of it:

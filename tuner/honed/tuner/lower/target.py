@@ -7,9 +7,7 @@ from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
 
-from .dotnames import DOT
-
-# ---- The TVM target of a device profile ----
+from . import DOT
 
 
 def target_for(profile: DeviceProfile) -> Target:
@@ -36,8 +34,6 @@ def alignment_of(profile: DeviceProfile) -> int:
     return max(64, profile.limits.base_align_bytes)
 
 
-# ---- The names that OpenCL C has for functions TVM would write as in C ----
-#
 # TVM lowers a function that it has no OpenCL rule for to C's name: `tanf` for float32, nothing at all for
 # float16. OpenCL C has neither; its names are overloaded for every floating type and for vectors (OpenCL C
 # 3.0, 6.15.2).

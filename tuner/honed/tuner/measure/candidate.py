@@ -11,7 +11,7 @@ from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
-from honed.tuner.lower.plan import PreparedRoom, prepared_steps
+from honed.tuner.lower.plan import prepared_steps
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.records.verdict import Verdict
 
@@ -75,8 +75,8 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
         [Use.of(index, kind.access) for index, kind in zip(launch.args, launch.arg_types, strict=True)]
         for launch in candidate.launches
     ]
-    room = PreparedRoom(sum(value.nbytes for value in candidate.inner), alignment=1)
-    return prepared_steps(steps, buffers, room)
+    room = sum(value.nbytes for value in candidate.inner)
+    return prepared_steps(steps, buffers, room, alignment=1)
 
 
 def inference_launches(workload: Workload, candidate: Candidate) -> tuple[KernelLaunch, ...]:

@@ -31,7 +31,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 from . import traces
 from .costmodel import Array, CostModel, features
 from .decisions import Choice, Decision, Drawn, Tile, adapt, divisors, read
-from .starts import starts
+from .sketches import starts
 from .traces import tune_context
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
@@ -92,7 +92,7 @@ class Batches:
                 return self._batch(Way.KIN, found)
         if not self._started:
             self._started = True
-            if found := self._of_tables():
+            if found := self._evolution.make(starts(self._sketches())):
                 return self._batch(Way.TABLES, found)
         beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
         if beside and (self._last is not Way.DESCENT or won):
@@ -116,9 +116,6 @@ class Batches:
             with suppress(ValueError):
                 theirs.append(read(trace))
         return self._evolution.make(adapted(theirs, self._sketches(), self._size))
-
-    def _of_tables(self) -> list[Proposal]:
-        return self._evolution.make(starts(self._sketches()))
 
     def _sketches(self) -> list[Drawn]:
         return [read(text) for text in self._evolution.sketches]
@@ -207,8 +204,10 @@ class Evolution:
         self._random = np.random.default_rng(seed)
         self.sketches = [traces.to_text(one.trace.simplified(remove_postproc=True)) for one in space]
         self._postprocs = list(postprocs)  # the context initialises them
+        m = ms.mutator
+        mutators = {m.MutateTileSize(): 0.8, m.MutateUnroll(): 0.1, m.MutateThreadBinding(): 0.1}
         generator = ms.space_generator.ScheduleFn(
-            lambda _schedule: None, sch_rules=[], postprocs=self._postprocs, mutator_probs=_mutators()
+            lambda _schedule: None, sch_rules=[], postprocs=self._postprocs, mutator_probs=mutators
         )
         strategy = ms.search_strategy.EvolutionarySearch(
             population_size=_population(space),
@@ -229,7 +228,8 @@ class Evolution:
         if not np.isfinite(seconds):
             return
         schedule = traces.apply(trace, self._module["main"])
-        self._commit(schedule, seconds)
+        record = ms.database.TuningRecord(schedule.trace, self._workload, [seconds], self._target, None)
+        self._database.commit_tuning_record(record)
 
     def propose(self) -> list[Proposal]:
         """Up to a batch of schedules not proposed before; none where nothing new was found."""
@@ -295,23 +295,11 @@ class Evolution:
             return self._random.random(len(candidates))
         return scores.astype(np.float64)
 
-    def _commit(self, schedule: Schedule, seconds: float) -> None:
-        record = ms.database.TuningRecord(schedule.trace, self._workload, [seconds], self._target, None)
-        self._database.commit_tuning_record(record)
-
 
 def _population(space: Sequence[Schedule]) -> int:
     """Fewer where each schedule takes longer to play and to look at: those of convolutions do."""
     steps = max(len(schedule.trace.insts) for schedule in space)
     return max(POPULATION // 3, min(POPULATION, POPULATION * _PLAIN_STEPS // steps))
-
-
-def _mutators() -> dict[ms.Mutator, float]:
-    return {
-        ms.mutator.MutateTileSize(): 0.8,
-        ms.mutator.MutateUnroll(): 0.1,
-        ms.mutator.MutateThreadBinding(): 0.1,
-    }
 
 
 @derived_object

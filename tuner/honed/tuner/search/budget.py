@@ -13,7 +13,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.tirx.analysis import undefined_vars
 
+from honed.tuner.lower.statements import parts
+
 _BITS = 32  # of a register
+_Loops = tuple[tirx.For, ...]  # the outermost first
+_Placed = tuple[s_tir.SBlockRealize, _Loops]  # a block and the loops around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +50,17 @@ class Threads:
 class Nest:
     """The loops around one block of a scheduled function, by what their extents multiply to."""
 
-    held: tuple[tirx.For, ...]  # elements that one work-item holds of a private reduction
+    held: _Loops  # elements that one work-item holds of a private reduction
     bits: int  # of such an element; 0 where the block is no private reduction
-    unrolled: tuple[tirx.For, ...]  # copies of the block that are written out
+    unrolled: _Loops  # copies of the block that are written out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchLoops:
     """The loops bound to the work-items of a group, and those bound to groups, of one launch."""
 
-    threads: tuple[tirx.For, ...]
-    groups: tuple[tirx.For, ...]
+    threads: _Loops
+    groups: _Loops
 
 
 def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
@@ -90,43 +94,32 @@ def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
     return [LaunchLoops(_tagged(around, "threadIdx"), _tagged(around, "blockIdx")) for around in outermost]
 
 
-def _tagged(loops: Iterable[tirx.For], tag: str) -> tuple[tirx.For, ...]:
+def _tagged(loops: _Loops, tag: str) -> _Loops:
     return tuple(loop for loop in loops if _tag(loop).startswith(tag))
 
 
-def _steps(loops: Iterable[tirx.For]) -> int:
+def _steps(loops: _Loops) -> int:
     return math.prod(int(loop.extent) for loop in loops)
 
 
-def _blocks(
-    stmt: tirx.Stmt, around: tuple[tirx.For, ...], *, nested: bool
-) -> Iterator[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]]:
+def _blocks(stmt: tirx.Stmt, around: _Loops, *, nested: bool) -> Iterator[_Placed]:
     """Every block, with the loops around it, the outermost first; without `nested` none that is in another.
 
     The root block is one that others are in.
     """
-    if isinstance(stmt, tirx.SeqStmt):
-        for part in stmt.seq:
-            yield from _blocks(part, around, nested=nested)
-    elif isinstance(stmt, tirx.For):
-        yield from _blocks(stmt.body, (*around, stmt), nested=nested)
-    elif isinstance(stmt, tirx.AttrStmt):
-        yield from _blocks(stmt.body, around, nested=nested)
-    elif isinstance(stmt, tirx.IfThenElse):
-        yield from _blocks(stmt.then_case, around, nested=nested)
+    within = parts(stmt)
+    if isinstance(stmt, tirx.For):
+        around = (*around, stmt)
     elif isinstance(stmt, s_tir.SBlockRealize):
         root = str(stmt.block.name_hint) == "root"
         if nested or not root:
             yield stmt, around
-        if nested or root:
-            yield from _blocks(stmt.block.body, around, nested=nested)
+        within = [stmt.block.body] if nested or root else []
+    for part in within:
+        yield from _blocks(part, around, nested=nested)
 
 
-def _nest(
-    realize: s_tir.SBlockRealize,
-    around: tuple[tirx.For, ...],
-    others: Sequence[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]],
-) -> Nest:
+def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed]) -> Nest:
     """A private result is held for what the loops cover that are neither threads nor reduced.
 
     Nor those that all blocks which use it stand in: the next turn's takes the place of the last one's.
@@ -148,11 +141,7 @@ def _nest(
     return Nest(held, bits, unrolled)
 
 
-def _shared_loops(
-    buffer: ir.Var,
-    around: tuple[tirx.For, ...],
-    others: Sequence[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]],
-) -> int:
+def _shared_loops(buffer: ir.Var, around: _Loops, others: Sequence[_Placed]) -> int:
     """How many of the outermost loops around a block are around all that use a buffer of its."""
     shared = len(around)
     for realize, loops in others:

@@ -18,18 +18,15 @@ from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.files import replacing
 from honed.runtime.origin import Origin, ScheduleSource
-
-from .shipped import shipped
+from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:
     import xgboost  # where it is used, since it brings SciPy: most compilers need neither
 
 
-# ---- The learned cost model: from features of a schedule to how near it comes to the best of its task ----
-#
 # One model serves every task and model of a device, because features describe loops and memory and not
-# operators. It is trained again from all its samples after each batch (xgboost's histogram method, well
-# under a second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
+# operators. It is trained again from all its samples after each batch (xgboost's histogram method, well under
+# a second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
 
 Array = NDArray[np.float32]
 
@@ -152,15 +149,11 @@ def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:
         return None
     speed = np.where(np.isfinite(seconds), 1.0 / seconds, 0.0)
     equal = float(np.ptp(speed)) == 0.0 or float(np.ptp(predicted)) == 0.0
-    correlation = float("nan") if equal else _spearman(predicted, speed)
+    # Spearman's: Pearson's of the ranks, equals sharing their mean rank.
+    correlation = float("nan") if equal else float(np.corrcoef(_ranks(predicted), _ranks(speed))[0, 1])
     order = np.argsort(-predicted, kind="stable")
     best = int(np.flatnonzero(order == int(np.argmax(speed)))[0]) + 1
     return Ranking(correlation=correlation, best_rank=best, batch=len(seconds))
-
-
-def _spearman(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
-    """Spearman's rank correlation: Pearson's of the ranks, equals sharing their mean rank."""
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
 def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -169,9 +162,6 @@ def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     means: NDArray[np.float64] = ends - (counts - 1) / 2
     return means[which]
 
-
-# ---- Features of scheduled functions, by which cost models judge them: loops and
-# memory, and no operators ----
 
 _STORE_WIDTH = 164  # of MetaSchedule's features of one store
 WIDTH = 2 * _STORE_WIDTH
@@ -191,11 +181,9 @@ def features(context: ms.TuneContext, candidates: Sequence[Any]) -> Array:
     return found
 
 
-# ---- What is believed of a family's schedules before any was measured on the device at hand ----
-#
 # A prior is a cost model, one for each family of devices, that ships with the package or is an
-# administrator's own, learned by `honed.learn` from records. It scores schedules by their features,
-# as the cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
+# administrator's own, learned by `honed.learn` from records. It scores schedules by their features, as the
+# cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +209,7 @@ def prior_of(family: str) -> Prior | None:
     own = priorfile.own(family)
     if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
         return found
-    file = shipped(family)
+    file = shipped_prior(family)
     return None if file is None else _loaded(file, f"{family}-{file.digest}")
 
 

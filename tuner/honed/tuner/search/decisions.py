@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -102,6 +102,10 @@ class Drawn:
         """`with_decisions`, and the last option of each other choice: the longest vectors, the most steps."""
         return self.with_decisions({place: choice.last for place, choice in self.choices} | dict(changed))
 
+    def cut(self, steps: Sequence[int]) -> dict[int, Decision]:
+        """The first tiles with so many innermost steps each."""
+        return {place: tile.cut(inner) for (place, tile), inner in zip(self.tiles, steps, strict=False)}
+
     def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
         """The same steps with some decisions changed."""
         return replace(self, decisions=MappingProxyType({**self.decisions, **changed}))
@@ -133,10 +137,11 @@ def read(text: str) -> Drawn:
     return Drawn(tuple(steps[:end]), MappingProxyType(decisions))
 
 
-def divisors(number: int) -> list[int]:
-    """Ascending."""
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Ascending; those that are not above `most`."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
+    found = small + [number // d for d in reversed(small) if d * d != number]
+    return found if most is None else [d for d in found if d <= most]
 
 
 def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
@@ -148,7 +153,7 @@ def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
     left, found = extent, list[int]()
     for place, wanted in reversed(list(enumerate(factors))[1:]):
         innermost = place == len(factors) - 1
-        allowed = [d for d in divisors(left) if not innermost or d <= most]
+        allowed = divisors(left, most if innermost else None)
         factor = min(allowed, key=lambda d: (abs(math.log(d / wanted)), d))
         found.append(factor)
         left //= factor
@@ -186,7 +191,7 @@ def _plain(decision: Decision) -> int | list[int]:
     return list(decision.factors) if isinstance(decision, Tile) else decision.index
 
 
-# ---- How launches keep a Mali's cores busy. Pure ----
+# How launches keep a Mali's cores busy.
 
 _CORES, _WARP = 4, 16
 _GROUP = 64  # work-items, where the cores have as much to do
@@ -199,8 +204,16 @@ def whole_warps(group: int, items: int) -> bool:
 
 def best_group(items: int, most: int) -> int:
     """Work-items of a group, of so many at most, with which the cores have as much to do."""
-    groups = [n for n in divisors(items) if n <= most and whole_warps(n, items)]
+    groups = [n for n in divisors(items, most) if whole_warps(n, items)]
     return min(groups, key=lambda n: (busiest(n, items), off_usual(n)))
+
+
+def planes(rows: int, columns: int, most: int, items: int) -> Iterator[tuple[int, int]]:
+    """Groups of work-items along two axes, of so many at most: whole warps, where a launch has some."""
+    for high in divisors(rows):
+        for wide in divisors(columns):
+            if high * wide <= most and whole_warps(high * wide, items):
+                yield high, wide
 
 
 def off_usual(group: int) -> float:

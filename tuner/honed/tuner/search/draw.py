@@ -1,9 +1,18 @@
-"""Draws from a function's space of schedules, with the features that cost models judge them by."""
+"""Draws from a function's space of schedules, with the features that cost models judge them by.
+
+From some sketches most draws are beyond the budget, and TVM takes 5 to 25 ms to play one. But which loops of
+the schedule a number becomes is the same for all draws: an `Outline` reads it off the sketch once, and
+numbers are then drawn until they fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, islice
 from random import Random
 
@@ -11,16 +20,20 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import Instruction, Trace
+from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.target import target_for
 
 from . import rules, traces
+from .budget import Budget, Size, launches, nests, registers
 from .costmodel import Array, features
-from .outline import Outline, Row
+from .decisions import Drawn, read
+from .sketches import starts
 from .traces import tune_context
 
+_TRIES = 256  # numbers in turn that do not fit, after which a sketch is left
+_Values = Sequence[Sequence[int]]  # of each sample: the factors, or the one value chosen
 _MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is left
 
 
@@ -30,7 +43,7 @@ class Draw:
 
     sketch: int
     schedule: Schedule
-    features: Array  # [features.WIDTH]
+    features: Array  # [WIDTH]
 
     @property
     def scheduled(self) -> tirx.PrimFunc:
@@ -50,7 +63,7 @@ def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> 
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
-    """Features [features.WIDTH] of a function that something else scheduled."""
+    """Features [WIDTH] of a function that something else scheduled."""
     module = traces.as_module(scheduled)
     found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
@@ -138,3 +151,232 @@ class Drawing:
             return self._budget.apply(schedule) and all(one.apply(schedule) for one in self._postprocs)
         except (ScheduleError, ValueError, RuntimeError, TypeError):
             return False  # TVM simplifies some indices so that a later step does not know the block
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """A fixed number times drawn ones, each named by its sample and its place there."""
+
+    fixed: int
+    drawn: tuple[tuple[int, int], ...]
+
+    def of(self, values: _Values) -> int:
+        """The extent with these values."""
+        return self.fixed * math.prod(values[sample][place] for sample, place in self.drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A sample of factors of a loop, the innermost at most `most`."""
+
+    inst: Instruction
+    extent: _Extent
+    parts: int
+    most: int
+
+    def draw(self, random: Random, values: _Values) -> tuple[list[int], list[int]]:
+        """The decision, and its values: all factorisations are as likely, as in TVM."""
+        left, factors = self.extent.of(values), list[int]()
+        while not factors or factors[-1] > self.most:
+            factors = _factors(random, left, self.parts)
+        return factors, factors
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A sample of one of several values."""
+
+    inst: Instruction
+    options: tuple[int, ...]
+    chances: tuple[float, ...]
+
+    def draw(self, random: Random, _: _Values) -> tuple[int, list[int]]:
+        """The decision, and its value."""
+        place = random.choices(range(len(self.options)), self.chances)[0]
+        return place, [self.options[place]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A table's numbers for a sketch."""
+
+    beginning: tuple[Instruction, ...]  # of the sketch
+    rest: Trace  # that follows it
+    drawn: Drawn  # the whole
+
+
+class Outline:
+    """A sketch's samples, and what its schedule asks for as products of what they give.
+
+    `tabled` is what follows the beginning with the numbers that tables have for the sketch. Loops that no
+    sample is known to become count as one step: nothing is refused that the budget allows.
+    """
+
+    def __init__(self, sketch: Schedule, budget: Budget) -> None:
+        self._budget = budget
+        insts = list(sketch.trace.insts)
+        begun = _beginning(insts)
+        self.beginning, self._rest = tuple(insts[:begun]), insts[begun:]
+        tables = starts([read(traces.to_text(sketch.trace))])
+        made = [{insts[n]: decision for n, decision in json.loads(one.text())[1]} for one in tables]
+        self._tabled = {str(list(decisions.values())) for decisions in made}
+        self.tabled = [
+            Row(self.beginning, Trace(self._rest, decisions), one)
+            for decisions, one in zip(made, tables, strict=True)
+        ]
+        whole = _read(sketch.trace)
+        self._samples = whole.samples
+        known, func = whole.extents(sketch), sketch.mod["main"]
+        found = nests(func)
+        self._held = {(_product(one.held, known), one.bits) for one in found if one.bits}
+        self._written_out = {_product(one.unrolled, known) for one in found}
+        self._launches = {
+            (_product(one.threads, known), _product(one.groups, known))
+            for one in launches(func)
+            if all(loop in known for loop in (*one.threads, *one.groups))
+        }
+
+    def draws(self, random: Random) -> Iterator[Trace]:
+        """What follows the beginning, with numbers that fit as far as can be told, while there are such.
+
+        None of them twice, nor those of tables.
+        """
+        seen = set(self._tabled)
+        tries = 0
+        while tries < _TRIES:
+            tries += 1
+            decisions, values = self._draw(random)
+            key = str(list(decisions.values()))
+            if key in seen or not self._fits(values):
+                continue
+            seen.add(key)
+            tries = 0
+            yield Trace(self._rest, decisions)
+
+    def _draw(self, random: Random) -> tuple[dict[Instruction, int | list[int]], list[list[int]]]:
+        decisions: dict[Instruction, int | list[int]] = {}
+        values: list[list[int]] = []
+        for sample in self._samples:
+            decisions[sample.inst], value = sample.draw(random, values)
+            values.append(value)
+        return decisions, values
+
+    def _fits(self, values: _Values) -> bool:
+        least_bits = self._budget.least_bits
+        size = Size(
+            registers=max(
+                (registers(held.of(values), bits, least_bits) for held, bits in self._held), default=0
+            ),
+            statements=max((one.of(values) for one in self._written_out), default=0),
+        )
+        return self._budget.allows(
+            size, [(threads.of(values), groups.of(values)) for threads, groups in self._launches]
+        )
+
+
+@dataclass(slots=True)
+class _Read:
+    """What is read off a trace: its samples, what they gave, and the loops that come of them."""
+
+    samples: list[_Tile | _Choice] = field(default_factory=list)
+    values: list[list[int]] = field(default_factory=list)
+    loops: dict[LoopRV, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # by what is drawn of them
+    numbers: dict[tirx.Var, tuple[int, int]] = field(default_factory=dict)
+
+    def extent(self, places: tuple[tuple[int, int], ...], now: int) -> _Extent:
+        """That of a loop which has `now` steps with the values read."""
+        return _Extent(now // _Extent(1, places).of(self.values), places)
+
+    def extents(self, sketch: Schedule) -> dict[tirx.For, _Extent]:
+        """Those of the schedule's loops that are known."""
+        found: dict[tirx.For, _Extent] = {}
+        for loop, places in self.loops.items():
+            with suppress(ValueError):  # it is gone: its block was moved
+                there: tirx.For = sketch.get(loop)
+                found[there] = self.extent(places, int(there.extent))
+        return found
+
+
+def _beginning(insts: Sequence[Instruction]) -> int:
+    """How many steps inline blocks before numbers are drawn; 0 where later ones name what they made."""
+    kinds = [str(inst.kind.name) for inst in insts]
+    drawn = next((n for n, kind in enumerate(kinds) if kind.startswith("Sample")), len(kinds))
+    found = max((n + 1 for n, kind in enumerate(kinds[:drawn]) if kind.endswith("Inline")), default=0)
+    made = {name for inst in insts[:found] for name in inst.outputs}
+    needed = (name for inst in insts[found:] for name in inst.inputs)
+    return 0 if any(isinstance(name, SBlockRV | LoopRV) and name in made for name in needed) else found
+
+
+def _read(trace: Trace) -> _Read:
+    found = _Read()
+    for inst in trace.insts:
+        kind = str(inst.kind.name)
+        if kind == "GetLoops" and not found.samples:  # later ones may be of blocks that were moved
+            found.loops.update(dict.fromkeys(inst.outputs, ()))
+        elif kind == "SamplePerfectTile" and inst.inputs[0] in found.loops:
+            factors = [int(factor) for factor in trace.decisions[inst]]
+            extent = found.extent(found.loops[inst.inputs[0]], math.prod(factors))
+            parts, most = (int(attribute) for attribute in inst.attrs)
+            _add(found, _Tile(inst, extent, parts, most if most > 0 else math.prod(factors)), factors)
+        elif kind == "SampleCategorical":
+            options = tuple(int(option) for option in inst.attrs[0])
+            chances = tuple(float(chance) for chance in inst.attrs[1])
+            _add(found, _Choice(inst, options, chances), [options[int(trace.decisions[inst])]])
+        elif kind == "Split":
+            _split(found, inst)
+        elif kind == "Fuse":
+            fused = [found.loops.pop(loop, None) for loop in inst.inputs]
+            if None not in fused:
+                found.loops[inst.outputs[0]] = tuple(place for part in fused for place in part or ())
+    return found
+
+
+def _add(found: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
+    for place, number in enumerate(sample.inst.outputs):
+        found.numbers[number] = (len(found.samples), place)
+    found.samples.append(sample)
+    found.values.append(values)
+
+
+def _split(found: _Read, inst: Instruction) -> None:
+    """A factor is a number drawn, a fixed one, or what is left of the loop."""
+    loop, *factors = inst.inputs
+    fixed = found.loops.pop(loop, None) == () and not any(factor in found.numbers for factor in factors)
+    for made, factor in zip(inst.outputs, factors, strict=True):
+        if factor in found.numbers:
+            found.loops[made] = (found.numbers[factor],)
+        elif fixed or isinstance(factor, tirx.IntImm):
+            found.loops[made] = ()
+
+
+def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _Extent:
+    extents = [known[loop] for loop in loops if loop in known]
+    drawn = sorted(place for extent in extents for place in extent.drawn)
+    return _Extent(math.prod(extent.fixed for extent in extents), tuple(drawn))
+
+
+def _factors(random: Random, extent: int, parts: int) -> list[int]:
+    """`parts` factors of a number, all of its factorisations as likely as each other."""
+    factors = [1] * parts
+    for prime, count in _primes(extent):
+        bars = sorted(random.sample(range(count + parts - 1), parts - 1))
+        for part, (before, bar) in enumerate(zip([-1, *bars], [*bars, count + parts - 1], strict=True)):
+            factors[part] *= prime ** (bar - before - 1)
+    return factors
+
+
+@cache
+def _primes(number: int) -> tuple[tuple[int, int], ...]:
+    """The primes of a number, with how often each divides it."""
+    found, prime = list[tuple[int, int]](), 2
+    while number > 1:
+        if prime * prime > number:
+            prime = number
+        count = 0
+        while number % prime == 0:
+            number //= prime
+            count += 1
+        if count:
+            found.append((prime, count))
+        prime += 1
+    return tuple(found)

@@ -9,10 +9,19 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, is_number, reads_along, step_along
-from .parts import BlockPart, SketchLimits, bind_alone, fuse, is_elementwise, part_of
-
-# ---- Layouts in which the output channels of a vector lie side by side: of operands and of results ----
+from .parts import (
+    REDUCE,
+    SPATIAL,
+    BlockPart,
+    SketchLimits,
+    bind_alone,
+    fuse,
+    is_elementwise,
+    is_number,
+    part_of,
+    reads_along,
+    step_along,
+)
 
 
 def pack(
@@ -51,19 +60,19 @@ def _is_axis(index: ir.Expr, axes: Sequence[tirx.IterVar], number: int) -> bool:
     return alone and all(any(var.same_as(one) for one in single) for var in rest)
 
 
-def channels_last(schedule: Schedule, block: SBlockRV, what: BlockInfo, channel: int, lanes: int) -> None:
+def channels_last(schedule: Schedule, part: BlockPart, channel: int, lanes: int) -> None:
     """Keep what a block writes with `lanes` channels innermost.
 
     Raises ValueError where it is not written along the block's spatial axes.
     """
-    if len(schedule.get(block).writes[0].source.shape) != len(what.spatial):
+    if len(schedule.get(part.block).writes[0].source.shape) != len(part.spatial):
         raise ValueError("the result has other axes than the block")
 
     def order(*at: ir.Var) -> list[ir.Expr]:
         before, after = at[:channel], at[channel + 1 :]
         return [*before, at[channel] // lanes, *after, at[channel] % lanes]
 
-    schedule.transform_layout(block, ("write", 0), order)
+    schedule.transform_layout(part.block, ("write", 0), order)
 
 
 def launch_rows(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
@@ -85,9 +94,6 @@ def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: Sket
     schedule.vectorize(vector)
 
 
-# ---- Images whose rows and columns are one axis: convolutions without a window as
-# products of matrices ----
-#
 # Rows of 14 pixels have no vectors of four, but an image of 14 x 14 has; and a tile of flat pixels need not
 # end where a row does.
 
@@ -104,8 +110,8 @@ def flatten(
     `before` it.
     """
     main = rest[0]
-    extents = main.info.extents
-    if before or main.info.kinds != _AXES or extents[5:] != (1, 1) or 1 in extents[2:4]:
+    extents = main.extents
+    if before or main.kinds != _AXES or extents[5:] != (1, 1) or 1 in extents[2:4]:
         return None
     shape = extents[2:4]
     images = reads_along(schedule, main.block, 3)

@@ -1,20 +1,34 @@
-"""What every sketch is made of: how far sampling may go, lanes, threads, and the loops of a work-item."""
+"""What sketches are made of: blocks and what they are, lanes, threads, and the loops of a work-item."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 
-from tvm import tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
+from tvm.tirx.analysis import undefined_vars
+from tvm_ffi import structural_walk
 
-from .blocks import CHOICES, SPATIAL, BlockInfo, Keep, blocks, calls, info, inline_elementwise
-
+# Functions that cost many instructions; everything else may as well be computed again.
+_DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
+CHOICES = frozenset({"if_then_else", "likely"})  # a select says that it is one by the second
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
 COPIED = 8  # channels whose same place a work-item computes
 _JOB = 1024  # elements that a work-group of a processor moves at most, where a row has no more
+
+
+class Keep(Enum):
+    """Which blocks that a reduction reads are computed once, by what they call: others once for each term."""
+
+    NOTHING = frozenset[str]()
+    DEAR = _DEAR
+    PADDING = _DEAR | CHOICES  # those that choose between values, too: the zeros around a padded input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +56,16 @@ Sketch = Callable[[Schedule, SketchLimits, int], bool]
 SKETCHES: dict[int, Sketch] = {}  # by their places
 
 
-def sketch(place: int) -> Callable[[Sketch], Sketch]:
-    """Have a sketch tried on every function, those of lower places first.
+def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Have a sketch tried on every function, with options of its own, those of lower places first.
 
     Draws depend on the order: places of others stay as they are.
     """
 
-    def add(made: Sketch) -> Sketch:
-        if SKETCHES.setdefault(place, made) is not made:
-            taken = SKETCHES[place].__name__
-            raise ValueError(f"{made.__name__} is at the place of {taken}; take another")
+    def add(made: Callable[..., bool]) -> Callable[..., bool]:
+        if place in SKETCHES:
+            raise ValueError(f"{made.__name__} is at the place {place} of another sketch; take another")
+        SKETCHES[place] = partial(made, **options)
         return made
 
     return add
@@ -59,10 +73,154 @@ def sketch(place: int) -> Callable[[Sketch], Sketch]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPart:
-    """One block of a function with what it is."""
+    """One block of a function: the kinds and extents of its axes, in order."""
 
     block: SBlockRV
-    info: BlockInfo
+    name: str
+    kinds: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it reduces along some axis."""
+        return REDUCE in self.kinds
+
+    @property
+    def spatial(self) -> list[int]:
+        """The numbers of the axes that stay."""
+        return [n for n, kind in enumerate(self.kinds) if kind == SPATIAL]
+
+    @property
+    def reducing(self) -> list[int]:
+        """The numbers of the axes that it reduces along."""
+        return [n for n, kind in enumerate(self.kinds) if kind == REDUCE]
+
+    @property
+    def reduced(self) -> int:
+        """Elements reduced into one."""
+        return math.prod(self.extents[n] for n in self.reducing)
+
+
+def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
+    """A block with what it is; raises ValueError where it is not understood."""
+    found: s_tir.SBlock = schedule.get(block)
+    axes = list(found.iter_vars)
+    if any(a.iter_type not in (SPATIAL, REDUCE) or not isinstance(a.dom.extent, tirx.IntImm) for a in axes):
+        raise ValueError("an axis is neither spatial nor a reduction")
+    return BlockPart(
+        block=block,
+        name=str(found.name_hint),
+        kinds=tuple(int(axis.iter_type) for axis in axes),
+        extents=tuple(int(axis.dom.extent) for axis in axes),
+    )
+
+
+def blocks(schedule: Schedule) -> list[SBlockRV]:
+    """The blocks under the root, in order of execution."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def inline_elementwise(schedule: Schedule, keep: Keep) -> None:
+    """Inline every block that can be computed where it is used, and fold tails into their producers.
+
+    Of the blocks that are read by a reduction, those that `keep` names stay.
+    """
+    for block in blocks(schedule)[:-1]:
+        if _reduces(schedule, block):
+            continue
+        feeds = any(_reduces(schedule, consumer) for consumer in schedule.get_consumers(block))
+        if feeds and calls(schedule, block, keep.value):
+            continue
+        try:
+            schedule.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue
+
+
+def _reduces(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether a block has axes that are not spatial, or have no fixed extent."""
+    axes = schedule.get(block).iter_vars
+    return any(axis.iter_type != SPATIAL or not isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
+
+
+def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
+    """The axes of `consumer` that index what it reads of `producer`, in order; None where it reads nothing.
+
+    Raises ValueError where it reads more than one element, or at computed indices.
+    """
+    written = schedule.get(producer).writes[0].source
+    reader: s_tir.SBlock = schedule.get(consumer)
+    axes = [axis.var for axis in reader.iter_vars]
+    found: list[int] | None = None
+    for read in reader.reads:
+        if not read.source.same_as(written):
+            continue
+        found = found or []
+        for span in read.region:
+            at = next((n for n, var in enumerate(axes) if span.min.same_as(var)), None)
+            if not is_number(span.extent, 1) or (at is None and not is_number(span.min, 0)):
+                raise ValueError("a reduction is read at computed indices")
+            if at is not None and at not in found:
+                found.append(at)
+    return None if found is None else tuple(found)
+
+
+def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
+    """Which of a block's reads depend on one of its axes, by their index."""
+    found: s_tir.SBlock = schedule.get(block)
+    var = found.iter_vars[axis].var
+    return [
+        n
+        for n, read in enumerate(found.reads)
+        if any(var.same_as(used) for span in read.region for used in undefined_vars(span.min, []))
+    ]
+
+
+def read_along_rows(schedule: Schedule, main: BlockPart) -> int | None:
+    """Which one of two operands the last axis of the result moves along; None where that is not so."""
+    found = reads_along(schedule, main.block, main.spatial[-1])
+    return found[0] if len(found) == 1 and len(schedule.get(main.block).reads) == 2 else None
+
+
+def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
+    """Which axis of a block moves along the last dimension (of more than one element) of what it reads.
+
+    None where the dimension is read at a computed index, or there is none.
+    """
+    found: s_tir.SBlock = schedule.get(block)
+    region = found.reads[read]
+    for extent, span in zip(reversed(region.source.shape), reversed(region.region), strict=True):
+        if not is_number(extent, 1):
+            return next((n for n, axis in enumerate(found.iter_vars) if span.min.same_as(axis.var)), None)
+    return None
+
+
+def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
+    """How far one step of an axis of a block moves along the last dimension of what it reads.
+
+    None where that is no number.
+    """
+    found: s_tir.SBlock = schedule.get(block)
+    at = found.reads[read].region[-1].min
+    linear = sym.detect_linear_equation(at, [found.iter_vars[axis].var])
+    return int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else None
+
+
+def is_number(value: ir.Expr, number: int) -> bool:
+    """Whether an expression is that number."""
+    return isinstance(value, tirx.IntImm) and int(value) == number
+
+
+def is_dear(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether computing a block again costs more than keeping what it computed."""
+    return calls(schedule, block, _DEAR)
+
+
+def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
+    """Whether a block calls any of the intrinsics, of the dialects tirx (exp) and prim (if_then_else)."""
+    found: list[ir.Call] = []
+    structural_walk(schedule.get(block).body, [(ir.Call, found.append)], order="post")
+    return any(str(getattr(call.op, "name", "")).rpartition(".")[2] in names for call in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +243,6 @@ class TileLoops:
     def in_order(self) -> list[LoopRV]:
         """All of them."""
         return [*self.groups, *self.threads, *self.outside, *self.written]
-
-
-def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
-    """A block with what it is; raises ValueError where it is not understood."""
-    what = info(schedule, block)
-    if what is None:
-        raise ValueError("an axis is neither spatial nor a reduction")
-    return BlockPart(block=block, info=what)
 
 
 def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
@@ -118,7 +268,7 @@ def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
 
 def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
     """Whether it is a single reduction over several operands, whose elements are used again and again."""
-    reductions = [p for p in found if p.info.is_reduction]
+    reductions = [p for p in found if p.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
@@ -128,11 +278,11 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[B
     None where the function is no contraction.
     """
     found = parts(schedule, keep)
-    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
+    before = [p for p in found if not p.is_reduction and p is not found[-1]]
     rest = found[len(before) :]
-    if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
+    if [p.is_reduction for p in rest] not in ([True], [True, False]):
         return None
-    return (before, rest) if SPATIAL in rest[0].info.kinds and is_contraction(schedule, found) else None
+    return (before, rest) if SPATIAL in rest[0].kinds and is_contraction(schedule, found) else None
 
 
 def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockPart]) -> BlockPart | None:
@@ -172,11 +322,16 @@ def unroll_some(schedule: Schedule, loop: LoopRV, options: Sequence[int]) -> Non
     schedule.annotate(loop, "pragma_auto_unroll_max_step", sample_any(schedule, options))
 
 
+def unroll(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
+    """Write all of the loops out."""
+    for loop in loops:
+        schedule.unroll(loop)
+
+
 def write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
     """Vectorise the last of the loops and unroll the others."""
     schedule.vectorize(loops[-1])
-    for loop in loops[:-1]:
-        schedule.unroll(loop)
+    unroll(schedule, loops[:-1])
 
 
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
@@ -198,6 +353,13 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
     return inner
+
+
+def bind_plane(schedule: Schedule, loops: TileLoops) -> None:
+    """Bind two loops of groups and two of work-items, each along y and then x."""
+    for bound, kind in ((loops.groups, "blockIdx"), (loops.threads, "threadIdx")):
+        for loop, axis in zip(bound, "yx", strict=True):
+            schedule.bind(loop, f"{kind}.{axis}")
 
 
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
@@ -235,7 +397,7 @@ def alone(schedule: Schedule, part: BlockPart, limits: SketchLimits, most: int) 
     if limits.groups_of_one:
         _by_rows(schedule, part, most)
         return
-    loops, extents = schedule.get_loops(part.block), part.info.extents
+    loops, extents = schedule.get_loops(part.block), part.extents
     lanes = lanes_of(extents[-1], most)
     rest, vector = schedule.split(loops[-1], [None, lanes])
     loops = [*loops[:-1], rest]
@@ -269,7 +431,7 @@ def _by_rows(schedule: Schedule, part: BlockPart, most: int) -> None:
     Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
     Rows of one vector are a block's channels, which are chosen alike.
     """
-    loops, extents = list(schedule.get_loops(part.block)), part.info.extents
+    loops, extents = list(schedule.get_loops(part.block)), part.extents
     first = len(loops) - 1
     while first > 0 and math.prod(extents[first - 1 :]) <= _JOB:
         first -= 1
@@ -285,7 +447,7 @@ def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
 
     One that pads or repeats has more, and what it adds belongs to no tile of the reduction.
     """
-    return math.prod(tail.info.extents) == math.prod(main.info.extents[n] for n in main.info.spatial)
+    return math.prod(tail.extents) == math.prod(main.extents[n] for n in main.spatial)
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
@@ -314,11 +476,11 @@ def set_private(schedule: Schedule, block: SBlockRV) -> None:
 
 def partial_results(schedule: Schedule, part: BlockPart, most: int) -> SBlockRV | None:
     """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
-    lanes = lanes_of(part.info.extents[-1], most)
+    lanes = lanes_of(part.extents[-1], most)
     if lanes == 1:
         return None
     _, vector = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
-    return schedule.rfactor(vector, factor_axis=len(part.info.spatial))
+    return schedule.rfactor(vector, factor_axis=len(part.spatial))
 
 
 def keep_partial(schedule: Schedule, partial: SBlockRV, under: LoopRV) -> None:

@@ -1,26 +1,58 @@
-"""Schedule rules per family of devices, as data, and the space of schedules that they open for a function.
+"""The space of schedules that a family's rules, which are data, open for a function.
 
 `space` is the entry point of the search: it gives the schedules with open numbers that a family's rules make
-of a function, and `postprocs` what the search must do to each draw from them.
+of a function, and `postprocs` what the search must do to each draw from them. Besides sketches there are
+MetaSchedule's rules, in which the work-items of a group share work: they cover every block. Contractions are
+tiled over groups, virtual threads, threads and registers (with the operands copied through local memory where
+that pays), long reductions are split over the threads of a group, and what is left is bound to the grid.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
 from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile, ScheduleRules
 
 from .budget import Budget, Size, Threads
-from .gpu import GroupRules, Tiling, group_postprocs, group_space
-from .parts import SketchLimits
-from .sketches import attention_sketches, grouped_sketches, point_sketches, separable_sketches, sketches
-from .sketches.grouped import GroupTile
+from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices
+from .sketches.attention import attention, attention_groups
+from .sketches.blocked import separable
+from .sketches.grouped import SLICES, GroupTile, grouped, sliced
+from .sketches.tile import points
+from .traces import as_module, steps, tune_context, unscheduled
+
+_STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
+_BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
+_REGISTERS_AT, _LOCAL_AT = 3, 4  # levels of the structure under which results and operands are kept
+_Try = Callable[[Schedule], bool]  # what schedules a whole function; False where that does not fit
+_ATTEMPTS = 2  # with other numbers: TVM simplifies some indices so that a later step does not know the block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRules:
+    """What MetaSchedule's rules are given for a family. Without a tile contractions are only bound."""
+
+    tile: GroupTile | None = None  # of the grouped sketch, and of tiles where that does not fit
+    innermost: int = 0  # most elements of a tile's innermost level, per axis; 0: there are no such tiles
+    threads: tuple[int, ...] = (1,)  # work-items per work-group to choose from
+    grid: int = 1 << 16  # most work-groups of what is bound without tiles; beyond that work-items loop
+
+    def within(self, rules: ScheduleRules) -> GroupRules:
+        """Without what the profile rules out: larger work-groups, copies into local memory."""
+        return replace(
+            self,
+            tile=self.tile and replace(self.tile, shared=self.tile.shared and rules.local_memory),
+            threads=tuple(t for t in self.threads if t <= rules.max_threads) or (1,),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +114,9 @@ _MALI = FamilyRules(
             sliced=1 << 14,
             unroll=(0, 4, 16),
         ),
-        tiling=Tiling(shared_reads=False, vector_lens=(1, 2, 4), innermost=8),
+        innermost=8,
         threads=(16, 32, 64, 128, 256),
         grid=1024,
-        unroll=(0, 4, 16),
     ),
     most=Size(registers=48, statements=256),
     least_threads=1,
@@ -117,17 +148,16 @@ _GPU = FamilyRules(
             sliced=1 << 18,
             unroll=(0, 16, 64, 512),
         ),
-        tiling=Tiling(shared_reads=True, vector_lens=(1, 2, 4), innermost=64),
+        innermost=64,
         threads=(32, 64, 128, 256, 512, 1024),
         grid=4096,
-        unroll=(0, 16, 64, 512),
     ),
     most=Size(registers=160, statements=1024),
     least_threads=32,
 )
 # For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
-_LAST_RESORT = GroupRules(tile=None, tiling=None, threads=(1,), grid=1 << 16, unroll=())
-_MANY = 1 << 14
+_LAST_RESORT = GroupRules()
+_MANY = 1 << 14  # elements of a function's last output that keep a device busy
 _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
@@ -152,46 +182,156 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
 
     Candidates are draws that went through `postprocs`. Empty only for functions without blocks (opaque).
     """
+    for of_one_form in (attention_space, separable_space, point_space):
+        if made := of_one_form(func, profile):
+            return made
     rules = rules_of(profile.rules)
-    if attended := attention_space(func, profile):
-        return attended
-    if separated := separable_space(func, profile):
-        return separated
-    if transforming := point_sketches(func, rules.sketches):
-        return transforming
-    found = sketches(func, rules.sketches)
-    if rules.groups is None:
-        return found or group_space(func, target, _LAST_RESORT)
-    if rules.groups.tile is not None:
-        tiled = grouped_sketches(func, rules.groups.tile, rules.sketches)
-        found += tiled
-        if tiled and _elements(func) >= _MANY:
-            return found
-        if tiled:  # too few elements to keep the device busy: have groups reduce together, too
-            return found + group_space(func, target, replace(rules.groups, tiling=None))
-    return found + group_space(func, target, rules.groups)
+    found, groups = sketches(func, rules.sketches), rules.groups
+    if groups is None or groups.tile is None:
+        return found or _group_space(func, target, _LAST_RESORT)
+    tiled = grouped_sketches(func, groups.tile, rules.sketches)
+    if tiled and _elements(func) >= _MANY:
+        return found + tiled
+    if tiled:  # too few elements to keep the device busy: have groups reduce together, too
+        groups = replace(groups, innermost=0)
+    return found + tiled + _group_space(func, target, groups)
 
 
 def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
-    """`space` of an attention; empty for all other functions, and where its rows do not fit."""
+    """`space` of an attention; empty for all other functions, and where its rows do not fit.
+
+    Groups share rows where local memory pays. First they copy what they multiply there: on an H100
+    LightGlue's attentions take 16 us so, and 26 read where they lie.
+    """
     rules = rules_of(profile.rules)
-    tile = rules.groups.tile if rules.groups is not None else None
-    return attention_sketches(func, tile, rules.sketches)
+    limits, by = rules.sketches, rules.groups.tile if rules.groups is not None else None
+    lanes = lane_choices(func, limits)
+    tries: list[_Try] = [partial(attention, limits=limits, most=n) for n in lanes]
+    if by is not None and by.shared:
+        tries += [
+            partial(attention_groups, by=by, limits=limits, most=lanes[0], copied=copied)
+            for copied in (True, False)
+        ]
+    return _different(unscheduled(as_module(func)), tries)
 
 
 def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """`space` of two convolutions in one function; empty for all other functions."""
-    return separable_sketches(func, rules_of(profile.rules).sketches)
+    limits = rules_of(profile.rules).sketches
+    tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
+    return _different(unscheduled(as_module(func)), tries)
 
 
-def transforms(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
-    """Whether a function transforms tiles, for which default rules write all sums out for each element."""
-    return bool(point_sketches(func, rules_of(profile.rules).sketches))
+def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
+    """`space` of a function that transforms tiles; empty for all other functions.
+
+    Other sketches, and default rules, write all of its sums out for each element.
+    """
+    return _fitting(func, [partial(points, limits=rules_of(profile.rules).sketches)])
+
+
+def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
+    """Every sketch that fits a function; none where it has blocks that the sketches do not understand."""
+    tries = [
+        lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
+        for _, make in sorted(SKETCHES.items())
+        for lanes in lane_choices(func, limits)
+    ]
+    return _fitting(func, tries)
+
+
+def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
+    """The grouped sketches with and without vectors; none where the function is no contraction.
+
+    Where operands are copied, with and without loads ahead; of few outputs the sliced one, too.
+    """
+    lanes = lane_choices(func, limits)
+    tries: list[_Try] = [
+        partial(grouped, by=by, limits=limits, most=n, ahead=ahead)
+        for n in (*lanes, 1)
+        for ahead in ((True, False) if by.shared else (False,))
+    ]
+    if _elements(func) <= by.sliced:
+        tries += [partial(sliced, by=by, limits=limits, most=lanes[0], slices=n) for n in SLICES]
+    return _fitting(func, tries)
+
+
+def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
+    """What the tries that fit make of a function with its elementwise blocks inlined."""
+    inlined = unscheduled(as_module(func))
+    inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
+    return _different(inlined, tries)
+
+
+def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:
+    """What the tries that fit make of a schedule, without those that do the same as an earlier one."""
+    found: dict[str, Schedule] = {}
+    for make in tries:
+        for _ in range(_ATTEMPTS):
+            schedule = begun.copy()
+            try:
+                if make(schedule):
+                    found.setdefault(steps(schedule.trace), schedule)
+                break
+            except s_tir.ScheduleError:
+                continue  # the function does not have the sketch's form after all, or not with these numbers
+            except ValueError:
+                break  # it does not have the form
+    return list(found.values())
 
 
 def _elements(func: tirx.PrimFunc) -> int:
     """Of the function's last output."""
     return math.prod(int(extent) for extent in func.params[-1].shape)
+
+
+def _group_space(func: tirx.PrimFunc, target: Target, rules: GroupRules) -> list[Schedule]:
+    """Every schedule that MetaSchedule's rules make of `func`; `completing` binds what they leave."""
+    generator = ms.space_generator.PostOrderApply(sch_rules=_rules(rules), postprocs=[], mutator_probs={})
+    strategy = ms.search_strategy.ReplayTrace()
+    context = tune_context(as_module(func), target, generator, strategy, seed=1, threads=1)
+    return list(context.generate_design_space())
+
+
+def _rules(rules: GroupRules) -> list[ms.ScheduleRule]:
+    r, tile = ms.schedule_rule, rules.tile
+    inline = r.AutoInline(
+        into_producer=True,
+        into_consumer=True,
+        inline_const_tensor=True,
+        disallow_if_then_else=False,
+        require_injective=False,
+        require_ordered=False,
+        disallow_op=None,
+    )
+    made: list[ms.ScheduleRule] = [r.InlineConstantScalars(), inline]
+    if tile is not None and rules.innermost:
+        tiling = r.MultiLevelTiling(
+            structure=_STRUCTURE,
+            tile_binds=list(_BINDS),
+            max_innermost_factor=rules.innermost,
+            vector_load_lens=list(tile.copied) if tile.shared else None,
+            reuse_read=ReuseType(req="must", levels=[_LOCAL_AT], scope="shared") if tile.shared else None,
+            reuse_write=ReuseType(req="must", levels=[_REGISTERS_AT], scope="local"),
+        )
+        made = [tiling, *made]
+    if len(rules.threads) > 1:
+        made.append(r.CrossThreadReduction(thread_extents=list(rules.threads)))
+    if tile is not None:
+        made.append(
+            r.ParallelizeVectorizeUnroll(
+                max_jobs_per_core=-1,
+                max_vectorize_extent=-1,
+                unroll_max_steps=list(tile.unroll),
+                unroll_explicit=True,
+            )
+        )
+    bind = r.AutoBind(
+        max_threadblocks=rules.grid,
+        thread_extents=list(rules.threads),
+        max_threads_per_block=max(rules.threads),
+    )
+    return [*made, bind]
 
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
@@ -204,8 +344,17 @@ def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
 
 def completing(profile: DeviceProfile) -> list[ms.Postproc]:
     """`postprocs` without the last, which lowers the draw to check what lowering it checks again."""
-    groups = rules_of(profile.rules).groups
-    return [budget(profile), *(group_postprocs(groups) if groups is not None else [])]
+    groups, p = rules_of(profile.rules).groups, ms.postproc
+    if groups is None:
+        return [budget(profile)]
+    return [
+        budget(profile),
+        p.DisallowDynamicLoop(),
+        p.RewriteCooperativeFetch(),
+        p.RewriteUnboundBlock(groups.grid),
+        p.RewriteParallelVectorizeUnroll(),
+        p.RewriteReductionBlock(),
+    ]
 
 
 def budget(profile: DeviceProfile) -> Budget:

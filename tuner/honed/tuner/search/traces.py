@@ -60,9 +60,7 @@ def unscheduled(module: IRModule) -> Schedule:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
-        return value.value
-    if isinstance(value, tvm.ir.StringImm):
+    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm | tvm.ir.StringImm):
         return value.value
     if isinstance(value, str):
         return str(value)
@@ -72,8 +70,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     return value
 
-
-# ---- MetaSchedule's context of a search, made without what takes long and is never used ----
 
 _log = logging.getLogger(__name__)
 

@@ -25,12 +25,18 @@ from honed.tuner.compiler import sized
 from honed.tuner.compiler.compile import compiled_before, prepare
 from honed.tuner.compiler.fusion import Contest, Joining, joins
 from honed.tuner.compiler.partition import Cut
-from honed.tuner.lower.cost import function_bytes, function_flops, parameters
-from honed.tuner.lower.module import legal_model, task_key
-from honed.tuner.lower.operands import mark_constants, marked
+from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.sums import in_stages, most_additions, reductions
+from honed.tuner.lower.workload import (
+    function_bytes,
+    function_flops,
+    mark_constants,
+    marked,
+    parameters,
+    task_key,
+)
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 

@@ -14,11 +14,9 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.dotnames import DOT
+from honed.tuner.lower import DOT
 
-from .strided import extents, is_fixed
-from .tracing import bindings
-from .views import INJECTIVE, PRODUCT
+from .views import INJECTIVE, PRODUCT, bindings, extents, is_fixed
 
 _PRODUCT, _CONVOLUTION = "relax.matmul", "relax.nn.conv2d"
 _BYTES, _WORD = 4, "uint32"
@@ -140,22 +138,15 @@ def _words(x: te.Tensor, axis: int, pads: Sequence[int]) -> te.Tensor:
         for n in range(_BYTES):
             place = [i - low for i, low in zip(at, before, strict=True)]
             place[axis] = at[axis] * _BYTES + n
-            byte = _inside(x, place, given, checked)
+            byte = x(*place)
+            if checked:  # 0 where there is no element along these axes
+                inside = [test for at_ in checked for test in (place[at_] >= 0, place[at_] < given[at_])]
+                byte = tirx.if_then_else(tirx.all(*inside), byte, tirx.const(0, "int8"))
             part = (byte.astype(_WORD) & tirx.const(255, _WORD)) << tirx.const(8 * n, _WORD)
             found = part if found is None else found | part
         return found
 
     return te.compute(shape, word, name="words")
-
-
-def _inside(
-    x: te.Tensor, place: Sequence[tirx.PrimExpr], shape: Sequence[int], checked: Sequence[int]
-) -> tirx.PrimExpr:
-    """An element, or 0 where there is none along the axes that are checked."""
-    conditions = [test for axis in checked for test in (place[axis] >= 0, place[axis] < shape[axis])]
-    if not conditions:
-        return x(*place)
-    return tirx.if_then_else(tirx.all(*conditions), x(*place), tirx.const(0, "int8"))
 
 
 def _dot(a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:

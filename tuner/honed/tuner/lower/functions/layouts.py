@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,17 +14,13 @@ from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
 
-from .strided import extents, is_fixed
-from .views import INJECTIVE, PRODUCT
+from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
 
-# ---- Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W]
-# as [N, C/c, H, W, c] ----
-#
-# What is computed channel by channel has whole vectors then, whatever the extents of an image. The last block
-# is filled up with zeros, which what is elementwise keeps finite, and which weights of zero keep out of sums.
+# Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W] as [N, C/c, H, W, c]. What is
+# computed channel by channel has whole vectors then, whatever the extents of an image. The last block is
+# filled up with zeros, which what is elementwise keeps finite, and which weights of zero keep out of sums.
 
 Array = npt.NDArray[np.float32]
-Shape = tuple[int, ...]
 
 
 def blocks_of(channels: int, lanes: int) -> int:
@@ -72,11 +68,7 @@ def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedConvolution:
-    """A convolution of images by one constant, its result blocked.
-
-    With `selects` zeros beside the image are selected, and an element within it is read in their place: Malis
-    keep the vectors that branches choose in a register for each element.
-    """
+    """A convolution of images by one constant, its result blocked."""
 
     channels: int  # of the result
     depthwise: bool  # each channel by itself; else all with all
@@ -86,7 +78,6 @@ class BlockedConvolution:
     dilation: tuple[int, int]
     padding: tuple[int, int, int, int]  # above, left, below, right
     lanes: int
-    selects: bool = False
 
     def weights(self, plain: Array) -> Array:
         """Weights [O, I, H, W] as `compute` reads them: output channels in blocks, and input channels."""
@@ -136,11 +127,6 @@ class BlockedConvolution:
 
         def value(n: tirx.Var, i: tirx.Var, y: tirx.Var, x: tirx.Var, *lane: tirx.Var) -> ir.Expr:
             inside = tirx.all(y >= above, y < rows + above, x >= left, x < columns + left)
-            if self.selects:
-                row = tirx.min(tirx.max(y - above, 0), rows - 1)
-                column = tirx.min(tirx.max(x - left, 0), columns - 1)
-                zero = tirx.const(0, image.dtype)
-                return tirx.Select(tirx.likely(inside), image(n, i, row, column, *lane), zero)
             return tirx.if_then_else(
                 inside, image(n, i, y - above, x - left, *lane), tirx.const(0, image.dtype)
             )
@@ -166,8 +152,6 @@ def concatenated(channels: Sequence[int], lanes: int) -> bool:
     return all(count % lanes == 0 for count in channels[:-1])
 
 
-# ---- Regions of the graph around convolutions are computed on blocked tensors; see `blocked` ----
-
 _DTYPE = "float32"
 _BYTES = 4
 _LAYOUT = "NCHW"
@@ -177,7 +161,12 @@ _UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negat
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
 _BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
-_REDUCTIONS = frozenset({"relax.mean", "relax.sum", "relax.max", "relax.min"})
+_REDUCTIONS: Mapping[str, Callable[..., relax.Expr]] = {
+    "relax.mean": relax.op.mean,
+    "relax.sum": relax.op.sum,
+    "relax.max": relax.op.max,
+    "relax.min": relax.op.min,
+}
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
 
@@ -216,20 +205,20 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
         if isinstance(call, relax.Call) and _is_image(binding.var):
             convolution = _convolution(call, found, lanes)
             able = convolution is not None or _follows(call, found, lanes)
-        given = list(_variables(call))
+        given = variables(call)
         if able:
             found.add(binding.var)
             regions.join(binding.var, [one for one in given if one in found])
         if convolution is not None:
-            regions.gain(binding.var, _saved(call, convolution))
+            regions.gained[binding.var] += _saved(call, convolution)
             if convolution.depthwise and call.args[0] not in found:
-                regions.border(binding.var, call.args[0])
+                regions.borders[call.args[0]] = binding.var
         for one in given:
             if not able and one in found:
-                regions.border(one, one)
-    for one in _variables(result):
+                regions.borders[one] = one
+    for one in variables(result):
         if one in found:
-            regions.border(one, one)
+            regions.borders[one] = one
     return regions.paying(lanes)
 
 
@@ -252,27 +241,15 @@ def _nbytes(expr: relax.Expr) -> int:
     return math.prod(extents(expr)) * _BYTES
 
 
-def _variables(expr: relax.Expr) -> Iterator[relax.Var]:
-    """What an expression that is bound reads."""
-    if isinstance(expr, relax.Var):
-        yield expr
-    elif isinstance(expr, relax.Call):
-        for argument in expr.args:
-            yield from _variables(argument)
-    elif isinstance(expr, relax.Tuple):
-        for one in expr.fields:
-            yield from _variables(one)
-    elif isinstance(expr, relax.TupleGetItem):
-        yield from _variables(expr.tuple_value)
-
-
 @dataclass
 class _Regions:
     """Blocked values by which read each other, with what each region gains and what its borders move."""
 
     parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
-    gained: Counter[relax.Var] = field(default_factory=Counter)
-    borders: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by what is moved, where
+    gained: Counter[relax.Var] = field(default_factory=Counter)  # bytes moved less, by values of a region
+    borders: dict[relax.Var, relax.Var] = field(
+        default_factory=dict
+    )  # by what is moved, a value of the region
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
         """A value is of the region of those it is made of, which become one."""
@@ -281,14 +258,6 @@ class _Regions:
             root = self._root(other)
             if root is not self._root(var):
                 self.parents[root] = self._root(var)
-
-    def gain(self, var: relax.Var, nbytes: int) -> None:
-        """So many bytes are moved less in the region of a value."""
-        self.gained[var] += nbytes
-
-    def border(self, var: relax.Var, moved: relax.Var) -> None:
-        """A value is moved into the region of `var`, or out of it."""
-        self.borders[moved] = var
 
     def paying(self, lanes: int) -> set[relax.Var]:
         """The values of regions that gain more than their borders take."""
@@ -474,7 +443,7 @@ class _Writer:
         if name in _REDUCTIONS:
             rank = len(extents(call.args[0]))
             axes = [int(axis) % rank for axis in call.attrs.axis]
-            return _REDUCE[name](given, axes, bool(call.attrs.keepdims))
+            return _REDUCTIONS[name](given, axes, bool(call.attrs.keepdims))
         shape = blocked_shape(extents(call), lanes)
         if name == "relax.reshape":
             return relax.op.reshape(given, shape)
@@ -527,14 +496,6 @@ class _Writer:
             primfunc_attrs=dict(INJECTIVE),
         )
         return self.builder.emit(made)
-
-
-_REDUCE: Mapping[str, Callable[..., relax.Expr]] = {
-    "relax.mean": relax.op.mean,
-    "relax.sum": relax.op.sum,
-    "relax.max": relax.op.max,
-    "relax.min": relax.op.min,
-}
 
 
 def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,14 +15,13 @@ from tvm.ir import IRModule
 
 from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
+from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, winograd
-from .apart import set_moves_apart
 from .dots import multiply_bytes
-from .joining import Joins, join_functions, never
+from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
 from .layouts import block_channels, block_lanes
-from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -43,45 +43,42 @@ _DENOMINATOR = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionPasses:
+    """What is done beside TVM's own fusion; benchmarks and tests leave some of it out."""
+
+    views: bool = True  # products read values where they lie; else operands are copied
+    blocked: bool = True  # channels lie in blocks where that pays; else as in the model
+    in_place: bool = True  # what could be in place is not fused, where devices take parts of buffers
+
+
+ALL_PASSES = FusionPasses()
+
+
 def legalize(
-    module: IRModule,
-    profile: DeviceProfile,
-    joins: Joins = never,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
-) -> IRModule:
-    """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)[0]
-
-
-def legalize_traced(
-    module: IRModule,
-    profile: DeviceProfile,
-    joins: Joins = never,
-    *,
-    views: bool = True,
-    blocked: bool = True,
-    in_place: bool = True,
+    module: IRModule, profile: DeviceProfile, joins: Joins = never, passes: FusionPasses = ALL_PASSES
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of parts.
 
-    Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
-    `blocked` channels lie as in the model; without `in_place`, or where parts of buffers cost a device more
-    than launches, nothing is kept from being fused so that it can be in place. Constants are not folded here:
-    TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
-    The variables of what each call computes are those of the module given.
+    Chains of functions that `joins` is for are one. Constants are not folded here: TVM's FoldConstant
+    compiles every operator it folds, the frontend has folded them before. The variables of what each call
+    computes are those of the module given.
     """
+    steps = relax.transform
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
-        simple = multiply_bytes(_simplified()(module), profile)
-        strided, written = read_by_strides(simple) if views else (simple, {})
-        laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
-        plain = annotate_views(_legalised(profile)(laid_out))
-        if in_place and profile.family.parts_of_buffers:
+        simplified = tvm.transform.Sequential(
+            [steps.DecomposeOpsForInference(), steps.CanonicalizeBindings(), steps.EliminateCommonSubexpr()]
+        )
+        simple = multiply_bytes(simplified(module), profile)
+        strided, written = read_by_strides(simple) if passes.views else (simple, {})
+        laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
+        rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
+        legalised = tvm.transform.Sequential([steps.LegalizeOps(rules), steps.AnnotateTIROpPattern()])
+        plain = annotate_views(legalised(laid_out))
+        if passes.in_place and profile.family.parts_of_buffers:
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
-        grouped = relax.transform.FuseOps()(plain)
-        fused = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(grouped))
+        grouped = steps.FuseOps()(plain)
+        fused = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
         joined, parts = join_functions(_assign_single_elements(fused), joins)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for var, made in trace(plain["main"], grouped).items():
@@ -90,27 +87,6 @@ def legalize_traced(
     return joined, traced | {
         var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
     }
-
-
-def _simplified() -> tvm.transform.Pass:
-    steps = relax.transform
-    return tvm.transform.Sequential(
-        [
-            steps.DecomposeOpsForInference(),
-            steps.CanonicalizeBindings(),
-            steps.EliminateCommonSubexpr(),
-        ]
-    )
-
-
-def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
-    rules = {
-        "relax.erf": _erf,
-        "relax.nn.conv2d": partial(_convolved, profile.family),
-        **extremes.rules(),
-    }
-    steps = relax.transform
-    return tvm.transform.Sequential([steps.LegalizeOps(rules), steps.AnnotateTIROpPattern()])
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -167,11 +143,11 @@ def _assign_single_elements(module: IRModule) -> IRModule:
 
 
 def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
-    reduced = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
-    if block.init is None or not all(_is_one(v.dom.extent) for v in reduced):
+    one = (isinstance(v.dom.extent, tirx.IntImm) and int(v.dom.extent) == 1 for v in reduced_axes(block))
+    if block.init is None or not all(one):
         return block
     return s_tir.SBlock(
-        iter_vars=[_spatial(v) for v in block.iter_vars],
+        iter_vars=[tirx.IterVar(v.dom, v.var, tirx.IterVar.DataPar, v.thread_tag) for v in block.iter_vars],
         reads=block.reads,
         writes=block.writes,
         name_hint=block.name_hint,
@@ -181,14 +157,6 @@ def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
         match_buffers=block.match_buffers,
         annotations=block.annotations,
     )
-
-
-def _is_one(extent: ir.Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
-
-
-def _spatial(axis: tirx.IterVar) -> tirx.IterVar:
-    return tirx.IterVar(axis.dom, axis.var, tirx.IterVar.DataPar, axis.thread_tag)
 
 
 def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
@@ -231,9 +199,8 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
 def _is_odd(call: relax.Call) -> bool:
     """Whether it has a window, and constant weights for output channels that no vector divides."""
     attrs, weights = call.attrs, call.args[1]
-    if attrs.groups != 1 or attrs.kernel_layout != "OIHW" or attrs.out_layout != "NCHW":
-        return False
-    if not isinstance(weights, ir.GenericConst):
+    plain = attrs.groups == 1 and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
+    if not plain or not isinstance(weights, ir.GenericConst):
         return False
     outputs, _, *window = (int(extent) for extent in weights.ty.shape)
     return outputs % 2 == 1 and outputs >= _LEAST_OUTPUTS and math.prod(window) > 1

@@ -7,24 +7,6 @@ code of it that is bound by the arithmetic of addresses. Here:
 - an index is a sum; its terms are added to a pointer in the order in which they become known, so that what a
   loop does not change is outside of it, and pointers move with the loop (`memory`);
 - a vector is read as one where the alignment is proven (`memory`);
-- private arrays become variables, once short loops over them are written out (`prepare`, `memory`);
+- private arrays become variables, once short loops over them are written out (`kernel`, `memory`);
 - products and sums are `mad`, or left to be fused, predicates and constants are folded (`expressions`).
 """
-
-from tvm import tirx
-
-from .bounds import bounded
-from .kernel import source_of
-from .prepare import prepared
-
-
-def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none.
-
-    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; else
-    they are `mad`.
-    """
-    return source_of({entry: bounded(f) for entry, f in prepared(kernels).items()}, contract=contract)
-
-
-__all__ = ["print_kernels"]

@@ -15,11 +15,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from . import types
-from .terms import Term
-from .types import Type
-
-# ---- C identifiers for what TVM names, each unique in its kernel ----
+from . import terms
+from .terms import Term, Type
 
 _OTHER = re.compile(r"[^A-Za-z0-9_]")
 # Words of OpenCL C, names of its types, and those functions of its library that kernels may call.
@@ -112,7 +109,7 @@ class Loads:
             if number not in shared:
                 return plain
             named[number] = name = self._names.fresh(f"{load.memory}_value")
-            before.append(f"const {types.name(load.type)} {name} = {plain};")
+            before.append(f"const {terms.name(load.type)} {name} = {plain};")
             return name
 
         return before, _MARK.sub(value, text)
@@ -234,7 +231,7 @@ class Blocks:
         """
         if term.simple or not term.pure:
             return term
-        key = f"{types.name(term.type)} {term.text}"
+        key = f"{terms.name(term.type)} {term.text}"
         if (found := self.find(key)) is not None:
             return found
         at = self.landing(term.home)
@@ -243,7 +240,7 @@ class Blocks:
             return term
         if leaves and not self.room(at + 1):
             return term
-        return self.declare(key, term, f"const {types.name(term.type)}", wanted, at)
+        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
 
     def room(self, loop: int) -> bool:
         """Whether one more value may live in registers while a loop runs; counts it."""
@@ -287,12 +284,10 @@ def _text(line: str | Declaration | Block) -> str:
 
 
 def _count(block: Block, used: Counter[str]) -> None:
-    used.update(_WORD.findall(block.header))
     for line in block.lines:
+        used.update(_WORD.findall(_text(line)))
         if isinstance(line, Block):
             _count(line, used)
-        else:
-            used.update(_WORD.findall(line if isinstance(line, str) else line.text))
 
 
 def _prune(block: Block, used: Counter[str]) -> bool:
@@ -318,5 +313,5 @@ def _indented(block: Block, depth: int) -> list[str]:
         if isinstance(line, Block):
             found += [f"{space}{line.header} {{", *_indented(line, depth + 1), f"{space}}}"]
         else:
-            found.append(space + (line if isinstance(line, str) else line.text))
+            found.append(space + _text(line))
     return found

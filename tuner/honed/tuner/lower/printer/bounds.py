@@ -21,8 +21,10 @@ import numpy.typing as npt
 from tvm import ir, sym, tirx
 from tvm_ffi import WalkResult, structural_hash, structural_map, structural_walk
 
-from . import types
-from .types import Unprintable, lane
+from honed.tuner.lower.statements import behind, loads, nodes
+
+from . import terms
+from .terms import Unprintable, lane
 
 _MOST_BOXES = 1 << 13  # that one access is cut into
 _INVERSE = {
@@ -71,7 +73,7 @@ class _Kernel:
         self.guards: list[Guard] = []
         self.ranges: dict[Any, tuple[Any, Any]] = {}  # of variables: the first value, and how many
         self.definitions: dict[Any, Any] = {}
-        self.stored = _stored(func)
+        self.stored = {store.buffer for store in nodes(func.body, tirx.BufferStore)}
         self._sizes: dict[Any, tuple[int, int]] = {}  # of buffers: elements, and bytes of one
         self.analyzer = sym.Analyzer()
         self._proven: set[tuple[int, ...]] = set()
@@ -108,19 +110,16 @@ class _Kernel:
         self.analyzer.bind(var, ir.Range.from_min_extent(first, extent), allow_override=True)
 
     def _declared(self, node: Any) -> None:
-        of = types.stored(types.parsed(str(node.buffer.dtype)))
+        of = terms.stored(terms.parsed(str(node.buffer.dtype)))
         elements = 1
         for extent in node.buffer.shape:
             elements *= int(extent)
-        behind = getattr(node, "data", None)
-        if isinstance(behind, ir.Call):
-            behind = behind.args[0]
-        if (whole := self._sizes.get(behind)) is not None:
+        if isinstance(node, tirx.DeclBuffer) and (whole := self._sizes.get(behind(node.data))):
             elements = min(elements, whole[0] * whole[1] // of.nbytes)
         self._sizes[node.buffer] = elements, of.nbytes
 
     def _bound(self, node: tirx.Bind) -> None:
-        of = types.parsed(str(node.var.ty.dtype))
+        of = terms.type_of(node.var)
         if node.var in self.definitions:
             self._proven.clear()
         self.definitions[node.var] = node.value
@@ -134,7 +133,7 @@ class _Kernel:
         with ExitStack() as entered:
             for part, so in self._parts(condition, true):
                 self.guards.append((part, so))
-                if types.parsed(str(part.ty.dtype)).lanes == 1 and (so or type(part) in _INVERSE):
+                if terms.type_of(part).lanes == 1 and (so or type(part) in _INVERSE):
                     known = part if so else _INVERSE[type(part)](part.a, part.b)
                     entered.enter_context(self.analyzer.constraint_scope(known))
             yield
@@ -307,14 +306,14 @@ class _Boxes:
         if kind is ir.Call and _name(expr) == "likely":
             return self._slot(expr.args[0])
         key: Any = structural_hash(expr)
-        if any(load.source in self._kernel.stored for load in _loads(expr)):
+        if any(load.source in self._kernel.stored for load in loads(expr)):
             return self._made(expr)  # another number wherever it stands: memory may change between
         if key not in self._slots:
             self._slots[key] = self._made(expr)
         return self._slots[key]
 
     def _made(self, expr: Any) -> int:
-        kind, of = type(expr), types.parsed(str(expr.ty.dtype))
+        kind, of = type(expr), terms.type_of(expr)
         if kind is tirx.IntImm:
             number = np.array([float(int(expr.value))])
             return self._step(lambda: (number, number), of)
@@ -328,7 +327,7 @@ class _Boxes:
             return self._step(
                 lambda: _add(*self._values[a], *_multiply(*self._values[b], *self._values[n])), of
             )
-        if kind is tirx.Cast and types.parsed(str(expr.value.ty.dtype)).integer:
+        if kind is tirx.Cast and terms.type_of(expr.value).integer:
             value = self._slot(expr.value)
             return self._step(lambda: self._values[value], of)
         if kind is tirx.Select or (kind is ir.Call and _name(expr) == "if_then_else"):
@@ -337,16 +336,17 @@ class _Boxes:
             return self._choice(condition, yes, no, of)
         if kind is ir.Var and expr in self._kernel.ranges:
             return self._variable(expr)
-        return self._read(expr, of)
+        # What is read, or computed otherwise: the same number wherever the same expression stands.
+        return self._side(*_range(of))
 
     def _value(self, low: float, high: float) -> int:
         self._values.append((np.array([low]), np.array([high])))
         return len(self._values) - 1
 
-    def _step(self, compute: Callable[[], Bounds], of: types.Type) -> int:
+    def _step(self, compute: Callable[[], Bounds], of: terms.Type) -> int:
         """A slot that is computed; what its type cannot hold wraps, and is not known then."""
         slot = self._value(0, 0)
-        least, most = types.limits(types.vector(of, 1)) if of.integer else (-np.inf, np.inf)
+        least, most = _range(of)
 
         def step() -> None:
             low, high = compute()
@@ -384,12 +384,7 @@ class _Boxes:
         self._guard(tirx.LT(var, first + extent), True)
         return slot
 
-    def _read(self, expr: Any, of: types.Type) -> int:
-        """What is read, or computed otherwise: the same number wherever the same expression stands."""
-        low, high = types.limits(types.vector(of, 1)) if of.integer else (-np.inf, np.inf)
-        return self._side(low, high)
-
-    def _choice(self, condition: Any, yes: Any, no: Any, of: types.Type) -> int:
+    def _choice(self, condition: Any, yes: Any, no: Any, of: terms.Type) -> int:
         a, b = self._slot(yes), self._slot(no)
         may, may_not = self._truth(condition, True), self._truth(condition, False)
 
@@ -406,7 +401,7 @@ class _Boxes:
     def _guard(self, condition: Any, so: bool) -> None:
         """A step that leaves out boxes, and bounds what is compared in the others."""
         may = self._truth(condition, so)
-        compared = type(condition) in _INVERSE and types.parsed(str(condition.a.ty.dtype)).integer
+        compared = type(condition) in _INVERSE and terms.type_of(condition.a).integer
         held = type(condition) if so else _INVERSE.get(type(condition))
         a, b = (self._slot(condition.a), self._slot(condition.b)) if compared else (0, 0)
         if held in (tirx.GT, tirx.GE):
@@ -443,7 +438,7 @@ class _Boxes:
             return self._truth(condition.args[0], so)
         if kind is ir.Var and condition in self._kernel.definitions:
             return self._truth(self._kernel.definitions[condition], so)
-        if kind in _INVERSE and types.parsed(str(condition.a.ty.dtype)).integer:
+        if kind in _INVERSE and terms.type_of(condition.a).integer:
             a, b, compare = (
                 self._slot(condition.a),
                 self._slot(condition.b),
@@ -458,10 +453,6 @@ class _Boxes:
 
 def _add(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
     return al + bl, ah + bh
-
-
-def _subtract(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
-    return al - bh, ah - bl
 
 
 def _multiply(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
@@ -510,7 +501,7 @@ def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
 
 _TRUNCATED, _FLOORED = _quotient(np.trunc), _quotient(np.floor)
 _ARITHMETIC: dict[type, Arithmetic] = {
-    tirx.Add: _add, tirx.Sub: _subtract, tirx.Mul: _multiply,
+    tirx.Add: _add, tirx.Sub: lambda al, ah, bl, bh: (al - bh, ah - bl), tirx.Mul: _multiply,
     tirx.Div: _TRUNCATED, tirx.FloorDiv: _FLOORED,
     tirx.Mod: _remainder(False), tirx.FloorMod: _remainder(True),
     tirx.LShift: lambda al, ah, bl, bh: _multiply(al, ah, 2.0**bl, 2.0**bh),
@@ -538,21 +529,13 @@ def _lazy(select: tirx.Select) -> Any:
     return tirx.if_then_else(select.condition, select.true_value, select.false_value)
 
 
-def _stored(func: tirx.PrimFunc) -> set[Any]:
-    found: set[Any] = set()
-    structural_walk(func.body, [(tirx.BufferStore, lambda node: found.add(node.buffer))], order="pre")
-    return found
-
-
-def _loads(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    structural_walk(expr, [(ir.TensorLoad, found.append)], order="pre")
-    return found
-
-
 def _name(call: ir.Call) -> str:
     return str(getattr(call.op, "name", "")).rpartition(".")[2]
 
 
+def _range(of: terms.Type) -> tuple[float, float]:
+    return terms.limits(terms.vector(of, 1)) if of.integer else (-np.inf, np.inf)
+
+
 def _lanes(expr: Any) -> int:
-    return types.parsed(str(expr.ty.dtype)).lanes
+    return terms.type_of(expr).lanes

@@ -13,11 +13,11 @@ from typing import Any
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from honed.tuner.lower.dotnames import DOT_ADD
+from honed.tuner.lower import DOT_ADD
 from honed.tuner.lower.target import is_dot
 
-from . import types
-from .blocks import Blocks
+from . import terms
+from .blocks import Block, Blocks
 from .terms import (
     ADD,
     AND,
@@ -34,22 +34,21 @@ from .terms import (
     UNARY,
     LinearForm,
     Term,
+    Type,
+    Unprintable,
     bounded,
     bounds,
     decided,
     floating,
+    lane,
     number,
 )
-from .types import Type, Unprintable, lane
 
-# ---- The larger and the smaller of two floats, as functions of a source ----
-#
 # OpenCL leaves `max` and `min` undefined for NaN and infinities (OpenCL C 3.0, 6.15.4); `fmax` and `fmin`
 # leave NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives,
 # and compilers make the device's own instruction of it where there is one with that meaning.
 
 _USED = re.compile(r"\bhoned_(nan)?(max|min)_(float|half|double)(\d*)\b")
-
 _MASKS = {"half": "short", "float": "int", "double": "long"}
 
 
@@ -57,7 +56,7 @@ def extreme_name(which: str, of: Type) -> str:
     """The function's name: `max` or `min` give the first number where it is NaN, and leave out a second one
     that is; `nanmax` and `nanmin` give NaN where either is.
     """
-    return f"honed_{which}_{types.name(of)}"
+    return f"honed_{which}_{terms.name(of)}"
 
 
 def extreme_definitions(source: str) -> list[str]:
@@ -96,7 +95,8 @@ _COMPARISONS: dict[type, tuple[str, int]] = {
     tirx.LT: ("<", LESS), tirx.LE: ("<=", LESS), tirx.GT: (">", LESS), tirx.GE: (">=", LESS),
     tirx.EQ: ("==", EQUAL), tirx.NE: ("!=", EQUAL),
 }  # fmt: skip
-TRUE, FALSE = Term("true", types.BOOL), Term("false", types.BOOL)
+_RENAMED = {"nearbyint": "rint"}
+TRUE, FALSE = Term("true", terms.BOOL), Term("false", terms.BOOL)
 
 
 class Expressions:
@@ -106,14 +106,15 @@ class Expressions:
         """`contract` leaves it to the compiler to fuse products with sums, instead of calling `mad`."""
         self.blocks = blocks
         self.contract = contract
-        self.load: Callable[[ir.TensorLoad], Term]  # both set by the kernel: what they print has expressions
-        self.call: Callable[[ir.Call], Term]
+        self.load: Callable[
+            [ir.TensorLoad], Term
+        ]  # set by the kernel's memory, whose indices are expressions
         self.variables: dict[Any, Term] = {}
         self.stored: tirx.BufferStore | None = None  # the statement that is being written
         self.sums: dict[Any, LinearForm] = {}  # of integer variables: what they stand for, as a sum
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
-            tirx.FloatImm: self._float,
+            tirx.FloatImm: lambda e: floating(float(e.value), terms.type_of(e)),
             ir.Var: self._variable,
             tirx.Min: self._extreme,
             tirx.Max: self._extreme,
@@ -122,13 +123,14 @@ class Expressions:
             tirx.Not: self._not,
             tirx.BitwiseNot: self._complement,
             tirx.Select: self._select,
-            tirx.Cast: self._cast,
+            tirx.Cast: lambda e: self.convert(self.term(e.value), terms.type_of(e)),
             tirx.Ramp: self._ramp,
-            tirx.Broadcast: self._broadcast,
+            # Left a scalar: operators take it for every lane, and what cannot asks for it spread.
+            tirx.Broadcast: lambda e: self.term(e.value),
             tirx.Shuffle: self._shuffle,
             tirx.Let: self._let,
             ir.TensorLoad: lambda e: self.load(e),
-            ir.Call: lambda e: self.call(e),
+            ir.Call: self._call,
             **dict.fromkeys(_ARITHMETIC, self._arithmetic),
             **dict.fromkeys(_COMPARISONS, self._comparison),
         }
@@ -152,45 +154,42 @@ class Expressions:
 
     def full(self, expr: Any) -> Term:
         """The expression, spread over all lanes of its type where it is one value for all."""
-        return self.spread(self.term(expr), types.parsed(str(expr.ty.dtype)))
+        return self.spread(self.term(expr), terms.type_of(expr))
 
     def spread(self, term: Term, to: Type) -> Term:
         """A term of a vector type; a scalar is given to each lane, and a vector stays one."""
         if term.type.lanes == to.lanes or to.lanes == 1:
             return term
         if term.type.kind == "bool":
-            mask = types.vector(Type("mask", 32), to.lanes)
+            mask = terms.vector(Type("mask", 32), to.lanes)
             return Term(
-                f"({types.name(mask)})(-(int){term.within(UNARY)})", mask, PRIMARY, term.home, term.pure
+                f"({terms.name(mask)})(-(int){term.within(UNARY)})", mask, PRIMARY, term.home, term.pure
             )
-        of = types.vector(term.type, to.lanes)
-        return Term(f"({types.name(of)})({term.text})", of, PRIMARY, term.home, term.pure)
+        of = terms.vector(term.type, to.lanes)
+        return Term(f"({terms.name(of)})({term.text})", of, PRIMARY, term.home, term.pure)
 
     def joined(self, text: str, of: Type, level: int, *parts: Term) -> Term:
         """A term made of others; those that belong further out than the whole are named there."""
         return Term(text, of, level, max(p.home for p in parts), all(p.pure for p in parts))
 
-    def parts(self, *terms: Term) -> list[Term]:
+    def parts(self, *operands: Term) -> list[Term]:
         """Operands of one operator, those named that change in fewer loops than the others."""
-        landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in terms]
+        landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in operands]
         most = max(landings)
-        return [self.settled(t) if at < most else t for t, at in zip(terms, landings, strict=True)]
+        return [self.settled(t) if at < most else t for t, at in zip(operands, landings, strict=True)]
 
     # Leaves
 
     def _integer(self, expr: tirx.IntImm) -> Term:
-        of = types.parsed(str(expr.ty.dtype))
+        of = terms.type_of(expr)
         value = int(expr.value)
         return (TRUE if value else FALSE) if of.kind == "bool" else number(value, of)
-
-    def _float(self, expr: tirx.FloatImm) -> Term:
-        return floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
 
     def _variable(self, expr: ir.Var) -> Term:
         found = self.variables.get(expr)
         if found is None:
             raise Unprintable(f"{expr.name} is used where it has no value")
-        of = types.parsed(str(expr.ty.dtype)) if found.type.integer and found.type.lanes == 1 else found.type
+        of = terms.type_of(expr) if found.type.integer and found.type.lanes == 1 else found.type
         if of != found.type:  # counted in 32 bits
             return bounded(self.convert(found, of), *found.bounds)
         return self.blocks.kept(found, "at") if expr in self.sums and found.level < PRIMARY else found
@@ -200,7 +199,7 @@ class Expressions:
     def _arithmetic(self, expr: Any) -> Term:
         sign, level = _ARITHMETIC[type(expr)]
         if sign == "+" and (isinstance(expr.a, tirx.Mul) or isinstance(expr.b, tirx.Mul)):
-            of = types.parsed(str(expr.ty.dtype))
+            of = terms.type_of(expr)
             if of.kind == "float":
                 return self._multiply_add(expr, of)
         if sign == "+" and (is_dot(expr.a) or is_dot(expr.b)):
@@ -214,14 +213,12 @@ class Expressions:
         """An operator of two operands of the same type, of which one may be a scalar for all lanes."""
         a, b = self._matched(*self.parts(a, b))
         of = a.type if a.type.lanes >= b.type.lanes else b.type
-        if of.kind in ("bool", "mask"):
-            return self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
         found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
         if sign in "/%" and of.integer and b.bounds[0] <= 0 <= b.bounds[1]:
             found = Term(found.text, of, level, self.blocks.here, pure=False)  # not where it might not be run
         if of.integer and of.lanes == 1:
             if of.bits < 32:
-                return self.convert(Term(found.text, types.INT, level, found.home, found.pure), of)
+                return self.convert(Term(found.text, terms.INT, level, found.home, found.pure), of)
             if (known := bounds(sign, a, b)) is not None:
                 found = bounded(found, *known)
                 fixed = found.pure and found.low is not None and found.low == found.high
@@ -254,7 +251,7 @@ class Expressions:
         a, b, z = (self.full(argument) for argument in (*list(dot.args)[1:], other))
         if a.type.lanes > 1:
             raise Unprintable("dot products of bytes are not of vectors of words")
-        return self.joined(f"{DOT_ADD}({a.text}, {b.text}, {z.text})", types.INT, PRIMARY, a, b, z)
+        return self.joined(f"{DOT_ADD}({a.text}, {b.text}, {z.text})", terms.INT, PRIMARY, a, b, z)
 
     def _call_of_two(self, function: str, a: Term, b: Term) -> Term:
         return self.joined(f"{function}({a.text}, {b.text})", a.type, PRIMARY, a, b)
@@ -299,11 +296,11 @@ class Expressions:
         sign, level = _COMPARISONS[type(expr)]
         a, b = self.term(expr.a), self.term(expr.b)
         if a.type.integer and (known := decided(sign, a, b)) is not None:
-            return FALSE if not known else TRUE
+            return TRUE if known else FALSE
         a, b = self._matched(*self.parts(a, b))
         wide = a.type if a.type.lanes >= b.type.lanes else b.type
-        of = types.BOOL if wide.lanes == 1 else Type("mask", wide.bits, wide.lanes)
-        return self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
+        text = f"{a.within(level)} {sign} {b.within(level + 1)}"
+        return self.joined(text, terms.compared(wide), level, a, b)
 
     def _both(self, expr: Any) -> Term:
         either = type(expr) is tirx.Or
@@ -321,7 +318,7 @@ class Expressions:
             a, b = self.spread(a, b.type), self.spread(b, a.type)
             return self.operate("|" if either else "&", BIT_OR if either else BIT_AND, a, b)
         sign, level = ("||", OR) if either else ("&&", AND)
-        return self.joined(f"{a.within(level)} {sign} {b.within(level)}", types.BOOL, level, a, b)
+        return self.joined(f"{a.within(level)} {sign} {b.within(level)}", terms.BOOL, level, a, b)
 
     def _not(self, expr: tirx.Not) -> Term:
         a = self.term(expr.a)
@@ -334,7 +331,7 @@ class Expressions:
         a = self.term(expr.a)
         found = self.joined(f"~{a.within(UNARY)}", a.type, UNARY, a)
         if a.type.lanes == 1 and a.type.bits < 32:
-            return self.convert(Term(found.text, types.INT, UNARY, a.home, a.pure), a.type)
+            return self.convert(Term(found.text, terms.INT, UNARY, a.home, a.pure), a.type)
         return found
 
     def _select(self, expr: tirx.Select) -> Term:
@@ -346,82 +343,138 @@ class Expressions:
             return yes if condition == TRUE else no
         condition, yes, no = self.parts(condition, yes, no)
         if yes.type.lanes == 1 and condition.type.lanes == 1:
-            text = f"{condition.within(OR)} ? {yes.within(TERNARY + 1)} : {no.within(TERNARY + 1)}"
-            found = self.joined(text, yes.type, TERNARY, condition, yes, no)
-            if yes.type.integer:
-                least, most = zip(yes.bounds, no.bounds, strict=True)
-                return bounded(found, min(least), max(most))
-            return found
+            return self._ternary(condition, yes, no)
         yes, no = self._matched(yes, no)
         mask = self.mask(self.spread(condition, yes.type), yes.type.bits)
         return self.joined(
             f"select({no.text}, {yes.text}, {mask.text})", yes.type, PRIMARY, condition, yes, no
         )
 
+    def _ternary(self, condition: Term, yes: Term, no: Term) -> Term:
+        text = f"{condition.within(OR)} ? {yes.within(TERNARY + 1)} : {no.within(TERNARY + 1)}"
+        found = self.joined(text, yes.type, TERNARY, condition, yes, no)
+        if yes.type.integer:
+            least, most = zip(yes.bounds, no.bounds, strict=True)
+            found = bounded(found, min(least), max(most))
+        return found
+
     def mask(self, term: Term, bits: int) -> Term:
         """A mask with elements of so many bits."""
         if term.type.bits == bits:
             return term
         of = Type("mask", bits, term.type.lanes)
-        return self.joined(f"convert_{types.name(of)}({term.text})", of, PRIMARY, term)
+        return self.joined(f"convert_{terms.name(of)}({term.text})", of, PRIMARY, term)
 
     # Conversions
 
-    def _cast(self, expr: tirx.Cast) -> Term:
-        return self.convert(self.term(expr.value), types.parsed(str(expr.ty.dtype)))
-
     def convert(self, term: Term, to: Type) -> Term:
         """The value in another type; floating point becomes integer by dropping its fraction."""
-        to = types.vector(to, term.type.lanes) if to.lanes != term.type.lanes else to
+        to = terms.vector(to, term.type.lanes) if to.lanes != term.type.lanes else to
         if term.type == to or (term.type.kind, to.kind) == ("mask", "mask"):
             return term
         if to.kind == "bool":
             return self.joined(f"{term.within(EQUAL + 1)} != 0", to, EQUAL, term)
         if to.kind == "mask":
-            zero = f"({types.name(term.type)})(0)"
+            zero = f"({terms.name(term.type)})(0)"
             of = Type("mask", term.type.bits, to.lanes)
             return self.joined(f"{term.within(EQUAL + 1)} != {zero}", of, EQUAL, term)
         if term.type.kind == "mask":
-            return self.joined(f"convert_{types.name(to)}(-{term.within(UNARY)})", to, PRIMARY, term)
+            return self.joined(f"convert_{terms.name(to)}(-{term.within(UNARY)})", to, PRIMARY, term)
         if to.lanes > 1 or (term.type.kind == "float" and to.integer):
-            return self.joined(f"convert_{types.name(to)}({term.text})", to, PRIMARY, term)
-        found = self.joined(f"({types.name(to)}){term.within(UNARY)}", to, UNARY, term)
+            return self.joined(f"convert_{terms.name(to)}({term.text})", to, PRIMARY, term)
+        found = self.joined(f"({terms.name(to)}){term.within(UNARY)}", to, UNARY, term)
         return bounded(found, *term.bounds) if term.type.kind != "float" and to.integer else found
 
     # Vectors
 
     def _ramp(self, expr: tirx.Ramp) -> Term:
         base, stride = self.term(expr.base), self.term(expr.stride)
-        of = types.vector(base.type, int(expr.lanes))
+        of = terms.vector(base.type, int(expr.lanes))
         steps = ", ".join(str(n) for n in range(of.lanes))
-        text = f"{self.spread(base, of).text} + {self.spread(stride, of).text} * ({types.name(of)})({steps})"
+        text = f"{self.spread(base, of).text} + {self.spread(stride, of).text} * ({terms.name(of)})({steps})"
         return self.joined(text, of, ADD, base, stride)
 
-    def _broadcast(self, expr: tirx.Broadcast) -> Term:
-        """Left a scalar: operators take it for every lane, and what cannot asks for it spread."""
-        return self.term(expr.value)
-
     def _shuffle(self, expr: tirx.Shuffle) -> Term:
-        vectors = [(self.full(v), types.parsed(str(v.ty.dtype)).lanes) for v in expr.vectors]
+        vectors = [(self.full(v), terms.type_of(v).lanes) for v in expr.vectors]
         elements = [
             term.text if lanes == 1 else f"{term.within(PRIMARY)}.s{n:x}"
             for term, lanes in vectors
             for n in range(lanes)
         ]
         chosen = [elements[int(n)] for n in expr.indices]
-        terms = [term for term, _ in vectors]
-        of = types.parsed(str(expr.ty.dtype))
+        whole = [term for term, _ in vectors]
+        of = terms.type_of(expr)
         if len(chosen) == 1:
-            if terms[0].type.kind == "mask":
-                return self.joined(f"{chosen[0]} != 0", types.BOOL, EQUAL, *terms)
-            return self.joined(chosen[0], of, PRIMARY, *terms)
+            if whole[0].type.kind == "mask":
+                return self.joined(f"{chosen[0]} != 0", terms.BOOL, EQUAL, *whole)
+            return self.joined(chosen[0], of, PRIMARY, *whole)
         if of.kind == "mask":
-            of = Type("mask", terms[0].type.bits, of.lanes)
-        return self.joined(f"({types.name(of)})({', '.join(chosen)})", of, PRIMARY, *terms)
+            of = Type("mask", whole[0].type.bits, of.lanes)
+        return self.joined(f"({terms.name(of)})({', '.join(chosen)})", of, PRIMARY, *whole)
 
     def _let(self, expr: tirx.Let) -> Term:
         self.variables[expr.var] = self.full(expr.value)
         return self.term(expr.body)
+
+    # Calls: functions of OpenCL C, and TVM's builtins that are left after its passes
+
+    def _call(self, call: ir.Call) -> Term:
+        name = str(getattr(call.op, "name", "a function")).rpartition(".")[2]
+        if name in ("call_pure_extern", "call_extern"):
+            return self._extern(call)
+        if name == "if_then_else":
+            return self._choice(call)
+        if name in ("likely", "tvm_thread_invariant"):
+            return self.term(call.args[0])
+        if name == "isnan":
+            x = self.term(call.args[0])
+            text = f"{x.within(EQUAL)} != {x.within(EQUAL + 1)}"
+            return self.joined(text, terms.compared(x.type), EQUAL, x)
+        if name == "reinterpret":
+            x, of = self.full(call.args[0]), terms.type_of(call)
+            return self.joined(f"as_{terms.name(of)}({x.text})", of, PRIMARY, x)
+        raise Unprintable(f"OpenCL C has nothing for TVM's {name}")
+
+    def _extern(self, call: ir.Call) -> Term:
+        function, *arguments = call.args
+        name = str(function.value)
+        if name.startswith("atomic"):
+            raise Unprintable("a kernel uses atomic operations")
+        given = [self.full(a) for a in arguments]
+        text = f"{_RENAMED.get(name, name)}({', '.join(term.text for term in given)})"
+        return self.joined(text, terms.type_of(call), PRIMARY, *given)
+
+    def _choice(self, call: ir.Call) -> Term:
+        """One of two values of which only that one may be computed."""
+        test, yes, no = call.args
+        condition = self.term(test)
+        if condition in (TRUE, FALSE):
+            return self.full(yes if condition == TRUE else no)
+        if terms.type_of(call).lanes > 1:
+            return self._branches(condition, yes, no, terms.type_of(call))
+        condition = self.settled(condition)
+        self.blocks.lazy += 1
+        a, b = self.term(yes), self.term(no)
+        self.blocks.lazy -= 1
+        return self._ternary(condition, a, b)
+
+    def _branches(self, condition: Term, yes: Any, no: Any, of: Type) -> Term:
+        """A choice of vectors, as a statement before the one that needs it."""
+        if self.blocks.lazy:
+            raise Unprintable("a choice of vectors stands inside a choice of scalars")
+        if condition.type.lanes > 1:
+            return self.choose(condition, self.full(yes), self.full(no))
+        condition = self.settled(condition)
+        name = self.blocks.names.fresh("chosen")
+        self.blocks.line(f"{terms.name(of)} {name};")
+        for header, value in ((f"if ({condition.text})", yes), ("else", no)):
+            self.blocks.enter(Block(header))
+            term = self.full(value)
+            if of.kind == "mask":
+                term = self.mask(term, of.bits)
+            self.blocks.line(f"{name} = {term.text};")
+            self.blocks.leave()
+        return Term(name, of, PRIMARY, self.blocks.here)
 
     # Sums
 
@@ -439,8 +492,8 @@ class Expressions:
         if kind is tirx.Mul or kind is tirx.LShift:
             return self._product(expr)
         if kind is tirx.Cast:
-            value = types.parsed(str(expr.value.ty.dtype))
-            if value.integer and value.bits <= types.parsed(str(expr.ty.dtype)).bits:
+            value = terms.type_of(expr.value)
+            if value.integer and value.bits <= terms.type_of(expr).bits:
                 return self.linear(expr.value)
         return self._atom(expr)
 

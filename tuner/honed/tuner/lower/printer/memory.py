@@ -6,18 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tvm import ir, tirx
-from tvm_ffi import structural_walk
 
-from . import types
-from .blocks import Block, Blocks, LoadText
+from honed.tuner.lower.statements import memory_behind, nodes
+
+from . import terms
+from .blocks import Blocks, LoadText
 from .expressions import Expressions
-from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term
-from .types import LANES, Type, Unprintable, parsed
-
-# ---- The memory a kernel knows: arguments, local arrays, and private arrays, some of
-# them held in registers ----
+from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term, Type, Unprintable
 
 Space = Literal["global", "local", "private"]
+_SPACES: dict[str, Space] = {"global": "global", "shared": "local", "local": "private"}
 # Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
 # and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
 ALIGNED = 64
@@ -55,28 +53,13 @@ class ArrayUses:
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     """How the arrays of a kernel are indexed, by buffer; under other names of the same memory, too."""
     found: dict[Any, ArrayUses] = {}
-    behind: dict[Any, Any] = {}
-
-    def declared(statement: tirx.DeclBuffer) -> None:
-        source = statement.data
-        if isinstance(source, ir.Call) and str(source.op.name) == "tirx.buffer_data":
-            behind[statement.buffer] = behind.get(source.args[0], source.args[0])
-
-    def used(buffer: Any, indices: list[Any]) -> None:
-        uses = found.setdefault(behind.get(buffer, buffer), ArrayUses())
-        _note(uses, indices)
-        lanes = parsed(str(indices[0].ty.dtype)).lanes * parsed(str(buffer.dtype)).lanes
+    memory_of = memory_behind(body)
+    for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
+        buffer = one.source if isinstance(one, ir.TensorLoad) else one.buffer
+        uses = found.setdefault(memory_of.get(buffer, buffer), ArrayUses())
+        _note(uses, list(one.indices))
+        lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
-
-    structural_walk(
-        body,
-        [
-            (tirx.DeclBuffer, declared),
-            (ir.TensorLoad, lambda load: used(load.source, list(load.indices))),
-            (tirx.BufferStore, lambda store: used(store.buffer, list(store.indices))),
-        ],
-        order="pre",
-    )
     return found
 
 
@@ -102,23 +85,16 @@ def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
     widest = max(uses.lanes, default=1)
     if element.lanes > 1:
         return element.lanes if widest == 1 else None
-    return widest if widest in LANES and widest != 3 else 1
+    return widest if widest in terms.LANES and widest != 3 else 1
 
 
 def space_of(scope: str) -> Space:
     """The address space of a storage scope."""
-    if scope == "global":
-        return "global"
-    if scope == "shared":
-        return "local"
-    if scope == "local":
-        return "private"
-    raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
+    if scope not in _SPACES:
+        raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
+    return _SPACES[scope]
 
 
-# ---- Pointers into global memory: computed once, outside of loops, and moved with
-# the loop they depend on ----
-#
 # An address is the buffer's base, plus terms of the index in the order in which they become known, plus a
 # constant. Each prefix is a pointer of its own that other accesses share: 32-bit unsigned byte offsets are
 # added to it, and a term that counts a loop becomes a pointer that the loop moves.
@@ -134,18 +110,18 @@ class Addresses:
 
     def pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
         """A pointer and the elements from it to the one indexed (counted in scalars)."""
-        size = types.stored(buffer.element).bits // 8
+        size = terms.stored(buffer.element).bits // 8
         parts = sorted(((term, n * size) for term, n in index.terms.values()), key=lambda part: part[0].home)
         if buffer.wide:
-            return self._chain(buffer, parts, types.ULONG), index.constant
+            return self._chain(buffer, parts, terms.ULONG), index.constant
         products = list(index.times(size).products())
         if all(low >= 0 for low, _ in products) and sum(high for _, high in products) < 1 << 32:
-            return self._chain(buffer, parts, types.UINT), index.constant
+            return self._chain(buffer, parts, terms.UINT), index.constant
         if sum(max(-low, high) for low, high in products) < 1 << 31:
-            return self._chain(buffer, parts, types.INT), index.constant
+            return self._chain(buffer, parts, terms.INT), index.constant
         # Only the whole is known to lie in the buffer, and only modulo 2^32.
-        text = total(parts, types.UINT, index.constant * size)
-        whole = Term(text, types.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
+        text = total(parts, terms.UINT, index.constant * size)
+        whole = Term(text, terms.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
 
     def _chain(self, buffer: KernelBuffer, parts: list[Part], of: Type, within: int | None = None) -> Term:
@@ -186,7 +162,9 @@ class Addresses:
             # Pointers that begin here belong no further outside than this one.
             at = home = self.blocks.here
             pointer = Term(text, buffer.element, PRIMARY, home)
-        return self.blocks.declare(text, pointer, f"__global {kind}*", self._name(buffer, home), at)
+        loop = self.blocks.open[home].loop
+        wanted = f"{buffer.name}_{loop.text if loop is not None else 'at'}"
+        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at)
 
     def _moved(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
@@ -201,42 +179,30 @@ class Addresses:
             return None
         assert block.start is not None
         start = self._chain(buffer, outer, of, home - 1)
-        size = types.stored(buffer.element).bits // 8
+        size = terms.stored(buffer.element).bits // 8
         name = self.blocks.names.fresh(f"{buffer.name}_{term.text}")
-        first = _first(block, factor // size)
+        first = "" if block.start.text == "0" else f" + {factor // size} * {block.start.within(PRIMARY)}"
         kind = _pointed(buffer)
         self.blocks.open[home - 1].lines.append(f"__global {kind}* {name} = {start.text}{first};")
         block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
         block.known[key] = Term(name, buffer.element, PRIMARY, home)
         return block.known[key]
 
-    def _name(self, buffer: KernelBuffer, home: int) -> str:
-        loop = self.blocks.open[home].loop
-        return f"{buffer.name}_{loop.text if loop is not None else 'at'}"
-
-
-def _first(block: Block, factor: int) -> str:
-    """What the loop's first value adds to a pointer."""
-    assert block.start is not None
-    if block.start.text == "0":
-        return ""
-    return f" + {factor} * {block.start.within(PRIMARY)}"
-
 
 def _pointed(buffer: KernelBuffer) -> str:
     """What pointers into the buffer point at."""
-    element = types.stored(buffer.element)
-    scalar = types.name(types.vector(element, 1))
+    element = terms.stored(buffer.element)
+    scalar = terms.name(terms.vector(element, 1))
     return scalar if buffer.written else f"const {scalar}"
 
 
 def total(parts: list[Part], of: Type, constant: int = 0) -> str:
     """A sum of multiples in a type of its own; unsigned ones wrap, as all parts of an offset may."""
-    suffix = {types.UINT: "u", types.ULONG: "UL"}.get(of, "")
+    suffix = {terms.UINT: "u", terms.ULONG: "UL"}.get(of, "")
     texts = [f"{constant % (1 << of.bits)}{suffix}"] if constant else []
     for term, factor in sorted(parts, key=lambda part: part[1] < 0):
         sign = " - " if factor < 0 else " + "
-        cast = f"({types.name(of)})" if _needs_cast(term, factor, of) else ""
+        cast = f"({terms.name(of)})" if _needs_cast(term, factor, of) else ""
         operand = cast + (
             term.within(PRIMARY) if cast else term.text if term.level >= UNARY else f"({term.text})"
         )
@@ -247,15 +213,11 @@ def total(parts: list[Part], of: Type, constant: int = 0) -> str:
 
 def _needs_cast(term: Term, factor: int, of: Type) -> bool:
     """Whether C would compute the product in another type."""
-    if term.type.bits > of.bits or (of == types.INT and term.type == types.UINT):
+    if term.type.bits > of.bits or (of == terms.INT and term.type == terms.UINT):
         return True
-    if of == types.ULONG:
+    if of == terms.ULONG:
         return abs(factor) == 1 and term.type.bits < 64
-    return of == types.UINT and abs(factor) == 1 and term.type != types.UINT
-
-
-# ---- Loads and stores: whole vectors where they are aligned, `vloadN` where they may
-# not be, lanes elsewhere ----
+    return of == terms.UINT and abs(factor) == 1 and term.type != terms.UINT
 
 
 class KernelMemory:
@@ -271,8 +233,8 @@ class KernelMemory:
         """What a load reads; bools are read as bytes and compared with 0."""
         buffer = self._buffer(load.source)
         index = _only(load.indices)
-        of = types.parsed(str(load.ty.dtype))
-        stored = types.stored(of)
+        of = terms.type_of(load)
+        stored = terms.stored(of)
         text = self._read(buffer, index, stored)
         level = UNARY if text[0] == "*" else PRIMARY
         if buffer.space != "private":
@@ -286,8 +248,8 @@ class KernelMemory:
         """Write the statement that stores a value."""
         buffer = self._buffer(store.buffer)
         index = _only(store.indices)
-        of = types.parsed(str(store.value.ty.dtype))
-        stored = types.stored(of)
+        of = terms.type_of(store.value)
+        stored = terms.stored(of)
         self.expressions.stored = store
         value = self.expressions.full(store.value)
         self.expressions.stored = None
@@ -307,8 +269,8 @@ class KernelMemory:
         base = self._contiguous(buffer, index, of)
         if base is None:
             lanes = self.expressions.lane_sums(index, of.lanes)
-            single = types.vector(of, 1)
-            return f"({types.name(of)})({', '.join(self._element(buffer, n, single) for n in lanes)})"
+            single = terms.vector(of, 1)
+            return f"({terms.name(of)})({', '.join(self._element(buffer, n, single) for n in lanes)})"
         if buffer.registers:
             return _gathered(_pieces(buffer, base.constant, of.lanes), of)
         if of.lanes == 1:
@@ -343,17 +305,17 @@ class KernelMemory:
     def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
         """Lanes stored one by one; all are computed before the first is stored."""
         name = self.blocks.names.fresh(f"{buffer.name}_lanes")
-        self.blocks.line(f"const {types.name(of)} {name} = {value.text};")
+        self.blocks.line(f"const {terms.name(of)} {name} = {value.text};")
         sums = self.expressions.lane_sums(index, of.lanes)
         for n, place in enumerate(sums):
-            self.blocks.line(f"{self._element(buffer, place, types.vector(of, 1))} = {name}.s{n:x};")
+            self.blocks.line(f"{self._element(buffer, place, terms.vector(of, 1))} = {name}.s{n:x};")
 
     # Places
 
     def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
         """Where an access begins, in scalars, if its lanes follow one another."""
-        within = types.stored(buffer.element).lanes
-        if types.parsed(str(index.ty.dtype)).lanes == 1:
+        within = terms.stored(buffer.element).lanes
+        if terms.type_of(index).lanes == 1:
             return self.expressions.linear(index).times(within)
         if isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
             return self.expressions.linear(index.base).times(within)
@@ -363,7 +325,7 @@ class KernelMemory:
 
     def _vector(self, buffer: KernelBuffer, base: LinearForm, of: Type) -> str | None:
         """An aligned vector as a place in memory; None where the alignment is not proven."""
-        size = types.vector(of, 1).nbytes
+        size = terms.vector(of, 1).nbytes
         if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
             return None
         if buffer.space == "global":
@@ -371,7 +333,7 @@ class KernelMemory:
             space = f"__global {const}"
         else:
             space = "__local " if buffer.space == "local" else ""
-        return f"*({space}{types.name(of)}*)({self._address(buffer, base)})"
+        return f"*({space}{terms.name(of)}*)({self._address(buffer, base)})"
 
     def _address(self, buffer: KernelBuffer, base: LinearForm) -> str:
         """A pointer to a scalar, as text that another operator may follow in parentheses."""
@@ -389,7 +351,7 @@ class KernelMemory:
             return str(index.constant)
         products = list(index.products())
         bounded = sum(max(-low, high) for low, high in products) < 1 << 31
-        of = types.INT if bounded and any(low < 0 for low, _ in products) else types.UINT
+        of = terms.INT if bounded and any(low < 0 for low, _ in products) else terms.UINT
         found: Term | None = None
         for home in sorted({term.home for term, _ in index.terms.values()}):
             parts = [part for part in index.terms.values() if part[0].home == home]
@@ -401,7 +363,7 @@ class KernelMemory:
         assert found is not None
         if not index.constant:
             return found.text
-        if of == types.INT:
+        if of == terms.INT:
             return f"{found.text} {'-' if index.constant < 0 else '+'} {abs(index.constant)}"
         return f"{found.text} + {index.constant % (1 << 32)}u"
 
@@ -419,7 +381,7 @@ def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]
     while at < base + lanes:
         register, first = divmod(at, buffer.width)
         count = min(buffer.width - first, base + lanes - at)
-        while count not in types.LANES:
+        while count not in terms.LANES:
             count -= 1
         name = buffer.registers[register]
         swizzle = "".join(f"{first + n:x}" for n in range(count))
@@ -431,4 +393,4 @@ def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]
 def _gathered(pieces: list[tuple[str, int]], of: Type) -> str:
     if len(pieces) == 1:
         return pieces[0][0]
-    return f"({types.name(of)})({', '.join(place for place, _ in pieces)})"
+    return f"({terms.name(of)})({', '.join(place for place, _ in pieces)})"

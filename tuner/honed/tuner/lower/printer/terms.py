@@ -8,16 +8,140 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
+from tvm import ir, tirx
 
-from . import types
-from .types import Type
+# A vector of bools is a mask: a vector of signed integers, each 0 or -1, as comparisons of vectors give it
+# (OpenCL C 3.0, 6.4.5). How wide its elements are follows from what was compared. In memory a bool is a byte.
 
+Kind = Literal["int", "uint", "float", "bool", "mask"]
+LANES = (1, 2, 3, 4, 8, 16)
+_INTEGERS = {8: "char", 16: "short", 32: "int", 64: "long"}
+_FLOATS = {16: "half", 32: "float", 64: "double"}
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
-_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
+_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
 _MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
+_BINARY = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE,
+    tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift,
+    tirx.RShift,
+)  # fmt: skip
+
+
+class Unprintable(ValueError):
+    """OpenCL C has nothing for a part of the kernel; the text says for which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A scalar, or a vector of `lanes` elements of `bits`."""
+
+    kind: Kind
+    bits: int
+    lanes: int = 1
+
+    @property
+    def integer(self) -> bool:
+        """Whether its values are integers that count, which bools are not."""
+        return self.kind in ("int", "uint")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value in memory."""
+        return max(self.bits // 8, 1) * self.lanes
+
+
+INT, UINT, LONG, ULONG = Type("int", 32), Type("uint", 32), Type("int", 64), Type("uint", 64)
+BOOL = Type("bool", 8)
+_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # of literals
+
+
+@cache
+def parsed(dtype: str) -> Type:
+    """The type that TVM writes so: float32, int8x4, bool."""
+    element, _, lanes = dtype.partition("x")
+    count = int(lanes or 1)
+    if count not in LANES:
+        raise Unprintable(f"OpenCL C has no vectors of {count} elements")
+    if element in ("bool", "uint1"):
+        return BOOL if count == 1 else Type("mask", 32, count)
+    for kind in ("uint", "int", "float"):
+        bits = element.removeprefix(kind)
+        if element.startswith(kind) and bits.isdigit():
+            found = Type(kind, int(bits), count)
+            name(found)
+            return found
+    raise Unprintable(f"OpenCL C has no type for {dtype}")
+
+
+def type_of(expr: Any) -> Type:
+    """The type of an expression of TIR."""
+    return parsed(str(expr.ty.dtype))
+
+
+@cache
+def name(of: Type) -> str:
+    """What OpenCL C calls the type."""
+    if of.kind == "bool":
+        return "bool"
+    names = _FLOATS if of.kind == "float" else _INTEGERS
+    if of.bits not in names:
+        raise Unprintable(f"OpenCL C has no {of.kind} of {of.bits} bits")
+    return ("u" if of.kind == "uint" else "") + names[of.bits] + (str(of.lanes) if of.lanes > 1 else "")
+
+
+@cache
+def vector(of: Type, lanes: int) -> Type:
+    """The type of `lanes` such elements."""
+    if lanes not in LANES:
+        raise Unprintable(f"OpenCL C has no vectors of {lanes} elements")
+    return Type("mask" if of.kind == "bool" and lanes > 1 else of.kind, of.bits, lanes)
+
+
+@cache
+def stored(of: Type) -> Type:
+    """The type in memory: bools are bytes there."""
+    return Type("uint", 8, of.lanes) if of.kind in ("bool", "mask") else of
+
+
+@cache
+def compared(of: Type) -> Type:
+    """The type of what comparisons of such values give."""
+    return BOOL if of.lanes == 1 else Type("mask", of.bits, of.lanes)
+
+
+@cache
+def limits(of: Type) -> tuple[int, int]:
+    """The least and the greatest integer of a type."""
+    if of.kind == "int":
+        return -(1 << (of.bits - 1)), (1 << (of.bits - 1)) - 1
+    return (0, (1 << of.bits) - 1) if of.kind == "uint" else (0, 1)
+
+
+def lane(expr: Any, n: int) -> Any:
+    """Lane `n` of an index; raises Unprintable where the vector is no sum, product or load of others."""
+    if type_of(expr).lanes == 1:
+        return expr
+    if isinstance(expr, tirx.Ramp):
+        return expr.base + expr.stride * n
+    if isinstance(expr, tirx.Broadcast):
+        return expr.value
+    if isinstance(expr, _BINARY):
+        return type(expr)(lane(expr.a, n), lane(expr.b, n))
+    if isinstance(expr, tirx.Cast):
+        return tirx.Cast(str(expr.ty.dtype).partition("x")[0], lane(expr.value, n))
+    if isinstance(expr, tirx.Select):
+        return tirx.Select(lane(expr.condition, n), lane(expr.true_value, n), lane(expr.false_value, n))
+    if isinstance(expr, tirx.Not):
+        return tirx.Not(lane(expr.a, n))
+    if isinstance(expr, ir.TensorLoad) and len(expr.indices) == 1:
+        return tirx.BufferLoad(expr.source, [lane(expr.indices[0], n)])
+    if isinstance(expr, ir.Call) and str(expr.op.name) == "prim.if_then_else":
+        return tirx.if_then_else(*(lane(a, n) for a in expr.args))
+    return tirx.Shuffle([expr], [n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +164,7 @@ class Term:
     @property
     def bounds(self) -> tuple[int, int]:
         """The least and the greatest value an integer can have."""
-        least, most = types.limits(self.type)
+        least, most = limits(self.type)
         return (least if self.low is None else self.low), (most if self.high is None else self.high)
 
     @property
@@ -61,7 +185,7 @@ class Term:
 
 def bounded(term: Term, low: int, high: int) -> Term:
     """The term with what is known of its value, unless it may wrap."""
-    least, most = types.limits(term.type)
+    least, most = limits(term.type)
     return replace(term, low=low, high=high) if least <= low and high <= most else term
 
 
@@ -72,20 +196,16 @@ def number(value: int, of: Type) -> Term:
 
 
 def _literal(value: int, of: Type) -> str:
-    if of == types.INT:
-        return str(value) if value > -(1 << 31) else "(-2147483647 - 1)"
-    if of == types.UINT:
-        return f"{value}u"
-    if of == types.LONG:
-        return f"{value}L" if value > -(1 << 63) else "(-9223372036854775807L - 1)"
-    if of == types.ULONG:
-        return f"{value}UL"
-    return f"({types.name(of)}){value}" if value >= 0 else f"({types.name(of)})({value})"
+    if of in _SUFFIXES:
+        suffix = _SUFFIXES[of]
+        least = of.kind == "int" and value == limits(of)[0]  # whose digits alone are no literal of the type
+        return f"({value + 1}{suffix} - 1)" if least else f"{value}{suffix}"
+    return f"({name(of)}){value}" if value >= 0 else f"({name(of)})({value})"
 
 
 def floating(value: float, of: Type) -> Term:
     """A literal that is read back as exactly the number; halves are written as singles, which hold them."""
-    cast = "" if of.bits == 32 else f"({types.name(of)})"
+    cast = "" if of.bits == 32 else f"({name(of)})"
     if math.isnan(value):
         return Term(f"{cast}NAN", of, UNARY if cast else PRIMARY)
     if math.isinf(value):
@@ -93,7 +213,7 @@ def floating(value: float, of: Type) -> Term:
     rounded = float(value) if of.bits == 64 else np.float32(np.float16(value) if of.bits == 16 else value)
     if not math.isinf(rounded):
         sign = math.copysign(1.0, float(rounded)) < 0
-        text = f"{'' if of.bits == 64 else cast}{rounded!s}{_SUFFIX[of.bits]}"
+        text = f"{'' if of.bits == 64 else cast}{rounded!s}{_FLOAT_SUFFIX[of.bits]}"
         return Term(text, of, UNARY if sign or of.bits == 16 else PRIMARY)
     return floating(math.inf if value > 0 else -math.inf, of)
 
@@ -170,7 +290,7 @@ class LinearForm:
 
     def multiple(self) -> int:
         """The greatest number that provably divides the value; 0 divides only 0."""
-        return gcd(self.constant, *(factor for _, factor in self.terms.values()))
+        return math.gcd(self.constant, *(factor for _, factor in self.terms.values()))
 
     def products(self) -> Iterator[tuple[int, int]]:
         """The least and the greatest value of each factor * term."""

@@ -16,13 +16,14 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
-from honed.tuner.search.blocks import BlockInfo, blocks, is_dear
 from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
     below,
+    blocks,
     fuse,
+    is_dear,
     keep_partial,
     lanes_of,
     part_of,
@@ -55,27 +56,27 @@ class Attention:
     @property
     def keys(self) -> int:
         """Elements of a row of the scores."""
-        return self.scores.info.extents[-2]
+        return self.scores.extents[-2]
 
     @property
     def rows_in_all(self) -> int:
         """Of all batches."""
-        return math.prod(self.scores.info.extents[: self.batches + 1])
+        return math.prod(self.scores.extents[: self.batches + 1])
 
     @property
     def columns(self) -> int:
         """Elements of a row of the result."""
-        return self.product.info.extents[-2]
+        return self.product.extents[-2]
 
     @property
     def batches(self) -> int:
         """How many axes of batches there are."""
-        return len(self.scores.info.extents) - 3
+        return len(self.scores.extents) - 3
 
     @property
     def inner(self) -> int:
         """Elements that a score is summed over."""
-        return self.scores.info.extents[-1]
+        return self.scores.extents[-1]
 
 
 def attention_of(func: tirx.PrimFunc) -> Attention | None:
@@ -98,8 +99,8 @@ def read(schedule: Schedule) -> Attention | None:
     first, second = products
     _inline_between(schedule, found, first, second)
     left = [part_of(schedule, block) for block in blocks(schedule)]
-    names, product = [part.info.name for part in left], found[second].info.name
-    if names[0] != found[first].info.name or product not in names[-2:]:
+    names, product = [part.name for part in left], found[second].name
+    if names[0] != found[first].name or product not in names[-2:]:
         return None
     at = names.index(product)
     tail = left[at + 1] if at + 1 < len(left) else None
@@ -121,25 +122,25 @@ def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, 
     dear.
     """
     for n, part in enumerate(found[:-1]):
-        if part.info.is_reduction:
+        if part.is_reduction:
             continue
         if first < n < second:
             read_by = {str(schedule.get(one).name_hint) for one in schedule.get_consumers(part.block)}
-            if is_dear(schedule, part.block) or found[second].info.name in read_by:
+            if is_dear(schedule, part.block) or found[second].name in read_by:
                 continue
         elif is_dear(schedule, part.block):
             raise ValueError("an operand is too dear to be computed again and again")
         schedule.compute_inline(part.block)
 
 
-def _reduces_last(what: BlockInfo) -> bool:
+def _reduces_last(what: BlockPart) -> bool:
     """Whether a block reduces along its last axis alone."""
     return what.reducing == [len(what.kinds) - 1]
 
 
 def _is_product(schedule: Schedule, part: BlockPart) -> bool:
     """Whether a block sums, over its last axis alone, products of elements of two values."""
-    if not _reduces_last(part.info):
+    if not _reduces_last(part):
         return False
     multiplied: list[tirx.Mul] = []
     structural_walk(schedule.get(part.block).body, [(tirx.Mul, multiplied.append)], order="pre")
@@ -154,14 +155,14 @@ def _sources(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 def _has_form(one: Attention) -> bool:
     """Whether all blocks have the batches and rows of the scores, and the keys behind them."""
-    outer, keys = one.scores.info.extents[: one.batches + 1], one.keys
-    if one.batches < 0 or not one.rows or one.rows[-1].info.is_reduction:
+    outer, keys = one.scores.extents[: one.batches + 1], one.keys
+    if one.batches < 0 or not one.rows or one.rows[-1].is_reduction:
         return False
-    between = [part.info.extents for part in one.rows]
-    last = one.product.info
+    between = [part.extents for part in one.rows]
+    last = one.product
     summed = (*(last.extents[n] for n in last.spatial[:-1]), last.extents[-1])
     return (
-        all(_reduces_last(part.info) for part in one.rows if part.info.is_reduction)
+        all(_reduces_last(part) for part in one.rows if part.is_reduction)
         and between == [(*outer, keys)] * len(between)
         and summed == (*outer, keys)
     )
@@ -183,14 +184,15 @@ def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
     return True
 
 
-def written_axes(schedule: Schedule, one: Attention) -> list[int]:
-    """By each axis of the product, but for the sum, the axis of the block that writes its result.
+def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:
+    """The loops of the block that writes the result, and which of them is that of rows.
 
-    Raises ValueError where that reads it elsewhere than at its own place, or its columns do not come last.
+    Raises ValueError where it reads the product elsewhere than at its own place, or its columns do not come
+    last.
     """
     axes = one.batches + 2
     if one.tail is None:
-        return list(range(axes))
+        return schedule.get_loops(schedule.cache_write(one.product.block, 0, "local")), axes - 2
     tail = schedule.get(one.tail.block)
     made = schedule.get(one.product.block).writes[0].source
     (read,) = (one for one in tail.reads if one.source.same_as(made))
@@ -200,7 +202,7 @@ def written_axes(schedule: Schedule, one: Attention) -> list[int]:
     ]
     if sorted(found) != list(range(axes)) or found[-1] != axes - 1:
         raise ValueError("the result is read at computed indices, or its rows are no rows")
-    return found
+    return schedule.get_loops(one.tail.block), found[-2]
 
 
 def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
@@ -209,7 +211,7 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if one is None:
         return False
     lanes = lanes_of(one.keys, most)
-    partial = [partial_results(schedule, part, most) if part.info.is_reduction else None for part in one.rows]
+    partial = [partial_results(schedule, part, most) if part.is_reduction else None for part in one.rows]
     under, summed = _write(schedule, one, limits, most)
     schedule.decompose_reduction(one.product.block, summed)
     _keep_rows(schedule, one, partial, under, lanes)
@@ -230,9 +232,7 @@ def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) 
 
     A tile has some rows, as many as are kept, and some vectors of columns.
     """
-    places = written_axes(schedule, one)
-    last = one.tail.block if one.tail else schedule.cache_write(one.product.block, 0, "local")
-    loops, row = schedule.get_loops(last), places[-2]
+    loops, row = _written(schedule, one)
     room = limits.row_bytes // (one.keys * one.element_bytes)
     if not room:
         raise ValueError("a row is too long to be kept by one work-item")
@@ -278,20 +278,18 @@ def _keep_rows(
         set_private(schedule, part.block)
         if part is one.rows[-1]:
             at = below(schedule, part.block, under)[-2]
-        if not part.info.is_reduction:
+        if not part.is_reduction:
             _, vector = schedule.split(below(schedule, part.block, at)[-1], [None, lanes])
             schedule.vectorize(vector)
         if split is not None:
             keep_partial(schedule, split, at)
     for part, split in zip(one.rows, partial, strict=True):
-        for block in (split, part.block) if part.info.is_reduction else ():
+        for block in (split, part.block) if part.is_reduction else ():
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, at)[0])
 
 
-# ---- The attention sketch for groups: the work-items of a group share a tile of
-# rows, whose scores they keep ----
-#
+# The attention sketch for groups: the work-items of a group share a tile of rows, whose scores they keep.
 # Scores are in local memory. Work-items are two-dimensional: along y they share out the rows, along x the
 # keys of the scores, then what is added up or found along these, then the columns of the result.
 
@@ -317,9 +315,7 @@ def attention_groups(
     one = read(schedule)
     if one is None:
         return False
-    places = written_axes(schedule, one)
-    last = one.tail.block if one.tail else schedule.cache_write(one.product.block, 0, "local")
-    loops, row = schedule.get_loops(last), places[-2]
+    loops, row = _written(schedule, one)
     outer, rows, held = sample_tile(schedule, loops[row], limits.tile)
     outer, high, items = sample_tile(schedule, outer, by.threads)
     lanes = lanes_of(one.columns, most)
@@ -427,8 +423,6 @@ def _score(
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
 
-# ---- Tiles of the attention sketches that do well, told from extents alone. Pure ----
-
 _MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
 _STEPS = 4  # of a sum on processors that are written out
 _HELD, _HIGH, _WIDE = 2, 8, 16  # rows of a work-item, work-items along rows and along keys or columns
@@ -457,12 +451,12 @@ def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
     rows, columns, _, keys, _ = (tile for _, tile in tiles)
 
     def vectors(held: int, along: Tile) -> int:
-        return _below(along.extent, min(along.most, _MOST_VECTORS // held))
+        return divisors(along.extent, min(along.most, _MOST_VECTORS // held))[-1]
 
     def loads(held: int) -> float:
         return sum(1 / held + 1 / vectors(held, along) for along in (columns, keys))
 
-    held = min((n for n in divisors(rows.extent) if n <= min(rows.most, _MOST_VECTORS)), key=loads)
+    held = min(divisors(rows.extent, min(rows.most, _MOST_VECTORS)), key=loads)
     wanted = (held, vectors(held, columns), _STEPS, vectors(held, keys), _STEPS)
     return sketch.with_decisions(
         {place: _tile(tile, tile.extent, want) for (place, tile), want in zip(tiles, wanted, strict=True)}
@@ -490,7 +484,7 @@ def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
     """Rows of a work-item, and work-items along them: of small groups as few as make a warp."""
-    for held in (_below(rows.extent, min(_HELD, rows.most)), 1):
+    for held in (divisors(rows.extent, min(_HELD, rows.most))[-1], 1):
         warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
         if warps:
             return held, max((n for n in warps if n <= _HIGH), default=min(warps))
@@ -499,8 +493,4 @@ def _rows(rows: Tile, wide: int) -> tuple[int, int]:
 
 def _tile(tile: Tile, extent: int, want: int) -> Tile:
     """The largest factor of an extent that is neither above what is wanted nor above the most."""
-    return tile.cut(_below(extent, min(want, tile.most)), extent)
-
-
-def _below(extent: int, most: int) -> int:
-    return max(n for n in divisors(extent) if n <= max(1, most))
+    return tile.cut(divisors(extent, min(want, tile.most))[-1], extent)

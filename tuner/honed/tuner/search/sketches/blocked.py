@@ -1,50 +1,54 @@
-"""The blocked sketches, of processors and of groups of many work-items, and their tables."""
+"""Sketches for tensors whose channels lie in blocks, on processors: blocked, separable, and their table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import Keep, reads_along
-from honed.tuner.search.decisions import Decision, Drawn, best_group, divisors
+from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.parts import (
+    CHOICES,
     BlockPart,
+    Keep,
     SketchLimits,
     TileLoops,
     accumulate,
     below,
-    bind,
+    blocks,
+    calls,
     contraction,
     fuse,
     launch_others,
-    maker,
+    part_of,
+    reads_along,
     sample_tile,
     set_private,
     sketch,
+    unroll,
 )
 
-# ---- The blocked sketch: convolutions of tensors whose channels lie in blocks ----
-#
-# For processors. A work-item computes a rectangle of pixels for a few vectors of output channels. Each vector
-# of weights is loaded once for all pixels of the rectangle, each pixel broadcast once for all vectors; of a
-# depthwise convolution pixels are vectors as weights are. What the rectangle needs of the image is padded in
-# private memory, block by block of input channels, and read again for each step of the window.
+# The blocked sketch: convolutions of tensors whose channels lie in blocks. For processors. A work-item
+# computes a rectangle of pixels for a few vectors of output channels. Each vector of weights is loaded once
+# for all pixels of the rectangle, each pixel broadcast once for all vectors; of a depthwise convolution
+# pixels are vectors as weights are. What the rectangle needs of the image is padded in private memory, block
+# by block of input channels, and read again for each step of the window.
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
-MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
-MOST_BESIDE = 4  # vectors of channels that share the pixels
+_MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
+_MOST_BESIDE = 4  # vectors of channels that share the pixels
 
 
 @sketch(50)
 def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
-    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
+    depthwise = _depthwise_of(schedule, found[1][0], most) if found is not None else None
     if found is None or depthwise is None:
         return False
     before, rest = found
@@ -56,11 +60,10 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, group, preserve_unit_loops=True)
     *written, lanes = below(schedule, tail, group)
-    for loop in (*written, *loops.inside, *loops.tile):
-        schedule.unroll(loop)
+    unroll(schedule, [*written, *loops.inside, *loops.tile])
     schedule.vectorize(lanes)
     schedule.vectorize(loops.lanes)
-    padded = [part for part in before if _is_block(part, most)]
+    padded = [part for part in before if len(part.extents) == _AXES and part.extents[-1] == most]
     for part in padded:
         schedule.compute_at(part.block, group if depthwise else loops.outside[0], preserve_unit_loops=True)
         set_private(schedule, part.block)
@@ -70,9 +73,9 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
+def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
-    extents, spatial = main.info.extents, main.info.spatial
+    extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
     reads = [frozenset(reads_along(schedule, main.block, n)) for n in spatial]
@@ -85,16 +88,12 @@ def depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None
     return len(lane) == 2
 
 
-def _is_block(part: BlockPart, lanes: int) -> bool:
-    return len(part.info.extents) == _AXES and part.info.extents[-1] == lanes
-
-
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
-    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
-    rows, down, _ = sample_tile(schedule, rows, MOST_VECTORS)
-    columns, across, _ = sample_tile(schedule, columns, MOST_VECTORS)
+    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
+    rows, down, _ = sample_tile(schedule, rows, _MOST_VECTORS)
+    columns, across, _ = sample_tile(schedule, columns, _MOST_VECTORS)
     if not depthwise:  # of a window's steps no pixel is kept for the next: registers hold the sums
         blocks, *window = summed
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
@@ -109,14 +108,12 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwi
     )
 
 
-# ---- Rectangles of blocked convolutions that do well on processors, told from extents alone. Pure ----
-#
-# docs/measurements.md compares them with others.
+# Rectangles that do well on processors; docs/measurements.md compares them with others.
 
 _DEEP = 10  # accumulators, below which the processor waits for its own sums
 _SUMS = 4  # steps of a sum that are written out
 _FEW_GROUPS = 2  # work-groups: so many are worth half of what enough would be
-_WINDOW = 3  # of a depthwise convolution, as most have
+_DEPTHWISE_WINDOW = 3  # of a depthwise convolution, as most have
 _MOST_PIXELS, _MOST_ROWS = 16, 2  # of a depthwise convolution
 _TALL = 0.9  # what more rows are worth
 _COPIED = 2  # a pixel that is padded is read and written
@@ -131,22 +128,18 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
         return None
     (_, beside), (_, rows), (_, columns), *_ = tiles
-    if not rows.most == columns.most == MOST_VECTORS:
+    if not rows.most == columns.most == _MOST_VECTORS:
         return None
     extents = (beside.extent, rows.extent, columns.extent)
     if names.count("DecomposeReduction") > 1:
-        most, worth = MOST_VECTORS, _separable_worth
+        most, worth = _MOST_VECTORS, _separable_worth
     elif beside.most == 1:
         most, worth = _MOST_PIXELS, _depthwise_worth
     else:
-        most, worth = MOST_VECTORS, _worth
+        most, worth = _MOST_VECTORS, _worth
     steps = max(_fitting(extents, beside.most, most), key=lambda one: (worth(one, extents), one[::-1]))
-    changed: dict[int, Decision] = {
-        place: tile.cut(inner) for (place, tile), inner in zip(tiles, steps, strict=False)
-    }
-    for place, tile in tiles[len(steps) :]:
-        changed[place] = tile.cut(max(n for n in divisors(tile.extent) if n <= _SUMS))
-    return sketch.with_most(changed)
+    sums = [divisors(tile.extent, _SUMS)[-1] for _, tile in tiles[len(steps) :]]
+    return sketch.with_most(sketch.cut([*steps, *sums]))
 
 
 def moved_lines(sketch: Drawn) -> Drawn | None:
@@ -158,8 +151,8 @@ def moved_lines(sketch: Drawn) -> Drawn | None:
 
 def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[int, int, int]]:
     """Vectors of channels, rows and columns of rectangles of at most so many vectors."""
-    channels, rows, columns = map(divisors, extents)
-    for one in product((n for n in channels if n <= beside), rows, columns):
+    channels, rows, columns = extents
+    for one in product(divisors(channels, beside), divisors(rows), divisors(columns)):
         if math.prod(one) <= most:
             yield one
 
@@ -183,135 +176,106 @@ def _separable_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
 def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
     """Sums, with what is padded for them beside."""
     _, rows, columns = steps
-    sums = rows * columns * _WINDOW**2
-    padded = (rows + _WINDOW - 1) * (columns + _WINDOW - 1)
+    sums = rows * columns * _DEPTHWISE_WINDOW**2
+    padded = (rows + _DEPTHWISE_WINDOW - 1) * (columns + _DEPTHWISE_WINDOW - 1)
     tall = rows > _MOST_ROWS and rows != extents[1]
     return sums / (sums + _COPIED * padded) * (_TALL if tall else 1.0)
 
 
-# ---- The blocked sketch for groups of many work-items: convolutions of tensors whose
-# channels lie in blocks ----
-#
-# For Malis and GPUs. A work-item computes a rectangle of pixels for a few vectors of output channels, its
-# neighbours the rectangles beside it. For each row of the window it holds the piece of the image under its
-# rectangle, vectors of input channels, padded as it is loaded; every vector of weights is loaded once for
-# all its pixels. Results that were added for a tile to divide them are left out as it writes.
+# The separable sketch: a depthwise convolution and the pointwise one that reads it, in one kernel. For
+# processors, of tensors whose channels lie in blocks. A work-item computes a rectangle of pixels of all
+# channels of the first, keeps it in private memory, and multiplies it with the weights of the second for all
+# of its channels, a few vectors at a time. So what is between them never travels through memory, nothing is
+# computed twice, and two launches are one.
 
-_MOST_GROUP_PIXELS = 16  # of a work-item, along rows and along columns
-_BOTH = 2  # a convolution and its tail
-_ROWS = 2  # the axis of rows: images, blocks of channels, rows, columns, the channels of a block
-_WINDOW_ROWS = 2  # how many axes of the sum end with the window's rows: blocks of channels, rows
+_PIXEL_AXES = 3  # of a result: rows, columns, the channels of a block
+# Of the second: those of its result, blocks of channels, a window, the channels of a block.
+_POINTWISE_AXES, _WINDOW = 9, slice(6, 8)
 
 
-@sketch(55)
-def blocked_groups(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution of blocked tensors. False where the function is none."""
-    found = None if limits.groups_of_one else contraction(schedule, Keep.PADDING)
-    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
-    if found is None or depthwise is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Separable:
+    """The blocks of both convolutions; elementwise ones are inlined but for those named here."""
+
+    padded: BlockPart | None
+    depthwise: BlockPart
+    between: BlockPart | None  # what the second reads, where that is made of the first
+    pointwise: BlockPart
+    tail: BlockPart | None
+
+
+def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Keep the first convolution's pixels for the second. False where the function is none of both."""
+    what = _both_of(schedule, most) if limits.groups_of_one else None
+    if what is None:
         return False
-    before, rest = found
-    main = rest[0].block
-    loops = _split_for_groups(schedule, rest[0], most_pixels(limits, most), depthwise=depthwise)
-    schedule.reorder(*loops.in_order)
-    under = bind(schedule, loops.groups, limits)
-    tail, apart = _tail(schedule, rest)
-    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
-    held, before = _held(schedule, main, before)
-    piece = loops.outside[-1] if loops.outside else under
-    schedule.compute_at(held, piece, preserve_unit_loops=True)
-    for block, place in ((tail, under), (held, piece)):
-        *others, last = below(schedule, block, place)
-        for loop in others:
-            schedule.unroll(loop)
-        if int(schedule.get(last).extent) == most:
-            schedule.vectorize(last)
-        else:  # an image in the model's own layout
-            schedule.unroll(last)
-    for loop in (*loops.inside, *loops.tile):
-        schedule.unroll(loop)
-    schedule.vectorize(loops.lanes)
-    schedule.decompose_reduction(main, (*loops.outside, *loops.inside)[0])
-    launch_others(schedule, before, apart, limits, most)
+    loops = schedule.get_loops(what.pointwise.block)
+    images, channels, rows, columns, lanes, blocked, down, across, inner = loops
+    channels, beside, _ = sample_tile(schedule, channels, _MOST_BESIDE)
+    rows, high, _ = sample_tile(schedule, rows, _MOST_VECTORS)
+    columns, wide, _ = sample_tile(schedule, columns, _MOST_VECTORS)
+    outer, steps, _ = sample_tile(schedule, inner, limits.unroll)
+    groups, tile = [images, rows, columns], [high, wide, beside]
+    schedule.reorder(*groups, channels, blocked, down, across, outer, steps, *tile, lanes)
+    group = fuse(schedule, groups)
+    schedule.bind(group, "blockIdx.x")
+    tail = accumulate(schedule, [one for one in (what.pointwise, what.tail) if one is not None])
+    schedule.reverse_compute_at(tail, channels, preserve_unit_loops=True)
+    _unroll_then_vectorise(schedule, below(schedule, tail, channels))
+    _unroll_then_vectorise(schedule, [steps, *tile, lanes])
+    _keep(schedule, what, group)
+    schedule.decompose_reduction(what.pointwise.block, blocked)
     return True
 
 
-def _tail(schedule: Schedule, rest: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
-    """The block that writes results from registers, and the rest without what is computed with it."""
-    main = rest[0]
-    if len(rest) == _BOTH and all(
-        kept <= made for kept, made in zip(rest[1].info.extents, main.info.extents, strict=False)
-    ):
-        set_private(schedule, main.block)
-        return rest[1].block, rest[:1]
-    return schedule.cache_write(main.block, 0, "local"), rest
+def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
+    """Compute what the second convolution reads of a rectangle before it, block by block of channels."""
+    kept = what.between or what.depthwise
+    schedule.compute_at(kept.block, group, preserve_unit_loops=True)
+    set_private(schedule, kept.block)
+    channels = below(schedule, kept.block, group)[1]
+    if what.between is not None:
+        schedule.compute_at(what.depthwise.block, channels, preserve_unit_loops=True)
+        set_private(schedule, what.depthwise.block)
+        _unroll_then_vectorise(schedule, below(schedule, kept.block, channels)[-_PIXEL_AXES:])
+    *pixels, down, across = below(schedule, what.depthwise.block, channels)[-_PIXEL_AXES - 2 :]
+    schedule.reorder(down, across, *pixels)
+    _unroll_then_vectorise(schedule, [across, *pixels])
+    if what.padded is not None:
+        schedule.compute_at(what.padded.block, channels, preserve_unit_loops=True)
+        set_private(schedule, what.padded.block)
+        schedule.vectorize(schedule.get_loops(what.padded.block)[-1])
+    schedule.decompose_reduction(what.depthwise.block, down)
 
 
-def _held(schedule: Schedule, main: SBlockRV, before: list[BlockPart]) -> tuple[SBlockRV, list[BlockPart]]:
-    """The block that brings an image into registers, padded where it must be, and what is left before."""
-    (image, *_) = reads_along(schedule, main, _ROWS)
-    part = maker(schedule, main, image, before)
-    if part is None:
-        return schedule.cache_read(main, image, "local"), before
-    set_private(schedule, part.block)
-    return part.block, [one for one in before if one is not part]
+def _unroll_then_vectorise(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
+    """`write_out` in the other order, which recorded schedules have."""
+    for loop in loops[:-1]:
+        schedule.unroll(loop)
+    schedule.vectorize(loops[-1])
 
 
-def most_pixels(limits: SketchLimits, lanes: int) -> int:
-    """Vectors of results that a work-item holds at most."""
-    return min(_MOST_GROUP_PIXELS, limits.accumulators // lanes)
-
-
-def _split_for_groups(schedule: Schedule, main: BlockPart, pixels: int, *, depthwise: bool) -> TileLoops:
-    """Split the axes; how large the rectangle is, is left open."""
-    images, channels, rows, columns, lanes, *reduced = schedule.get_loops(main.block)
-    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
-    rows, down, _ = sample_tile(schedule, rows, pixels)
-    columns, across, _ = sample_tile(schedule, columns, pixels)
-    outside = 0 if depthwise else _WINDOW_ROWS
-    return TileLoops(
-        groups=[images, channels, rows, columns],
-        outside=reduced[:outside],
-        inside=reduced[outside:],
-        tile=[down, across, beside],
-        lanes=lanes,
-    )
-
-
-# ---- Rectangles of the sketch `blocked_groups` that do well on Malis, told from extents alone. Pure ----
-#
-# A vector of weights is loaded for all pixels of a work-item, and they are most of what it loads: so it has
-# as many pixels as its registers hold, and no vectors of channels beside them unless there is room.
-
-_BORDER = 2  # of a window of 3 x 3
-_WEIGHTS = 16  # vectors of them for each row of a window and vector of output channels
-_TILES = 4
-_PIXELS = (6, 12, 16)  # that registers hold: of 8 channels, of 4, and on GPUs
-
-
-def blocked_group_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch with its best rectangle; None where it is of another kind."""
-    tiles = sketch.tiles
-    if len(tiles) != _TILES or "TransformLayout" in sketch.names or not sketch.by_groups:
+def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
+    """The two convolutions that a function is; None where it is none. Raises ValueError likewise."""
+    found = [part_of(schedule, block) for block in blocks(schedule)]
+    sums = [n for n, part in enumerate(found) if part.is_reduction]
+    if len(sums) != 2:
         return None
-    (_, beside), (_, rows), (_, columns), (_, threads) = tiles
-    if not rows.most == columns.most in _PIXELS or beside.most not in (1, MOST_BESIDE):
-        return None
-    fitting = (
-        steps
-        for steps in product(divisors(beside.extent), divisors(rows.extent), divisors(columns.extent))
-        if steps[0] <= beside.most and math.prod(steps) <= columns.most
+    first, second = sums
+    before = [part for part in found[:first] if calls(schedule, part.block, CHOICES)]
+    made = _Separable(
+        padded=before[-1] if before else None,
+        depthwise=found[first],
+        between=found[second - 1] if second - 1 > first else None,
+        pointwise=found[second],
+        tail=found[-1] if second + 1 < len(found) else None,
     )
-    steps = max(fitting, key=lambda one: (_group_worth(*one), one[2]))
-    items = threads.extent * math.prod(d.factors[1] for _, d in tiles[:3]) // math.prod(steps)
-    group = best_group(items, threads.most)
-    changed: dict[int, Decision] = {
-        place: tile.cut(inner) for (place, tile), inner in zip(tiles[:3], steps, strict=True)
-    }
-    changed[tiles[3][0]] = threads.cut(group, items)
-    return sketch.with_decisions(changed)
-
-
-def _group_worth(beside: int, down: int, across: int) -> float:
-    """Sums for each vector that is loaded."""
-    return beside * down * across / (down * (across + _BORDER) + _WEIGHTS * beside)
+    kept = (made.padded, made.between, made.tail)
+    for part in found:
+        if not part.is_reduction and part not in kept:
+            schedule.compute_inline(part.block)
+    extents = made.pointwise.extents
+    if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1):
+        return None
+    kinds = [_depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
+    return made if kinds == [True, False] else None

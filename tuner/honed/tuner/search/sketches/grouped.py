@@ -1,4 +1,4 @@
-"""The grouped and the sliced sketch: the work-items of a group share a tile, or its sums as well."""
+"""The grouped and the sliced sketch: work-items of a group share a tile, or its sums as well; and tiles."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, REDUCE, BlockInfo, Keep, calls, is_dear
+from honed.tuner.search.decisions import Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
+    CHOICES,
+    REDUCE,
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     alone,
+    calls,
     contraction,
     fuse,
+    is_dear,
     is_elementwise,
     lanes_of,
     launch_others,
@@ -27,11 +32,9 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# ---- The grouped sketch: the work-items of a group compute a tile of a contraction together ----
-#
-# Each axis of the output is split into groups, virtual threads, threads and registers, each level with a
-# bound of its own, so that most draws fit the device; operands are copied through local memory where that
-# pays.
+# The grouped sketch: the work-items of a group compute a tile of a contraction together. Each axis of the
+# output is split into groups, virtual threads, threads and registers, each level with a bound of its own, so
+# that most draws fit the device; operands are copied through local memory where that pays.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +74,10 @@ def grouped(
     before, rest = found
     main = rest[0]
     loops = schedule.get_loops(main.block)
-    spatial = [(loops[n], main.info.extents[n]) for n in main.info.spatial]
-    reduce = [loops[n] for n in main.info.reducing]
+    spatial = [(loops[n], main.extents[n]) for n in main.spatial]
+    reduce = [loops[n] for n in main.reducing]
     levels = _split(schedule, spatial, by, most)
-    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main.info, by))
+    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main, by))
     schedule.reorder(
         *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
     )
@@ -94,7 +97,7 @@ def grouped(
     return True
 
 
-def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
+def _taken_at_once(contracted: BlockPart, by: GroupTile) -> int:
     """The most steps of the outer reduction: few where each is a window, as windows share their elements."""
     window = math.prod(contracted.extents[n] for n in contracted.reducing[1:])
     return by.reduced if window == 1 or not by.shared else max(1, 2 * by.reduced // window)
@@ -161,11 +164,10 @@ def prepare(
         alone(schedule, part, limits, most)
 
 
-# ---- The sliced sketch: the work-items of a group share a contraction's sums as well as its tile ----
-#
-# For products with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a
-# group adds up its own steps of the reduction, for the whole tile; the slices' sums meet in local memory,
-# where all work-items together add them up and write the tile.
+# The sliced sketch: the work-items of a group share a contraction's sums as well as its tile. For products
+# with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a group adds up
+# its own steps of the reduction, for the whole tile; the slices' sums meet in local memory, where all
+# work-items together add them up and write the tile.
 
 SLICES = (4, 8)  # of a group, to choose from
 _LEAST_STEPS = 8  # of the reduction, for each slice
@@ -218,7 +220,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     axes = [_split_axis(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
     partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
     axes = _renamed(axes, schedule.get_loops(partial))
-    tiled = [axes[n] for n in main.info.spatial]
+    tiled = [axes[n] for n in main.spatial]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
     prepare(schedule, before, limits, most, inlined=by.shared)
     items = [axis.items for axis in tiled if axis.items is not None]
@@ -228,12 +230,12 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
 
 def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
-    extents, spatial = main.info.extents, main.info.spatial
+    extents, spatial = main.extents, main.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
     rows = max(1, slices // lanes)
     written = max((n for n in spatial[:-1] if extents[n] > 1), default=spatial[-1])
     available = extents[written] // lanes if written == spatial[-1] else extents[written]
-    reduced = max(main.info.reducing, key=extents.__getitem__)
+    reduced = max(main.reducing, key=extents.__getitem__)
     steps = extents[reduced]
     if steps % slices or available % rows or steps < slices * _LEAST_STEPS:
         return None
@@ -244,13 +246,13 @@ def _split_axis(
     schedule: Schedule, loop: LoopRV, number: int, main: BlockPart, shared: _Shared, by: GroupTile
 ) -> _SlicedAxis:
     """Split an axis into its levels; how many steps each has is left open."""
-    if main.info.kinds[number] == REDUCE:
+    if main.kinds[number] == REDUCE:
         if number != shared.reduced:
             return _SlicedAxis(number, [loop], None)
         return _SlicedAxis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
     inner: list[LoopRV] = []
     most = by.registers
-    if number == main.info.spatial[-1]:
+    if number == main.spatial[-1]:
         most = max(1, most // shared.lanes)
         loop, vector = schedule.split(loop, [None, shared.lanes])
         inner = [vector]
@@ -327,3 +329,141 @@ def _meet(
     schedule.unroll(element)
     schedule.unroll(summed)
     schedule.decompose_reduction(main, summed)
+
+
+# Of the many tiles of a product those below were among the fastest where chosen ones were timed
+# (docs/measurements.md). They are moved to the nearest that the extents allow.
+
+_AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
+_SLICED = "RFactor"
+_NEAR = 1.75  # times what an image's rows or columns are wanted to be: 13 items of 13 columns instead of 8
+_IMAGE_LOOPS = 6  # of a convolution at least: batch, channels, rows, columns, and what is added up
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Of rows and of columns: what a work-item holds (columns in vectors), work-items, virtual threads.
+
+    Rows of a convolution are its channels; the rows of its images are shared out by `image`.
+    """
+
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    reduced: int  # steps that are copied at once
+    image: tuple[int, int, int] = (1, 1, 1)
+
+
+# Measured on an H100 at 4096^3, 1024^3 and smaller, the largest tile first.
+_TILES = (
+    _Row((8, 8, 2), (1, 16, 2), 16),
+    _Row((4, 16, 2), (1, 16, 2), 8),
+    _Row((4, 8, 2), (1, 16, 2), 16),
+    _Row((4, 16, 2), (1, 16, 1), 16),
+    _Row((4, 16, 1), (1, 16, 1), 16),
+    _Row((4, 8, 1), (1, 8, 1), 16),
+    _Row((4, 4, 1), (1, 8, 1), 16),
+)
+# Likewise for convolutions of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
+# whose windows share their elements, take a third of the time of those of one row.
+_IMAGE_TILES = (
+    _Row((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((4, 4, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((8, 8, 1), (1, 8, 1), 16, (1, 2, 1)),
+    _Row((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _Row((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
+)
+# Likewise at 192 x 512 x 512, by the number of slices; tiles of three rows leave no multiprocessor idle.
+_SLICED_TILES = {
+    4: (
+        _Row((3, 8, 1), (1, 8, 1), 16),
+        _Row((3, 4, 1), (1, 16, 1), 16),
+        _Row((8, 4, 1), (1, 8, 1), 4),
+        _Row((2, 8, 1), (1, 16, 1), 8),
+        _Row((2, 4, 1), (1, 16, 1), 16),
+    ),
+    8: (
+        _Row((6, 2, 1), (1, 8, 1), 16),
+        _Row((3, 2, 1), (1, 16, 1), 16),
+        _Row((2, 4, 1), (1, 16, 1), 2),
+        _Row((2, 4, 1), (1, 8, 1), 4),
+    ),
+}
+
+
+def slices_of(sketch: Drawn) -> int | None:
+    """Of a sum that a group shares, 0 for none; None where a sketch loads nothing ahead: it has no table."""
+    if _AHEAD not in str(sketch.steps):
+        return None
+    if _SLICED not in sketch.names:
+        return 0
+    splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
+    # The middle one of three factors, the only that is fixed.
+    return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
+
+
+def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
+    """The sketch with the numbers of each row of its table; of slices those first that fit as they are."""
+    extents, image = [axis[0][1].extent for axis in _axes(sketch)[:-1]], _of_images(sketch)
+    if not slices:
+        rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
+        return [_made(sketch, row, _shares(row, extents, image=image)) for row in rows]
+    shares = [(row, _shares(row, extents, image=image)) for row in _SLICED_TILES[slices]]
+    shares.sort(key=lambda one: any(n % math.prod(m) for n, m in zip(extents, one[1], strict=True)))
+    return [_made(sketch, *one) for one in shares]
+
+
+def groups_of(start: Drawn) -> int:
+    """Work-groups of one of `group_tiles`: what is left of the output's axes outside of all tiles."""
+    return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
+
+
+def _axes(sketch: Drawn) -> list[list[tuple[int, Tile]]]:
+    """The tiles of each axis of the output, and the one of the sum, with the places of their steps.
+
+    Those of an axis: a work-item's, the group's, and of virtual threads, of which slices have none.
+    """
+    tiles, levels = sketch.tiles, 2 if _SLICED in sketch.names else 3
+    return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
+
+
+def _made(sketch: Drawn, row: _Row, shares: Sequence[Sequence[int]]) -> Drawn:
+    """The sketch with a row's numbers: factors of an axis are split off one after another.
+
+    Each is the largest divisor of what is left that is not too large.
+    """
+    changed: dict[int, Decision] = {}
+    for axis, wanted in zip(_axes(sketch), [*shares, [row.reduced]], strict=True):
+        extent = axis[0][1].extent
+        for (place, tile), want in zip(axis, wanted, strict=False):
+            factor = divisors(extent, min(want, tile.most))[-1]
+            changed[place] = tile.cut(factor, extent)
+            extent //= factor
+    return sketch.with_most(changed)
+
+
+def _of_images(sketch: Drawn) -> bool:
+    return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
+
+
+def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]]:
+    """What each axis has of a tile: the columns of an image take from its rows what they are too few for."""
+    shares = [[1, 1, 1] for _ in extents]
+    shares[-1] = list(row.columns)
+    if len(extents) > 1 + image:
+        shares[-2 - image] = list(row.rows)
+    if image and len(extents) > 1:
+        shares[-1] = _near(extents[-1], row.columns)
+        lacking = (want // had for want, had in zip(row.columns, shares[-1], strict=True))
+        wanted = [rows * max(1, times) for rows, times in zip(row.image, lacking, strict=True)]
+        shares[-2] = _near(extents[-2], wanted)
+    return shares
+
+
+def _near(extent: int, wanted: Sequence[int]) -> list[int]:
+    """Factors split off one after another, each the divisor of what is left that is nearest, by ratio."""
+    found = list[int]()
+    for want in wanted:
+        ratios = {abs(math.log(d / want)): d for d in reversed(divisors(extent)) if d <= _NEAR * want}
+        found.append(ratios[min(ratios)])
+        extent //= found[-1]
+    return found

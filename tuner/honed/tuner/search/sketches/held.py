@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import REDUCE, Keep, last_axis
-from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, whole_warps
+from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
+    REDUCE,
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     below,
@@ -21,20 +22,21 @@ from honed.tuner.search.parts import (
     contraction,
     fuse,
     lanes_of,
+    last_axis,
     launch_others,
     sample_tile,
     sketch,
+    unroll,
     vectorise,
     write_out,
 )
 
-# ---- The held sketch: a work-item holds tiles of its operands in registers while it multiplies them ----
-#
-# For contractions on devices whose compilers load every operand where it stands. An operand that lies along
-# the reduction (the rows of a left matrix) is loaded in vectors of several steps before the first of them,
-# one that lies along the lanes (the rows of a right matrix) in whole vectors step by step; every
-# multiplication then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that
-# what a warp loads of one row lies side by side.
+# The held sketch: a work-item holds tiles of its operands in registers while it multiplies them. For
+# contractions on devices whose compilers load every operand where it stands. An operand that lies along the
+# reduction (the rows of a left matrix) is loaded in vectors of several steps before the first of them, one
+# that lies along the lanes (the rows of a right matrix) in whole vectors step by step; every multiplication
+# then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that what a warp loads
+# of one row lies side by side.
 
 _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
 
@@ -71,21 +73,21 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
     if None in along:
         return False
-    lanes = lanes_of(main.info.extents[main.info.spatial[-1]], most)
+    lanes = lanes_of(main.extents[main.spatial[-1]], most)
     loops = _split(schedule, main, limits, lanes)
     if any(axis not in loops.tiles for axis in along):
         return False
     written_out = [loops.tiles[n].loop for n in loops.inside]
-    spatial = [loops.tiles[n].loop for n in main.info.spatial if n in loops.tiles]
+    spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *written_out, *spatial, *loops.vector)
     under = _bind(schedule, loops)
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    laned = main.info.spatial[-1]
+    laned = main.spatial[-1]
     for number, axis in enumerate(along):
         assert axis is not None
-        at = loops.outside[-1] if main.info.kinds[axis] == REDUCE else written_out[-1]
+        at = loops.outside[-1] if main.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
         _hold(schedule, main.block, number, at, width)
     write_out(schedule, [*written_out, *spatial, *loops.vector])
@@ -97,7 +99,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _HeldLoops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
     found = _HeldLoops([], [], [], [], [], {})
-    loops, what = schedule.get_loops(main.block), main.info
+    loops, what = schedule.get_loops(main.block), main
     *others, last = what.spatial
     rows = max((n for n in others if what.extents[n] > 1), default=None)
     for n in others:
@@ -105,19 +107,20 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
         if what.extents[n] > 1:
             loop, found.tiles[n] = _tile(schedule, loop, limits.tile)
         if n == rows:
-            loop, threads = _threads(schedule, loop, limits)
+            loop, threads, _ = sample_tile(schedule, loop, max(limits.threads))
             found.threads.append(threads)
         found.groups.append(loop)
     vectors, vector = schedule.split(loops[last], [None, lanes])
     found.vector.append(vector)
     outer, found.tiles[last] = _tile(schedule, vectors, limits.vectors)
-    outer, threads = _threads(schedule, outer, limits)
+    outer, threads, _ = sample_tile(schedule, outer, max(limits.threads))
     found.groups.append(outer)
     found.threads.append(threads)
     long = [n for n in what.reducing if what.extents[n] > 1]
     found.outside = [loops[n] for n in what.reducing if n not in long]
     if len(long) == 1:
-        most = min(limits.unroll, limits.vector_bytes // _element_bytes(schedule, main))
+        widest = max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
+        most = min(limits.unroll, limits.vector_bytes // widest)
         outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], most)
         found.outside.append(outer)
         found.inside = long
@@ -130,21 +133,10 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
     return found
 
 
-def _element_bytes(schedule: Schedule, main: BlockPart) -> int:
-    """Of the operand with the widest elements."""
-    return max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
-
-
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _HeldTile]:
     """Split off at most `most` steps of a loop for a work-item; how many is left open."""
     outer, inner, steps = sample_tile(schedule, loop, most)
     return outer, _HeldTile(inner, steps)
-
-
-def _threads(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> tuple[LoopRV, LoopRV]:
-    """Split off the work-items of a group."""
-    outer, inner, _ = sample_tile(schedule, loop, max(limits.threads))
-    return outer, inner
 
 
 def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
@@ -168,15 +160,12 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
     last = fuse(schedule, inner[len(inner) - 1 - units :])
     rest, vector = schedule.split(last, [None, width])
     schedule.vectorize(vector)
-    for loop in (*inner[: len(inner) - 1 - units], rest):
-        schedule.unroll(loop)
+    unroll(schedule, [*inner[: len(inner) - 1 - units], rest])
 
 
-# ---- Tiles of the sketch `held` that do well on Malis, told from extents and type alone. Pure ----
-#
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
-# with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills
-# is data, compiled by Mesa for products of many shapes (docs/measurements.md).
+# with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
+# data, compiled by Mesa for products of many shapes (docs/measurements.md).
 
 _WIDE = 8  # work-items along the lanes, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
@@ -214,6 +203,11 @@ class _Product:
     wide: tuple[int, Tile]
     steps: tuple[int, Tile]
     lanes: int
+
+    @property
+    def beside(self) -> int:
+        """Products that are computed at once."""
+        return math.prod(tile.extent for _, tile in self.others)
 
     @property
     def rooms(self) -> list[_Room]:
@@ -268,25 +262,13 @@ def _cuts(product: _Product) -> Iterator[_Cut]:
     rows, vectors = product.rows[1], product.vectors[1]
     for room in product.rooms:
         steps = math.gcd(product.steps[1].extent, room.steps)
-        for tall in (n for n in divisors(rows.extent) if n <= rows.most):
+        for tall in divisors(rows.extent, rows.most):
             most = min(vectors.most, room.accumulators // (tall * product.lanes))
-            for long in (n for n in divisors(vectors.extent) if n <= most):
-                for high, wide in _groups(product, rows.extent // tall, vectors.extent // long):
+            for long in divisors(vectors.extent, most):
+                high_wide = rows.extent // tall, vectors.extent // long
+                items = math.prod(high_wide) * product.beside
+                for high, wide in planes(*high_wide, product.wide[1].most, items):
                     yield _Cut(tall, high, long, wide, steps)
-
-
-def _groups(product: _Product, rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Work-items along both axes: whole warps, where the launch has some, as the budget asks."""
-    items = rows * columns * _beside(product)
-    for high in divisors(rows):
-        for wide in divisors(columns):
-            if high * wide <= product.wide[1].most and whole_warps(high * wide, items):
-                yield high, wide
-
-
-def _beside(product: _Product) -> int:
-    """Products that are computed at once."""
-    return math.prod(tile.extent for _, tile in product.others)
 
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
@@ -298,7 +280,7 @@ def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
 def _loads(product: _Product, cut: _Cut) -> int:
     """What the busiest core loads for a step of the sum."""
     items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
-    warps = busiest(cut.high * cut.wide, _beside(product) * items)
+    warps = busiest(cut.high * cut.wide, product.beside * items)
     return warps * (cut.rows + cut.vectors * product.lanes)
 
 

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
 from honed.tuner.search.parts import (
+    REDUCE,
+    SPATIAL,
     BlockPart,
+    Keep,
     SketchLimits,
     alone,
     below,
@@ -20,6 +22,7 @@ from honed.tuner.search.parts import (
     is_contraction,
     keep_partial,
     keep_private,
+    kept_axes,
     lanes_of,
     partial_results,
     parts,
@@ -30,12 +33,10 @@ from honed.tuner.search.parts import (
     vectorise,
 )
 
-# ---- The rows and columns sketches: reductions and what is computed from them, kept
-# with one work-item ----
-#
-# For softmax, normalisation and reductions: every reduction of the function runs along the same axes of its
-# last block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial
-# results as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
+# The rows and columns sketches: reductions and what is computed from them, kept with one work-item. For
+# softmax, normalisation and reductions: every reduction of the function runs along the same axes of its last
+# block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial results
+# as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,50 +49,31 @@ class _Work:
     kept: tuple[int, ...]
 
 
-@sketch(110)
-def rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+@sketch(110, keep=Keep.DEAR)
+@sketch(120, keep=Keep.NOTHING)  # computes exp and the like again where they are used
+def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
     """One work-item computes whole rows. False where the function does not fit."""
-    return _rows(schedule, limits, most, Keep.DEAR)
-
-
-@sketch(120)
-def rows_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """The same, computing exp and the like again where they are used instead of keeping them."""
-    return _rows(schedule, limits, most, Keep.NOTHING)
-
-
-@sketch(130)
-def columns(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
-    return _columns(schedule, limits, most, Keep.DEAR)
-
-
-@sketch(140)
-def columns_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """The same, computing exp and the like again where they are used instead of keeping them."""
-    return _columns(schedule, limits, most, Keep.NOTHING)
-
-
-def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
     work = _fitting(schedule, limits, keep)
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
-    last = _last(schedule, work)
+    last = work.final.block
+    if work.final.is_reduction:
+        last = schedule.cache_write(last, 0, "local")
     partial = [partial_results(schedule, part, most) for part in work.reductions]
     under = bind(schedule, schedule.get_loops(last)[: len(work.kept)], limits)
     for part in reversed(work.parts):
-        if part is work.final and not part.info.is_reduction:
+        if part is work.final and not part.is_reduction:
             continue
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
-        if not part.info.is_reduction:
-            keep_private(schedule, part.block, math.prod(part.info.extents[len(work.kept) :]), limits)
-            vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], most), limits)
+        if not part.is_reduction:
+            keep_private(schedule, part.block, math.prod(part.extents[len(work.kept) :]), limits)
+            vectorise(schedule, part.block, under, lanes_of(part.extents[-1], most), limits)
             continue
         set_private(schedule, part.block)
         split = partial[work.reductions.index(part)]
         if split is not None:
             keep_partial(schedule, split, under)
-    vectorise(schedule, last, under, lanes_of(work.final.info.extents[-1], most), limits)
+    vectorise(schedule, last, under, lanes_of(work.final.extents[-1], most), limits)
     for split, part in zip(partial, work.reductions, strict=True):
         for block in (split, part.block):
             if block is not None:
@@ -99,15 +81,18 @@ def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bo
     return True
 
 
-def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+@sketch(130, keep=Keep.DEAR)
+@sketch(140, keep=Keep.NOTHING)
+def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
     work = _fitting(schedule, limits, keep)
-    if work is None or work.final.info.is_reduction or len(work.reductions) < 2:
+    if work is None or work.final.is_reduction or len(work.reductions) < 2:
         return False  # the tile sketch has single reductions
-    axes = len(work.final.info.extents)
+    axes = len(work.final.extents)
     if axes - 1 not in work.kept or len(work.kept) == axes:
         return False
     loops = schedule.get_loops(work.final.block)
-    lanes = lanes_of(work.final.info.extents[-1], most)
+    lanes = lanes_of(work.final.extents[-1], most)
     outer, vector = schedule.split(loops[-1], [None, lanes])
     grid = [loops[n] for n in work.kept if n != axes - 1] + [outer]
     walked = [n for n in range(axes) if n not in work.kept]
@@ -117,10 +102,10 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
     unroll_some(schedule, loops[walked[0]], (0, limits.tail_unroll))
     for part in reversed(work.parts[:-1]):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
-        if part.info.is_reduction:
+        if part.is_reduction:
             set_private(schedule, part.block)
         else:
-            elements = math.prod(work.final.info.extents[n] for n in walked) * lanes
+            elements = math.prod(work.final.extents[n] for n in walked) * lanes
             keep_private(schedule, part.block, elements, limits)
         _column_loops(schedule, part, under, limits)
     return True
@@ -129,47 +114,38 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
 def _column_loops(schedule: Schedule, part: BlockPart, under: LoopRV, limits: SketchLimits) -> None:
     """Put the loop over a block's lanes innermost; raises ValueError where the block has another form."""
     inner = below(schedule, part.block, under)
-    if len(inner) != len(part.info.kinds) or not part.info.spatial:
+    if len(inner) != len(part.kinds) or not part.spatial:
         raise ValueError("a block has other loops than axes")
-    laned = inner[part.info.spatial[-1]]
+    laned = inner[part.spatial[-1]]
     schedule.reorder(*(loop for loop in inner if loop is not laned), laned)
     schedule.vectorize(laned)
-    if part.info.is_reduction:
-        reduce = [inner[n] for n in part.info.reducing]
+    if part.is_reduction:
+        reduce = [inner[n] for n in part.reducing]
         unroll_some(schedule, reduce[-1], (0, limits.tail_unroll))
         schedule.decompose_reduction(part.block, reduce[0])
 
 
 def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | None:
     found = parts(schedule, keep)
-    reductions = [p for p in found if p.info.is_reduction]
-    if not reductions or any(_mixed(p.info) for p in reductions):
+    reductions = [p for p in found if p.is_reduction]
+    if not reductions or any(_mixed(p) for p in reductions):
         return None
     if not limits.contractions and is_contraction(schedule, found):
         return None
     kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
     kept.discard(None)  # read by other blocks only
-    if found[-1].info.is_reduction:
-        kept = {tuple(range(found[-1].info.kinds.count(SPATIAL)))}
-    if len({p.info.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
+    if found[-1].is_reduction:
+        kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
+    if len({p.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
         return None
     axes = kept.pop()
     return None if axes is None else _Work(parts=found, reductions=reductions, final=found[-1], kept=axes)
 
 
-def _mixed(what: BlockInfo) -> bool:
+def _mixed(what: BlockPart) -> bool:
     """Whether a reduction has a spatial axis after one that is reduced."""
     return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
 
-
-def _last(schedule: Schedule, work: _Work) -> SBlockRV:
-    """The block that writes the output; a reduction is given one that copies its result."""
-    if work.final.info.is_reduction:
-        return schedule.cache_write(work.final.block, 0, "local")
-    return work.final.block
-
-
-# ---- The sketch of a reduction to a single element: in parts, and then all of them ----
 
 _MOST_PARTS = 256
 
@@ -178,7 +154,7 @@ _MOST_PARTS = 256
 def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Reduce everything to one element: work-items make parts of it, and one adds them up."""
     found = parts(schedule)
-    if len(found) != 1 or SPATIAL in found[0].info.kinds:
+    if len(found) != 1 or SPATIAL in found[0].kinds:
         return False
     block = found[0].block
     loop = fuse(schedule, schedule.get_loops(block))
@@ -191,9 +167,6 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-# ---- Sketches of functions that reduce nothing: what moves elements, and computes
-# each from few others ----
-
 _MOST_STEPS = 32  # vectors that one work-item moves
 
 
@@ -201,13 +174,13 @@ _MOST_STEPS = 32  # vectors that one work-item moves
 def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """One work-item moves a few vectors. False where anything is reduced."""
     found = parts(schedule)
-    if any(p.info.is_reduction for p in found):
+    if any(p.is_reduction for p in found):
         return False
     for part in found:
         loops = schedule.get_loops(part.block)
         if not loops:
             loops = [schedule.add_unit_loop(part.block)]
-        lanes = lanes_of(part.info.extents[-1] if part.info.extents else 1, most)
+        lanes = lanes_of(part.extents[-1] if part.extents else 1, most)
         rest, vector = schedule.split(fuse(schedule, loops), [None, lanes])
         outer, steps, _ = sample_tile(schedule, rest, _MOST_STEPS)
         bind_alone(schedule, outer, limits)
@@ -220,7 +193,7 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """A work-group of a processor moves lines of blocks of channels. False where there are none."""
     found = parts(schedule)
-    if not limits.groups_of_one or any(p.info.is_reduction or p.info.extents[-1:] != (most,) for p in found):
+    if not limits.groups_of_one or any(p.is_reduction or p.extents[-1:] != (most,) for p in found):
         return False
     for part in found:
         alone(schedule, part, limits, most)

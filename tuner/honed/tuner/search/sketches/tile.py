@@ -4,6 +4,8 @@ For contractions (dense, batched matmul, convolution, pooling) and single reduct
 vectors run along one axis of the output. The last one gives contiguous loads and stores; another one (the
 channels of a convolution) is better where the last has an odd extent, or where the edge of a padded input
 would make the lanes of one vector differ.
+
+Beside it is the sketch of Winograd's convolutions, `points`: a work-item transforms whole tiles of an image.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.tuner.search.blocks import CHOICES, BlockInfo, Keep, calls, reads_along
+from honed.tuner.lower.functions.winograd import IMAGE, POINTS, STEP
 from honed.tuner.search.parts import (
+    CHOICES,
     BlockPart,
+    Keep,
     SketchLimits,
     accumulate,
     alone,
     below,
     bind,
+    by_single_items,
+    calls,
     fuse,
     is_contraction,
     lanes_of,
     launch_others,
     parts,
+    reads_along,
     sample_tile,
     sketch,
     vectorise,
@@ -38,7 +45,7 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     found = parts(schedule)
     if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
         return False  # a vector whose lanes choose differently falls apart into its elements
-    _tile(schedule, found, limits, most, laned=len(found[0].info.spatial) - 1)
+    _tile(schedule, found, limits, most, laned=len(found[0].spatial) - 1)
     return True
 
 
@@ -47,13 +54,13 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Lanes along the last axis of an input that was padded before, in a launch of its own."""
     found = parts(schedule, Keep.PADDING)
     before = 0
-    while before < len(found) and not found[before].info.is_reduction:
+    while before < len(found) and not found[before].is_reduction:
         before += 1
     if before == 0 or not _fits(schedule, found[before:], limits):
         return False
     for part in found[:before]:
         alone(schedule, part, limits, most)
-    _tile(schedule, found[before:], limits, most, laned=len(found[before].info.spatial) - 1)
+    _tile(schedule, found[before:], limits, most, laned=len(found[before].spatial) - 1)
     return True
 
 
@@ -67,7 +74,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     found = parts(schedule)
     if not _fits(schedule, found, limits):
         return False
-    block, what = found[0].block, found[0].info
+    block, what = found[0].block, found[0]
     spatial = what.spatial
     widths = [lanes_of(what.extents[axis], most) for axis in spatial]
     laned = max(range(len(spatial) - 1), key=lambda n: widths[n], default=None)
@@ -88,8 +95,8 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
     """Whether it is one reduction that leaves something, with at most an elementwise tail."""
-    kinds = [p.info.is_reduction for p in found]
-    if kinds not in ([True], [True, False]) or not found[0].info.spatial:
+    kinds = [p.is_reduction for p in found]
+    if kinds not in ([True], [True, False]) or not found[0].spatial:
         return False
     return limits.contractions or not is_contraction(schedule, found)
 
@@ -101,7 +108,7 @@ def _tile(
 
     Gives the innermost loop of the reduction, above the tile.
     """
-    block, what = found[0].block, found[0].info
+    block, what = found[0].block, found[0]
     loops = schedule.get_loops(block)
     reduce = [loops[n] for n in what.reducing]
     lanes = lanes_of(what.extents[what.spatial[laned]], most)
@@ -133,7 +140,7 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 
 
 def _split(
-    schedule: Schedule, loops: list[LoopRV], what: BlockInfo, laned: int, lanes: int, limits: SketchLimits
+    schedule: Schedule, loops: list[LoopRV], what: BlockPart, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
     outer: list[LoopRV] = []
@@ -151,3 +158,38 @@ def _split(
     a, b, _ = sample_tile(schedule, last, limits.vectors)
     outer.insert(laned, a)
     return outer, [*inner, b, vector]
+
+
+def points(schedule: Schedule, limits: SketchLimits) -> bool:
+    """Give each work-item a channel's tile, for Winograd's convolutions. False where the function has none.
+
+    All points of a tile are made of the same pixels, and all pixels of the same points: each is loaded once.
+    """
+    found = parts(schedule) if by_single_items(limits) else []
+    if len(found) != 1 or found[0].is_reduction:
+        return False
+    block = found[0].block
+    loops = list(schedule.get_loops(block))
+    if found[0].name == IMAGE:
+        outer, inner = loops[1:], loops[:1]
+    elif _reads_points(schedule, block):
+        outer, inner = loops[:-2], list[LoopRV]()
+        for loop in loops[-2:]:
+            tiles, pixels = schedule.split(loop, [None, STEP])
+            outer.append(tiles)
+            inner.append(pixels)
+    else:
+        return False
+    schedule.reorder(*outer, *inner)
+    bind(schedule, outer, limits)
+    for loop in inner:
+        schedule.unroll(loop)
+    return True
+
+
+def _reads_points(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether the block reads all points of tiles for each of its pixels."""
+    found = schedule.get(block)
+    images = len(found.writes[0].source.shape) == len("nchw")
+    firsts = [read.region[0].extent for read in found.reads if read.region]  # a scalar has no axis
+    return images and any(isinstance(each, tirx.IntImm) and int(each) == POINTS for each in firsts)

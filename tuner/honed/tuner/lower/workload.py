@@ -1,4 +1,4 @@
-"""Which operands of a function are constants that a schedule may lay out anew before it is served."""
+"""A function as a workload: its name, what it computes and moves, and which constants a schedule may pack."""
 
 from __future__ import annotations
 
@@ -6,17 +6,46 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from tvm import ir, s_tir, tirx
-from tvm_ffi import structural_walk
+from tvm.ir import IRModule
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm_ffi import structural_hash
 
 from honed.machine.families import Packing
 from honed.machine.profile import DeviceProfile
 
-from .program import FunctionCall, Program
-from .statements import loads, uses
+from .program import FunctionCall, MemoryValue, Program
+from .statements import loads, nodes, reduced_axes, uses
 
 _IMAGE_AXES = 4  # of a convolution's weights and results
 _MARK = "honed.constants"
 ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
+
+
+def task_key(func: tirx.PrimFunc) -> str:
+    """What names a workload in every model: the structural hash of its unscheduled function.
+
+    Behind it are the parameters that may be packed, as they are constants: it is another workload where they
+    are not, with other times for the same schedules.
+    """
+    marks = "".join(f"_c{n}" for n in marked(func))
+    return f"{structural_hash(func.without_attr(_MARK)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
+
+
+def function_flops(func: tirx.PrimFunc) -> int:
+    """Operations of an unscheduled function; arithmetic, comparisons and intrinsics count as one each."""
+    return int(estimate_tir_flops(IRModule({"main": func})))
+
+
+def function_bytes(func: tirx.PrimFunc) -> int:
+    """Bytes of an unscheduled function's parameters: what it moves at least."""
+    return sum(value.nbytes for value in parameters(func))
+
+
+def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:
+    """A function's parameters as values."""
+    return tuple(
+        MemoryValue(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
+    )
 
 
 def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
@@ -44,40 +73,31 @@ def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
     return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
 
 
-def unmarked(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without its marks."""
-    return func.without_attr(_MARK)
-
-
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     """Whether they are summed over channels and a window, and have an axis of outputs to themselves."""
-    found: list[bool] = []
 
-    def visit(block: s_tir.SBlock) -> None:
-        over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+    def is_so(block: s_tir.SBlock) -> bool:
+        over = reduced_axes(block)
         kept = [axis.var for axis in block.iter_vars if axis.iter_type != tirx.IterVar.CommReduce]
         summed = [load for load in loads(block.body) if uses(load.indices, [axis.var for axis in over])]
         mine = [index for load in summed if load.source.same_as(weights) for index in load.indices]
         others = [index for load in summed if not load.source.same_as(weights) for index in load.indices]
         own = any(uses(mine, [axis]) and not uses(others, [axis]) for axis in kept)
-        found.append(own and math.prod(int(axis.dom.extent) for axis in over[1:]) > 1)
+        return own and math.prod(int(axis.dom.extent) for axis in over[1:]) > 1
 
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return any(found)
+    return any(is_so(block) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     """Whether they are summed with another operand."""
-    found: list[bool] = []
 
-    def visit(block: s_tir.SBlock) -> None:
-        over = [axis.var for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+    def is_so(block: s_tir.SBlock) -> bool:
+        over = [axis.var for axis in reduced_axes(block)]
         summed = [load for load in loads(block.body) if uses(load.indices, over)]
         mine = [load for load in summed if load.source.same_as(weights)]
-        found.append(0 < len(mine) < len(summed))
+        return 0 < len(mine) < len(summed)
 
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return any(found)
+    return any(is_so(block) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
@@ -88,7 +108,7 @@ def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# What sketches lay out in a launch of their own: `search.packed`, `pointwise`, `channels` and `panels`.
+# What sketches lay out in a launch of their own: `packed`, `pointwise`, `channels` and `panels`.
 _PACKED: Mapping[Packing, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
     Packing.NONE: lambda _func, _weights: False,
     Packing.WINDOWS: _has_window_or_odd_image,

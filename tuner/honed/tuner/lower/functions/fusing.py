@@ -1,0 +1,462 @@
+"""What is fused: moves stay out of fused functions, chains of functions become one, and calls are traced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import ir, relax, s_tir, tirx
+from tvm.ir import IRModule
+
+from honed.tuner.lower.statements import nodes, reduced_axes
+
+from .views import bindings, cut_at, extents, is_fixed, readers, variables
+
+# Which operators each call of a fused module computes. Fusing makes new functions, one for all calls that do
+# the same, and new variables. What a call computes is found by following it into its function: an operator is
+# known by what it calls and what it is given, as equal ones were made one before.
+
+Traced = Mapping[relax.Var, tuple[relax.Var, ...]]  # by the variable of a call, those of its operators
+Known = dict[relax.Var, Hashable]
+
+
+def trace(plain: relax.Function, fused: IRModule) -> Traced:
+    """By each variable of `main` of a fused module, the variables of the unfused `main` that it computes."""
+    operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
+    known: Known = {}
+    found: dict[relax.Var, tuple[relax.Var, ...]] = {}
+    for binding in bindings(fused["main"]):
+        value = binding.value
+        if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
+            function = fused[value.op]
+            within: Known = {p: _key(a, known) for p, a in zip(function.params, value.args, strict=True)}
+            found[binding.var] = _follow(function, within, operators)
+            known[binding.var] = _key(function.body.body, within)
+        elif isinstance(value, relax.Call):
+            known[binding.var] = operator = operators.get(_operator(value, known), binding.var)
+            found[binding.var] = (operator,)
+        else:
+            known[binding.var] = _key(value, known)
+    return found
+
+
+def _follow(
+    function: relax.Function, known: Known, operators: Mapping[Hashable, relax.Var]
+) -> tuple[relax.Var, ...]:
+    """The operators of a function whose parameters are known; its variables become known."""
+    found = []
+    for binding in bindings(function):
+        if isinstance(binding.value, relax.Call):
+            operator = operators.get(_operator(binding.value, known), binding.var)
+            known[binding.var] = operator
+            found.append(operator)
+        else:
+            known[binding.var] = _key(binding.value, known)
+    return tuple(found)
+
+
+def rebound(
+    function: relax.Function, become: Callable[[relax.Binding], relax.Binding | None]
+) -> relax.Function:
+    """The function with other bindings; without those that become None."""
+    blocks = [
+        type(block)([new for one in block.bindings if (new := become(one)) is not None])
+        for block in function.body.blocks
+    ]
+    whole = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, whole, function.ret_ty, function.is_pure, function.attrs)
+
+
+def _operator(call: relax.Call, known: Known) -> Hashable:
+    return str(call.op.name), tuple(_key(argument, known) for argument in call.args), str(call.attrs)
+
+
+def _key(expr: relax.Expr, known: Known) -> Hashable:
+    """What is equal for equal values; constants are equal to themselves alone."""
+    found: Hashable = expr
+    if isinstance(expr, relax.Var):
+        return known.get(expr, found)
+    if isinstance(expr, ir.GlobalVar):
+        return str(expr.name_hint)
+    if isinstance(expr, relax.Tuple):
+        return tuple(_key(field, known) for field in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        whole = _key(expr.tuple_value, known)
+        found = whole[expr.index] if isinstance(whole, tuple) else (whole, int(expr.index))
+    return found
+
+
+# Concatenations and slices that could be in place are kept out of fused functions, where that pays. Whether
+# they are in place the program decides (`moved_in_place`); here a function is told that all it does is to
+# move. A concatenation that is fused with what makes or reads it costs no launch of its own, and stays so
+# unless without it no more launches are left, and less is moved.
+
+_OFFSETS, _CUTS = "honed.move.offsets", "honed.move.cuts"
+_OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
+# What takes no launch by itself.
+_RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a function does that does nothing but move: it joins its operands or cuts (`cuts`) out of one.
+
+    `offsets` (bytes) say where each operand begins in the result, or the result in the operand.
+    """
+
+    offsets: tuple[int, ...]
+    cuts: bool
+
+
+def move_of(function: tirx.PrimFunc) -> Move | None:
+    """What it moves, where it was set apart."""
+    if not isinstance(function, tirx.PrimFunc) or not function.attrs or _OFFSETS not in function.attrs:
+        return None
+    return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
+
+
+def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) -> IRModule:
+    """The module, annotated for fusion, with functions of their own for moves that are better not fused.
+
+    `operators` is the module before it was legalised, whose variables it has. Values can lie in others at
+    multiples of `alignment` (bytes).
+    """
+    calls = {b.var: b.value for b in bindings(operators["main"]) if isinstance(b.value, relax.Call)}
+    main = annotated["main"]
+    graph = _Graph(
+        calls=calls,
+        given={b.var: tuple(variables(b.value)) for b in bindings(main)},
+        outside={*main.params, *_given_back(annotated)},
+    )
+    left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
+    apart: dict[relax.Var, Move] = {}
+    found = annotated
+    while left:
+        groups = trace(found["main"], relax.transform.FuseOps()(found)).values()
+        paying = [
+            next((one for one in group if one in left and graph.pays(one, group, left[one])), None)
+            for group in groups
+        ]
+        chosen = {one: left.pop(one) for one in paying if one is not None}
+        if not chosen:
+            break
+        apart |= chosen
+        found = _with_functions(annotated, apart)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """`main`: operators by their variables, what each is given, and the variables seen from outside."""
+
+    calls: Mapping[relax.Var, relax.Call]
+    given: Mapping[relax.Var, tuple[relax.Var, ...]]
+    outside: set[relax.Var]
+
+    def move(self, var: relax.Var, alignment: int) -> Move | None:
+        """What an operator moves, were it in place; None where it does not, or cannot be."""
+        call = self.calls[var]
+        name = str(getattr(call.op, "name", ""))
+        found: Move | None = None
+        if name == "relax.concat" and isinstance(call.args[0], relax.Tuple):
+            parts = list(call.args[0].fields)
+            known = all(isinstance(one, relax.Var) and is_fixed(one) for one in parts)
+            if known and len(set(parts)) == len(parts) and not any(map(self._is_given, parts)):
+                found = _joined([extents(one) for one in parts], int(call.attrs.axis), _itemsize(parts[0]))
+        elif name == "relax.strided_slice" and is_fixed(call.args[0]) and var not in self.outside:
+            elements = cut_at(call)
+            found = None if elements is None else Move((elements * _itemsize(call),), cuts=True)
+        if found is None or any(offset % alignment for offset in found.offsets):
+            return None
+        return found
+
+    def pays(self, var: relax.Var, group: Iterable[relax.Var], move: Move) -> bool:
+        """Whether what is fused with a move takes no more launches without it, and less is moved."""
+        others = set(group) - {var}
+        parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
+        if not parts:
+            return True
+        before = self._before(var, others)
+        return not move.cuts and len(parts) == 1 and parts[0] <= before
+
+    def _is_given(self, var: relax.Var) -> bool:
+        """Whether it is an input, an output or a constant of the model, perhaps of another shape."""
+        while var not in self.outside and self._reshapes(var) and self.given.get(var):
+            var = self.given[var][0]
+        return var in self.outside or not self.given.get(var)
+
+    def _reshapes(self, var: relax.Var) -> bool:
+        return var in self.calls and str(getattr(self.calls[var].op, "name", "")) in _RESHAPES
+
+    def _components(self, among: set[relax.Var]) -> Iterator[set[relax.Var]]:
+        """Variables that read each other, together."""
+        left = set(among)
+        beside: dict[relax.Var, set[relax.Var]] = {var: set() for var in among}
+        for var in among:
+            for one in self.given.get(var, ()):
+                if one in among:
+                    beside[var].add(one)
+                    beside[one].add(var)
+        while left:
+            found, new = set[relax.Var](), {left.pop()}
+            while new:
+                found |= new
+                new = {two for one in new for two in beside[one]} - found
+            left -= found
+            yield found
+
+    def _before(self, var: relax.Var, among: set[relax.Var]) -> set[relax.Var]:
+        """What a variable is made of."""
+        found, new = set[relax.Var](), {var}
+        while new:
+            new = {two for one in new for two in self.given.get(one, ()) if two in among} - found
+            found |= new
+        return found
+
+
+def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
+    """Tensors joined along an axis, where they are one behind the other."""
+    axis %= len(parts[0])
+    sizes = [math.prod(one) * itemsize for one in parts]
+    if math.prod(parts[0][:axis]) != 1 or not all(sizes):
+        return None
+    return Move(tuple(sum(sizes[:n]) for n in range(len(sizes))), cuts=False)
+
+
+def _itemsize(expr: relax.Expr) -> int:
+    return np.dtype(str(expr.ty.dtype)).itemsize
+
+
+def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModule:
+    """The module in which calls that move are of functions that say so."""
+    builder = relax.BlockBuilder(module)
+
+    def told(binding: relax.Binding) -> relax.Binding:
+        move = apart.get(binding.var)
+        if move is None:
+            return binding
+        called, given = binding.value.args[0], binding.value.args[1]
+        function = module[called].with_attr("op_pattern", _OPAQUE)
+        function = function.with_attr(_OFFSETS, list(move.offsets)).with_attr(_CUTS, int(move.cuts))
+        name = builder.add_func(function, str(called.name_hint))
+        made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
+        return relax.VarBinding(binding.var, made)
+
+    builder.update_func(module.get_global_var("main"), rebound(module["main"], told))
+    return builder.get()
+
+
+def _given_back(module: IRModule) -> set[relax.Var]:
+    """The variables that the result of `main` is made of without an operator."""
+    made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
+    found, new = set[relax.Var](), set(variables(module["main"].body.body))
+    while new:
+        found |= new
+        new = {two for one in new if one in made for two in variables(made[one])} - found
+    return found
+
+
+# Functions that follow each other as one, which TVM fuses each for itself: attentions, and convolutions of
+# each channel by itself with the pointwise one that reads them.
+
+_Form = tuple[object, ...]
+_BLOCKED_AXES = 5  # of images whose channels lie in blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedFunction:
+    """A function of a module. `constants` are the parameters that are constants in all its calls."""
+
+    name: str
+    func: tirx.PrimFunc
+    constants: frozenset[int]
+    outputs: int  # of its last parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoForms:
+    """Functions of which each is read by the next alone, and the one that they would become."""
+
+    apart: tuple[NamedFunction, ...]
+    joined: NamedFunction
+    calls: int  # in `main`
+
+
+Joins = Callable[[TwoForms], bool]  # whether to join them
+
+
+def never(_forms: TwoForms) -> bool:
+    """Join nothing."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """Calls of which each is read by the next alone."""
+
+    bindings: tuple[relax.VarBinding, ...]
+
+    @property
+    def functions(self) -> list[ir.GlobalVar]:
+        """What they call."""
+        return [_function(binding) for binding in self.bindings]
+
+    @property
+    def given(self) -> list[relax.Expr]:
+        """What they read that none of them makes, each once."""
+        made = {binding.var for binding in self.bindings}
+        read = (argument for binding in self.bindings for argument in binding.value.args[1])
+        return [argument for argument in dict.fromkeys(read) if argument not in made]
+
+    @property
+    def form(self) -> _Form:
+        """What is equal for chains that become the same function."""
+        names = {value: n for n, value in enumerate((*self.given, *(b.var for b in self.bindings)))}
+        read = [tuple(names[argument] for argument in binding.value.args[1]) for binding in self.bindings]
+        return tuple(str(one.name_hint) for one in self.functions), tuple(read)
+
+
+def join_functions(
+    module: IRModule, joins: Joins
+) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
+    """A module of fused functions, with those chains of `main` as single functions that `joins` is for.
+
+    Besides, by the variable of each such call, those of the calls whose place it takes.
+    """
+    builder = relax.BlockBuilder(module)
+    names: dict[_Form, ir.GlobalVar | None] = {}
+    chains: dict[relax.Var, _Chain] = {}
+    taken: set[relax.Var] = set()
+    alike: dict[_Form, list[_Chain]] = {}
+    for chain in (found := list(_chains(module))):
+        alike.setdefault(chain.form, []).append(chain)
+    calls = _calls(module["main"])
+    for chain in found:
+        if not taken.isdisjoint(binding.var for binding in chain.bindings):
+            continue
+        if chain.form not in names:
+            forms = _forms(module, alike[chain.form], list(calls.values()))
+            joined = joins(forms)
+            names[chain.form] = builder.add_func(forms.joined.func, forms.joined.name) if joined else None
+        if names[chain.form] is not None:
+            chains[chain.bindings[-1].var] = chain
+            taken.update(binding.var for binding in chain.bindings)
+    if not chains:
+        return module, {}
+    new = {
+        var: relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))
+        for var, chain in chains.items()
+    }
+    changed = rebound(module["main"], lambda one: new.get(one.var, None if one.var in taken else one))
+    builder.update_func(module.get_global_var("main"), changed)
+    replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
+    return relax.transform.DeadCodeElimination()(builder.get()), replaced
+
+
+def _chains(module: IRModule) -> Iterator[_Chain]:
+    """What may be an attention, or two convolutions of blocked tensors; each call is read by the next alone.
+
+    An attention is a product, reductions of its rows, and another product.
+    """
+    calls, read = _calls(module["main"]), readers(module["main"])
+    reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
+
+    def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
+        """The calls whose results a call alone reads, with how many reductions there are in each."""
+        for argument in binding.value.args[1]:
+            if argument in calls and read[argument] == 1:
+                yield reductions[_function(calls[argument])], calls[argument]
+
+    for last in calls.values():
+        if reductions[_function(last)] != 1:
+            continue
+        for several, middle in made_for(last):
+            if several > 1:
+                for single, first in made_for(middle):
+                    if single == 1:
+                        yield _Chain((first, middle, last))
+            elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
+                yield _Chain((middle, last))
+
+
+def _axes(binding: relax.VarBinding) -> int:
+    """Of the result of a call."""
+    return len(binding.var.ty.shape) if hasattr(binding.var.ty, "shape") else 0
+
+
+def _calls(main: relax.Function) -> dict[relax.Var, relax.VarBinding]:
+    """The calls of functions by their variables."""
+    return {
+        binding.var: binding
+        for binding in bindings(main)
+        if isinstance(binding.value, relax.Call)
+        and str(getattr(binding.value.op, "name", "")) == "relax.call_tir"
+    }
+
+
+def _function(binding: relax.VarBinding) -> ir.GlobalVar:
+    return binding.value.args[0]
+
+
+def _reductions(func: tirx.PrimFunc) -> int:
+    """How many blocks of a function reduce."""
+    return sum(bool(reduced_axes(block)) for block in nodes(func.body, s_tir.SBlock))
+
+
+def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
+    """Both forms of chains that become the same function, in a `main` of these calls."""
+    name, func = _one_function(module, chains[0])
+    apart = tuple(
+        NamedFunction(
+            name=str(function.name_hint),
+            func=module[function],
+            constants=_constants([one.value.args[1] for one in calls if _function(one).same_as(function)]),
+            outputs=_outputs(binding),
+        )
+        for binding, function in zip(chains[0].bindings, chains[0].functions, strict=True)
+    )
+    joined = NamedFunction(
+        name=name,
+        func=func,
+        constants=_constants([chain.given for chain in chains]),
+        outputs=_outputs(chains[0].bindings[-1]),
+    )
+    return TwoForms(apart=apart, joined=joined, calls=len(chains))
+
+
+def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
+    """The arguments that are constants in all calls of a function."""
+    found = [{n for n, one in enumerate(given) if isinstance(one, ir.GenericConst)} for given in calls]
+    return frozenset(set.intersection(*found))
+
+
+def _outputs(binding: relax.VarBinding) -> int:
+    """How many a call gives."""
+    return len(getattr(binding.var.ty, "fields", (binding.var,)))
+
+
+def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
+    """The one function that the calls of a chain become, with a name for it."""
+    builder = relax.BlockBuilder()
+    inner = [relax.Var("given", value.ty) for value in chain.given]
+    known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))
+    names = [str(one.name_hint) for one in chain.functions]
+    name = "_".join(("fused", *(one.removeprefix("fused_") for one in names)))
+    with builder.function(name, inner, attrs={"Primitive": 1}, private=True):
+        with builder.dataflow():
+            for binding, called in zip(chain.bindings, names, strict=True):
+                arguments = [known[argument] for argument in binding.value.args[1]]
+                function = builder.add_func(module[_function(binding)], called)
+                known[binding.var] = builder.emit(relax.call_tir(function, arguments, binding.var.ty))
+            result = builder.emit_output(known[chain.bindings[-1].var])
+        whole = builder.emit_func_output(result)
+    outer = [relax.Var("given", value.ty) for value in chain.given]
+    with builder.function("main", outer):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Call(whole, outer))
+        builder.emit_func_output(result)
+    fused = relax.transform.FuseTIR()(builder.get())
+    fused = relax.transform.DeadCodeElimination()(fused)
+    return name, next(func for func in fused.functions.values() if isinstance(func, tirx.PrimFunc))

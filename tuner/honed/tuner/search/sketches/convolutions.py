@@ -1,0 +1,448 @@
+"""Sketches of convolutions for devices whose compilers load every operand where it stands, and their tables.
+
+Such compilers load vectors only where they are aligned. `packed` is for those with a window, `pointwise` for
+those without one, `windowed` for those of each channel by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from tvm import ir
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from honed.tuner.lower.workload import ALIGNED_PIXELS
+from honed.tuner.search.decisions import Drawn, best_group, busiest, divisors, off_usual, planes
+from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
+from honed.tuner.search.parts import (
+    COPIED,
+    BlockPart,
+    Keep,
+    SketchLimits,
+    TileLoops,
+    accumulate,
+    below,
+    bind,
+    bind_copied,
+    bind_plane,
+    by_single_items,
+    contraction,
+    fuse,
+    lanes_of,
+    last_axis,
+    launch_others,
+    maker,
+    read_along_rows,
+    reads_along,
+    sample_tile,
+    set_private,
+    sketch,
+    step_along,
+    unroll,
+    vectorise,
+    write_out,
+)
+
+# The packed sketch: weights packed by output channels and an image in aligned rows. For devices whose
+# compilers load every operand where it stands, and load vectors only where they are aligned. Two launches go
+# before: one lays the weights out with as many output channels innermost as a vector has lanes, one pads the
+# image and cuts its rows into vectors. A work-item then computes a rectangle of pixels for a vector of
+# channels: for each input channel it holds the piece of the image under the rectangle in registers, and every
+# vector of weights that it loads is multiplied with all pixels of the rectangle.
+
+_MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
+_MOST_ROWS = 2  # of a work-item's rectangle
+_IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PackedConvolution:
+    """What is convolved: the numbers of axes and of reads, and how rows are cut."""
+
+    main: BlockPart
+    image: int  # the other read is the weights
+    batch: list[int]
+    channel: int
+    rows: list[int]  # the pixels' axes but for the last
+    lanes: int  # channels of a vector
+    vector: int  # elements of a vector of the image
+    pixels: int  # along a row that begin and end with a vector, or the whole row
+
+
+@sketch(20)
+def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a convolution, its operands laid out before. False where the function is none."""
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
+    if found is None:
+        return False
+    before, rest = found
+    what = _packed_convolution(schedule, rest[0], limits, most)
+    if what is None:
+        return False
+    image = _laid_out_image(schedule, what, before)
+    main = what.main.block
+    weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes)
+    loops = _split_packed(schedule, what, limits)
+    schedule.reorder(*loops.in_order)
+    bind_plane(schedule, loops)
+    tail = accumulate(schedule, rest)
+    channels_last(schedule, what.main, what.channel, what.lanes)
+    under = loops.threads[-1]
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
+    _hold(schedule, main, what.image, loops.outside[-1], what.vector)
+    _hold(schedule, main, 1 - what.image, loops.inside[-1], what.lanes)
+    write_out(schedule, loops.written)
+    schedule.decompose_reduction(main, loops.outside[0])
+    launch_packing(schedule, weights, what.lanes, limits)
+    _launch_image(schedule, image, what, limits)
+    launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
+    return True
+
+
+def _packed_convolution(
+    schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
+) -> _PackedConvolution | None:
+    """The convolution, and how it is cut; None where the function is none, or one without a window."""
+    *others, last = main.spatial
+    image = read_along_rows(schedule, main)
+    if image is None or len(others) < 2 or math.prod(main.extents[n] for n in main.reducing[1:]) == 1:
+        return None
+    channels = [n for n in others if reads_along(schedule, main.block, n) == [1 - image]]
+    step = step_along(schedule, main.block, image, last)
+    if len(channels) != 1 or step is None:
+        return None
+    (channel,) = channels
+    vector, pixels = _cut(main.extents[last], step, limits)
+    lanes = lanes_of(main.extents[channel], most)
+    while lanes * pixels > limits.accumulators:
+        lanes //= 2
+    if lanes < 2:
+        return None
+    return _PackedConvolution(
+        main=main,
+        image=image,
+        batch=[n for n in others if n < channel],
+        channel=channel,
+        rows=[n for n in others if n > channel],
+        lanes=lanes,
+        vector=vector,
+        pixels=pixels,
+    )
+
+
+def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
+    """How long the image's vectors are, and how many pixels of a row go together.
+
+    Where these begin must be known within a vector, or the registers that hold them are indexed by what only
+    the work-item knows. So they begin with one, or they are the whole row.
+    """
+    for vector in (_IMAGE_VECTOR, 2):
+        pixels = vector // math.gcd(vector, step)
+        if pixels > 1 and row % pixels == 0:
+            return vector, pixels
+    if 2 * row <= limits.accumulators:
+        return _IMAGE_VECTOR, row
+    return math.gcd(step, 2), 1
+
+
+def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]) -> SBlockRV:
+    """The block that writes the image, padded or as it is, with its rows cut into vectors."""
+    part = maker(schedule, what.main.block, what.image, before)
+    made = part.block if part else schedule.cache_read(what.main.block, what.image, "global")
+    if what.vector > 1:
+
+        def cut(*at: ir.Var) -> list[ir.Expr]:
+            return [*at[:-1], at[-1] // what.vector, at[-1] % what.vector]
+
+        schedule.transform_layout(made, ("write", 0), cut, pad_value=0.0)
+    return made
+
+
+def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
+    """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
+    loops = list(schedule.get_loops(what.main.block))
+    reduced = what.main.reducing
+    window = _written_out(what, reduced, limits)
+    outside = [loops[n] for n in reduced if n not in window]
+    inside = [loops[n] for n in window]
+    channels, lanes = schedule.split(loops[what.channel], [None, what.lanes])
+    pixels, tile = _rectangle(schedule, what, loops, limits)
+    images = [loops[n] for n in what.batch]
+    schedule.reorder(*images, channels, *pixels, *outside, *inside, *tile, lanes)
+    places, across, _ = sample_tile(schedule, fuse(schedule, pixels), max(limits.threads))
+    channels, beside, _ = sample_tile(schedule, channels, max(limits.threads))
+    schedule.reorder(*images, channels, places, beside, across)
+    return TileLoops(
+        groups=[fuse(schedule, [*images, channels]), places],
+        threads=[beside, across],
+        outside=outside,
+        inside=inside,
+        tile=tile,
+        lanes=lanes,
+    )
+
+
+def _rectangle(
+    schedule: Schedule, what: _PackedConvolution, loops: list[LoopRV], limits: SketchLimits
+) -> tuple[list[LoopRV], list[LoopRV]]:
+    """The loops over rectangles of pixels, and those within one: how large it is, is left open."""
+    room = limits.accumulators // (what.lanes * what.pixels)
+    outer, inner = [], []
+    for n in what.rows:
+        rows, tile, _ = sample_tile(schedule, loops[n], min(room, _MOST_ROWS))
+        outer.append(rows)
+        inner.append(tile)
+    pieces, pixels = schedule.split(loops[what.main.spatial[-1]], [None, what.pixels])
+    pieces, tile, _ = sample_tile(schedule, pieces, min(room, max(1, limits.tile // what.pixels)))
+    return [*outer, pieces], [*inner, tile, pixels]
+
+
+def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
+    """The reduction's last axes, as many as may be written out, but never the first."""
+    extents, pixels = what.main.extents, max(limits.tile, what.pixels)
+    for first in range(1, len(reduced)):
+        if math.prod(extents[n] for n in reduced[first:]) * pixels <= _MOST_STEPS:
+            return reduced[first:]
+    raise ValueError("a window is too large to be written out")
+
+
+def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int) -> None:
+    """Load the piece of an operand into registers under a loop, its innermost dimension as vectors."""
+    copy = schedule.cache_read(main, read, "local")
+    schedule.compute_at(copy, at, preserve_unit_loops=True)
+    *others, last = below(schedule, copy, at)
+    if lanes == 1:
+        schedule.unroll(last)
+    elif int(schedule.get(last).extent) == lanes:
+        schedule.vectorize(last)
+    else:
+        raise ValueError("only parts of an operand's vectors are read")
+    unroll(schedule, others)
+
+
+def _launch_image(
+    schedule: Schedule, block: SBlockRV, what: _PackedConvolution, limits: SketchLimits
+) -> None:
+    """A launch of its own, in which a work-item computes the same place of several channels."""
+    loops = list(schedule.get_loops(block))
+    if len(loops) > len(what.rows) + 3:  # batch, channels, rows, columns, and their vectors
+        vector = loops.pop()
+    else:  # rows that end with a vector are not cut by their layout
+        loops[-1], vector = schedule.split(loops[-1], [None, what.vector])
+    bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
+
+
+# The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
+# a window over images that no vector divides, on devices whose compilers load vectors only where they are
+# aligned. So vectors are of output channels: a launch before lays the weights out in them, and pixels are
+# loaded one by one. The last work-item along the image reads zeros in the place of pixels that are missing,
+# and does not write them.
+
+_CHANNELS = 1  # the axis of output channels
+_ACCUMULATORS = 40  # more spill, those of a sum that is added up twice not counted
+_LINE = 64  # bytes
+_WARP = 16
+
+
+@sketch(30)
+def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a convolution over flat pixels. False where the function is none."""
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
+    rest = flatten(schedule, *found) if found is not None else None
+    if rest is None or rest[0].extents[PIXELS] % ALIGNED_PIXELS == 0:
+        return False
+    main, extents = rest[0].block, rest[0].extents
+    lanes = lanes_of(extents[_CHANNELS], most)
+    if lanes == 1:
+        return False
+    (image,) = reads_along(schedule, main, PIXELS)
+    size = int(schedule.get(main).reads[image].source.dtype.bits) // 8
+    pixels = _pixels(extents[PIXELS], lanes, size)
+    tail = accumulate(schedule, rest)
+    held = _pad(schedule, main, image, pixels)
+    (image,) = reads_along(schedule, main, PIXELS)
+    weights = pack(schedule, main, 1 - image, _CHANNELS, lanes)
+    channels_last(schedule, rest[0], _CHANNELS, lanes)
+    loops = _split_flat(schedule, main, limits, lanes, pixels)
+    under, (steps,) = loops.threads[-1], loops.inside
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    schedule.compute_at(held, steps, preserve_unit_loops=True)
+    vectors = schedule.cache_read(main, 1 - image, "local")
+    schedule.compute_at(vectors, steps, preserve_unit_loops=True)
+    *others, vector = below(schedule, vectors, steps)
+    unroll(
+        schedule, [*below(schedule, tail, under), *below(schedule, held, steps), *others, steps, *loops.tile]
+    )
+    for loop in (vector, loops.lanes):
+        schedule.vectorize(loop)
+    schedule.decompose_reduction(main, loops.outside[0])
+    launch_packing(schedule, weights, lanes, limits)
+    return True
+
+
+def _pixels(image: int, lanes: int, size: int) -> int:
+    """Pixels of a work-item: as many as have its warp touch the fewest lines for the whole image.
+
+    Elements have `size` bytes; each pixel is a line, as are so many lanes of a vector as fill it.
+    """
+    lines = _WARP * lanes * size // _LINE
+    return min(range(1, _ACCUMULATORS // lanes + 1), key=lambda n: -(-image // n) * (lines + n))
+
+
+def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockRV:
+    """Have the image end with a whole tile; returns the block that holds it, with zeros behind, in registers.
+
+    What the convolution makes of those is not copied to where its results are read.
+    """
+    schedule.pad_einsum(main, [1, 1, pixels, 1])
+    padded = schedule.get_producers(main)
+    if not padded:  # it ends with one
+        return schedule.cache_read(main, image, "local")
+    (cropped,) = schedule.get_consumers(main)
+    schedule.compute_inline(cropped)
+    schedule.set_scope(padded[0], 0, "local")
+    return padded[0]
+
+
+def _split_flat(
+    schedule: Schedule, main: SBlockRV, limits: SketchLimits, lanes: int, pixels: int
+) -> TileLoops:
+    """Split the axes: channels and images along y, pixels along x; how many work-items is left open."""
+    images, channels, places, summed = schedule.get_loops(main)
+    channels, vector = schedule.split(channels, [None, lanes])
+    channels, down, _ = sample_tile(schedule, channels, max(limits.threads))
+    places, tile = schedule.split(places, [None, pixels])
+    places, across, _ = sample_tile(schedule, places, max(limits.threads))
+    outside, steps, _ = sample_tile(schedule, summed, limits.unroll)
+    schedule.reorder(images, channels, places, down, across, outside, steps, tile, vector)
+    loops = TileLoops(
+        groups=[fuse(schedule, [images, channels]), places],
+        threads=[down, across],
+        outside=[outside],
+        inside=[steps],
+        tile=[tile],
+        lanes=vector,
+    )
+    bind_plane(schedule, loops)
+    return loops
+
+
+def point_groups(sketch: Drawn) -> Drawn | None:
+    """The sketch `pointwise` with its best groups on Malis; None where it is of another kind.
+
+    The sketch settles a work-item's tile; left are its groups, which should give all cores as much to do, and
+    the steps of the sum that are written out, as many as may be.
+    """
+    if "PadEinsum" not in sketch.names or len(sketch.tiles) != 3:
+        return None
+    down, across, steps = (tile for _, tile in sketch.tiles)
+    items = down.extent * across.extent
+    groups = list(planes(down.extent, across.extent, across.most, items))
+    if not groups:
+        return None
+
+    def rank(plane: tuple[int, int]) -> tuple[float, ...]:
+        """By what the busiest core runs, then by how far the group is from the usual one; wide ones first."""
+        group = math.prod(plane)
+        return busiest(group, items), off_usual(group), -plane[1]
+
+    high, wide = min(groups, key=rank)
+    return sketch.with_most(sketch.cut([high, wide, divisors(steps.extent, steps.most)[-1]]))
+
+
+# The windowed sketch: a work-item holds the piece of an image that a window moves over. For convolutions of
+# each channel by itself on devices whose compilers load every operand where it stands. Neighbouring pixels
+# read nearly the same elements: each is loaded once, the zeros around the image told apart once, and all
+# steps of the window read registers.
+
+_MOST_WINDOW = 25  # steps: 5 x 5
+_WINDOWED_PIXELS = 16  # of a work-item; fewer where the window moves by several, over a larger piece
+_ROWS = 4  # of them at most
+
+
+@sketch(40)
+def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile the image of a convolution without a sum over channels. False where the function is none."""
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
+    if found is None:
+        return False
+    before, rest = found
+    main = rest[0]
+    image = _windowed_image(schedule, main)
+    if image is None:
+        return False
+    spatial = main.spatial
+    loops = schedule.get_loops(main.block)
+    window = [loops[n] for n in main.reducing]
+    step = step_along(schedule, main.block, image, spatial[-1])
+    room = min(_WINDOWED_PIXELS // step, _MOST_STEPS // main.reduced) if step else 0
+    if room == 0:
+        return False
+    lanes = lanes_of(main.extents[spatial[-1]], min(most, room))
+    outer = [loops[n] for n in spatial]
+    pieces, vector = schedule.split(outer[-1], [None, lanes])
+    outer[-1], pixels, _ = sample_tile(schedule, pieces, room // lanes)
+    outer[-2], rows, _ = sample_tile(schedule, outer[-2], _ROWS)
+    schedule.reorder(*outer, *window, rows, pixels, vector)
+    under = bind(schedule, outer, limits)
+    tail = accumulate(schedule, rest)
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    vectorise(schedule, tail, under, lanes, limits)
+    padded = maker(schedule, main.block, image, before)
+    held = padded.block if padded else schedule.cache_read(main.block, image, "local")
+    if padded:
+        set_private(schedule, held)
+    schedule.compute_at(held, under, preserve_unit_loops=True)
+    unroll(schedule, [*below(schedule, held, under), *window, rows, pixels, vector])
+    schedule.decompose_reduction(main.block, window[0])
+    launch_others(schedule, [p for p in before if p is not padded], rest, limits, most)
+    return True
+
+
+def _windowed_image(schedule: Schedule, main: BlockPart) -> int | None:
+    """The number of the operand that a window moves over; None where the function is another."""
+    spatial = main.spatial
+    if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
+        return None
+    found = reads_along(schedule, main.block, spatial[-1])
+    if len(found) != 1 or last_axis(schedule, main.block, found[0]) is not None:
+        return None
+    by_itself = any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2])
+    return found[0] if by_itself else None
+
+
+_BORDER = 2  # of a window of 3 x 3
+
+
+def window_tile(sketch: Drawn) -> Drawn | None:
+    """The sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
+
+    A work-item loads the piece of the image under its pixels and a border: the larger and squarer the
+    rectangle, the less border. docs/measurements.md compares them with draws.
+    """
+    tiles = sketch.tiles
+    if not sketch.by_groups or "ComputeAt" not in sketch.names:
+        return None
+    if len(tiles) != 3 or tiles[1][1].most != _ROWS:
+        return None
+    (_, pixels), (_, rows), (at_threads, threads) = tiles
+    lanes = sketch.lanes
+    fitting = (
+        (long, tall)
+        for long, tall in product(divisors(pixels.extent), divisors(rows.extent, _ROWS))
+        if long * tall <= pixels.most
+    )
+
+    def loads(cut: tuple[int, int]) -> float:
+        """Elements of the image for each pixel."""
+        long, tall = cut[0] * lanes, cut[1]
+        return (long + _BORDER) * (tall + _BORDER) / (long * tall)
+
+    cut = min(fitting, key=lambda cut: (loads(cut), -cut[0]))
+    items = threads.extent * pixels.factors[1] * rows.factors[1] // math.prod(cut)
+    group = threads.cut(best_group(items, threads.most), items)
+    return sketch.with_most({**sketch.cut(cut), at_threads: group})

@@ -1,0 +1,384 @@
+"""Sketches for processors that lay operands out before: convolutions by channels, products by panels.
+
+Their table is beside them; it is that of the sketch `tile` on processors, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from tvm import ir
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from honed.tuner.lower.workload import marked
+from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.packing import channels_last, launch_rows, pack
+from honed.tuner.search.parts import (
+    BlockPart,
+    Keep,
+    SketchLimits,
+    TileLoops,
+    alone,
+    below,
+    contraction,
+    fuse,
+    is_elementwise,
+    lanes_of,
+    launch_others,
+    maker,
+    reads_along,
+    sample_tile,
+    set_private,
+    sketch,
+    vectorise,
+    write_out,
+)
+
+# The channels sketch: convolutions with their output channels along the lanes. For processors. Launches
+# before lay the weights out with as many output channels innermost as a vector has lanes, and pad the image.
+# A work-item then computes a rectangle of pixels for a few vectors of channels. Each vector of weights is
+# loaded once for all pixels of the rectangle, which the processor broadcasts from memory as it multiplies; of
+# a depthwise convolution the image is laid out like the weights, and so are its pixels vectors. The
+# elementwise tail runs in the same lanes, before they are taken apart to be written row by row. So neither
+# odd extents nor strides cost anything. Where there is no window, and vectors divide the rows, `tile` has
+# nothing to lay out or to take apart.
+
+_BYTES = 4  # of an element; processors compute halves in singles
+_MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
+_LEAST_REDUCED = 2  # axes: a window's, be it of one pixel, and channels; products have one
+_MOST_BESIDE = 2  # vectors of channels that share the pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Convolution:
+    """What is convolved, by the numbers of its reads and axes."""
+
+    main: BlockPart
+    image: int
+    weights: int
+    depthwise: bool
+    channel: int
+    pixels: list[int]
+    lanes: int
+
+
+@sketch(60)
+def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a convolution with its channels along the lanes. False where the function is none."""
+    found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
+    what = _convolution(schedule, found[1][0], limits, most) if found is not None else None
+    if found is None or what is None:
+        return False
+    before, rest = found
+    main = what.main.block
+    laid_out = [pack(schedule, main, what.weights, what.channel, what.lanes)]
+    if what.depthwise:
+        image = maker(schedule, main, what.image, before)
+        made = image.block if image else None
+        laid_out.append(pack(schedule, main, what.image, what.channel, what.lanes, made))
+    loops = _rectangle_loops(schedule, what)
+    schedule.reorder(*loops.in_order)
+    group = fuse(schedule, loops.groups)
+    schedule.bind(group, "blockIdx.x")
+    _write_in_lanes(schedule, what, rest, group)
+    write_out(schedule, loops.written)
+    schedule.decompose_reduction(main, loops.outside[0])
+    for block in laid_out:
+        launch_rows(schedule, block, what.lanes)
+    launch_others(schedule, [p for p in before if p.block not in laid_out], rest, limits, most)
+    return True
+
+
+def _convolution(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
+    """The convolution; None where the function is none, its channels fill no vector, or `tile` is better."""
+    spatial = main.spatial
+    if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
+        return None
+    images = reads_along(schedule, main.block, spatial[-1])
+    if len(images) != 1:
+        return None
+    weights = 1 - images[0]
+    read = {n: reads_along(schedule, main.block, n) for n in spatial[:-1]}
+    channel = next((n for n, reads in read.items() if weights in reads), None)
+    if channel is None:
+        return None
+    lanes = lanes_of(main.extents[channel], most)
+    depthwise = len(read[channel]) == 2
+    reduced = [main.extents[n] for n in main.reducing]
+    if (
+        len(reduced) < _LEAST_REDUCED
+        or lanes == 1
+        or (
+            not depthwise
+            and math.prod(reduced[1:]) == 1
+            and main.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
+        )
+    ):
+        return None
+    return _Convolution(
+        main=main,
+        image=images[0],
+        weights=weights,
+        depthwise=depthwise,
+        channel=channel,
+        pixels=[n for n in spatial if n > channel],
+        lanes=lanes,
+    )
+
+
+def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
+    """Split the axes; how large the rectangle is, is left open."""
+    loops = list(schedule.get_loops(what.main.block))
+    reduced = [loops[n] for n in what.main.reducing]
+    vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
+    vectors, beside, _ = sample_tile(schedule, vectors, _MOST_BESIDE)
+    outer, tile = list[LoopRV](), list[LoopRV]()
+    for n in what.pixels:
+        places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
+        outer.append(places)
+        tile.append(steps)
+    return TileLoops(
+        groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
+        outside=reduced[:-1],
+        inside=reduced[-1:],
+        tile=[beside, *tile],
+        lanes=lanes,
+    )
+
+
+def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockPart], under: LoopRV) -> None:
+    """Run the tail in lanes, if there is one, then take them apart."""
+    main = what.main
+    tail = rest[1] if len(rest) == 2 and is_elementwise(rest[1], main) else None
+    if tail is None:
+        result = schedule.cache_write(main.block, 0, "local")
+        channels_last(schedule, main, what.channel, what.lanes)
+    else:
+        set_private(schedule, main.block)
+        result = schedule.cache_write(tail.block, 0, "local")
+        for part in (main, tail):
+            channels_last(schedule, part, what.channel, what.lanes)
+        schedule.reverse_compute_at(tail.block, under, preserve_unit_loops=True)
+        _in_lanes(schedule, tail.block, under, what)
+    schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
+    for loop in below(schedule, result, under):
+        schedule.unroll(loop)
+
+
+def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolution) -> None:
+    """Run the tail with the channels of a vector innermost."""
+    loops = below(schedule, tail, under)
+    channel = loops[len(loops) - 1 - len(what.pixels)]
+    vectors, lanes = schedule.split(channel, [None, what.lanes])
+    others = [loop if loop is not channel else vectors for loop in loops]
+    schedule.reorder(*others, lanes)
+    write_out(schedule, [*others, lanes])
+
+
+# The panels sketch: products of any number of rows and columns. What lies along the lanes is laid out in
+# panels, one vector of columns wide, in a launch before: once for all if it is constant. A work-item then
+# reads it from end to end, where rows of a power of two would fall on the same few lines of the cache. Rows
+# and columns that no tile divides are rounded up (a sequence of 191 has neither tiles nor vectors): columns
+# and rows beyond the last are zeros, and what a tile computes there is dropped.
+
+_READ_AS_THEY_LIE = 8  # columns: of multiples that no panels are made, but for constants
+_ROWS = 4  # that rows are rounded up to, where no tile of at least so many divides them
+_MOST_TILE_ROWS = 16  # of a tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PanelProduct:
+    """A product by the numbers of its axes and reads."""
+
+    main: SBlockRV
+    rows: int | None  # None for a product of a vector
+    columns: int
+    reduced: int
+    laned: int  # the read that lies along the columns
+    lanes: int
+    multiples: list[int]  # that each axis is rounded up to
+
+    @property
+    def rounded(self) -> bool:
+        """Whether any axis is rounded up."""
+        return max(self.multiples) > 1
+
+
+@sketch(70)
+def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a product by panels. False where the function is none, or `tile` has nothing to lay out."""
+    found = contraction(schedule, Keep.DEAR) if limits.groups_of_one else None
+    what = _panel_product(schedule, found[1][0], most) if found is not None and not found[0] else None
+    if found is None or what is None:
+        return False
+    main, *tails = found[1]
+    together = bool(tails) and is_elementwise(tails[0], main)
+    copy = _copied(schedule, what)
+    result = _product_result(schedule, what, tails[0].block if together else None)
+    pack(schedule, what.main, what.laned, what.columns, what.lanes, copy)
+    _tile_product(schedule, what, result, limits)
+    launch_rows(schedule, copy, what.lanes)
+    if tails and not together:
+        alone(schedule, tails[0], limits, most)
+    return True
+
+
+def _panel_product(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
+    """The product; None where it is none, or nothing of it is to be laid out."""
+    spatial, reduced = main.spatial, main.reducing
+    reads = schedule.get(main.block).reads
+    laned = reads_along(schedule, main.block, spatial[-1])
+    if len(reduced) != 1 or len(reads) != 2 or len(laned) != 1:
+        return None
+    extents, columns = main.extents, spatial[-1]
+    rows = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), None)
+    multiples = [1] * len(extents)
+    if extents[columns] % most:
+        multiples[columns] = most
+    if rows is not None and not any(extents[rows] % n == 0 for n in range(_ROWS, _MOST_TILE_ROWS + 1)):
+        multiples[rows] = _ROWS
+    odd = extents[columns] % _READ_AS_THEY_LIE != 0 or (rows is not None and multiples[rows] > 1)
+    if extents[columns] < most or not (odd or _is_constant(schedule, reads[laned[0]].source)):
+        return None
+    return _PanelProduct(
+        main=main.block,
+        rows=rows,
+        columns=columns,
+        reduced=reduced[0],
+        laned=laned[0],
+        lanes=most,
+        multiples=multiples,
+    )
+
+
+def _is_constant(schedule: Schedule, operand: ir.Var) -> bool:
+    func = schedule.mod["main"]
+    return any(func.params[n].same_as(operand) for n in marked(func))
+
+
+def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
+    """The block that copies what lies along the columns, rounded up where axes are.
+
+    The other operand is read as it lies, and chosen zeros for beyond it. Both are indexed by the axes alone
+    first: TVM rounds up nothing else.
+    """
+    copies = [schedule.reindex(what.main, ("read", n)) for n in range(2)]
+    copy, other = copies[what.laned], copies[1 - what.laned]
+    if what.rounded:
+        schedule.pad_einsum(what.main, what.multiples)
+        along = schedule.get(what.main).reads[what.laned].source
+        if not schedule.get(copy).writes[0].source.same_as(along):
+            schedule.compute_inline(copy)
+        for block in schedule.get_producers(what.main):
+            if schedule.get(block).writes[0].source.same_as(along):
+                copy = block
+            elif not schedule.get(block).same_as(schedule.get(other)):
+                schedule.compute_inline(block)
+    schedule.compute_inline(other)
+    return copy
+
+
+def _product_result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | None) -> SBlockRV:
+    """The block that writes what a tile has added up in registers: the tail, or a copy."""
+    if what.rounded:
+        (crop,) = schedule.get_consumers(what.main)
+        if tail is not None:
+            schedule.compute_inline(crop)
+        result = tail or crop
+    elif tail is None:
+        return schedule.cache_write(what.main, 0, "local")
+    else:
+        result = tail
+    set_private(schedule, what.main)
+    return result
+
+
+def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, limits: SketchLimits) -> None:
+    """Give each work-item a tile of rows and vectors, however large that is."""
+    loops = list(schedule.get_loops(what.main))
+    outer = [loop for n, loop in enumerate(loops) if n not in (what.rows, what.columns, what.reduced)]
+    columns, lanes = schedule.split(loops[what.columns], [None, what.lanes])
+    groups, vectors, _ = sample_tile(schedule, columns, limits.vectors)
+    outer.append(groups)  # work-items one after another read the same panels
+    tile = [vectors]
+    if what.rows is not None:
+        groups, rows, _ = sample_tile(schedule, loops[what.rows], _MOST_TILE_ROWS)
+        outer.append(groups)
+        tile.insert(0, rows)
+    terms, written, _ = sample_tile(schedule, loops[what.reduced], limits.unroll)
+    schedule.reorder(*outer, terms, written, *tile, lanes)
+    under = fuse(schedule, outer)
+    schedule.bind(under, "blockIdx.x")
+    schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
+    if what.multiples[what.columns] == 1:
+        vectorise(schedule, result, under, what.lanes, limits)
+    for loop in (written, *tile):
+        schedule.unroll(loop)
+    schedule.vectorize(lanes)
+    schedule.decompose_reduction(what.main, terms)
+
+
+# What a work-item computes of a convolution or a product is a number of vectors of accumulators: each pixel
+# is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and
+# as few loads for them as may be. docs/measurements.md compares them with draws.
+
+_MOST = 16  # vectors of pixels: with more, compilers keep some in memory
+_LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors
+_SHORT = 0.9  # what shorter ones are worth
+_FEW = 7  # vectors: fewer leave the processor waiting for its own sums
+_MOST_PIECES = 24  # vectors of pieces of rows
+_LANES = 8  # of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
+_MOST_PANELS = {False: 16, True: 12}  # vectors of a product, by whether registers are so few
+_MOST_ROWS = 6  # of a product: each is broadcast on its own
+
+
+def rectangle(sketch: Drawn) -> Drawn | None:
+    """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
+    if sketch.by_groups:
+        return None
+    laid_out = sketch.names.count("TransformLayout")
+    extents = [tile.extent for _, tile in sketch.tiles]
+    if laid_out >= 2:
+        return _of_channels(sketch, extents)
+    if laid_out == 1:
+        return _of_panels(sketch, extents)
+    if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
+        return _of_pieces(sketch)
+    return None
+
+
+def _of_channels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+    beside, *pixels = extents
+    fitting = (steps for steps in product(*map(divisors, pixels)) if math.prod(steps) <= _MOST)
+    steps = max(fitting, key=lambda steps: (_worth(steps), steps[-1]))
+    vectors = 2 if math.prod(steps) <= _FEW and beside % 2 == 0 else 1
+    return sketch.with_most(sketch.cut([vectors, *steps]))
+
+
+def _worth(steps: Sequence[int]) -> float:
+    """Sums for each vector loaded: of weights once, of pixels as many as there are."""
+    count = math.prod(steps)
+    return count / (count + 2) * (1.0 if steps[-1] >= _LONG else _SHORT)
+
+
+def _of_pieces(sketch: Drawn) -> Drawn:
+    """About as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
+    steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
+    return sketch.with_most(sketch.cut(steps))
+
+
+def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+    """About as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
+    panels, *rows, terms = extents
+    most = _MOST_PANELS[sketch.lanes == _LANES]
+    allowed = [divisors(panels, sketch.tiles[0][1].most), *(divisors(extent, _MOST_ROWS) for extent in rows)]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
+    steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
+    written = next(n for n in (4, 2, 1) if terms % n == 0)
+    return sketch.with_most(sketch.cut([*steps, written]))
