@@ -1,4 +1,4 @@
-"""Steps of optimisers (ai.onnx.preview.training): arithmetic on tensors and their gradients."""
+"""Operators of ONNX's other domains: optimisers' steps (training), and feature preparation (ml)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-DOMAIN = "ai.onnx.preview.training"
+from .layout import reshape
+
+TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
 # One tensor's step: learning rate, count of steps as a float, the tensor, its gradient, its state.
 _Step = Callable[[Value, Value, Value, Value, Sequence[Value]], Sequence[Value]]
 
@@ -33,7 +35,7 @@ def _mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
     return b("Add", b("Mul", old, b.like(share, old)), b("Mul", new, b.like(1 - share, new)))
 
 
-@rule("Adagrad", domain=DOMAIN)
+@rule("Adagrad", domain=TRAINING)
 def adagrad(b: Builder, c: Call) -> list[Value]:
     """Gradients divided by the root of the sum of their squares."""
 
@@ -47,7 +49,7 @@ def adagrad(b: Builder, c: Call) -> list[Value]:
     return _each(b, c, 1, step)
 
 
-@rule("Momentum", domain=DOMAIN)
+@rule("Momentum", domain=TRAINING)
 def momentum(b: Builder, c: Call) -> list[Value]:
     """Gradients gathered over steps, as they are or by Nesterov's rule."""
     mode = c.text("mode", "standard")
@@ -63,7 +65,7 @@ def momentum(b: Builder, c: Call) -> list[Value]:
     return _each(b, c, 1, step)
 
 
-@rule("Adam", domain=DOMAIN)
+@rule("Adam", domain=TRAINING)
 def adam(b: Builder, c: Call) -> list[Value]:
     """Running means of gradients and of their squares, with the bias of their first steps taken away."""
     alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
@@ -84,3 +86,18 @@ def adam(b: Builder, c: Call) -> list[Value]:
         return [b("Mul", moved, b.like(1 - c.number("norm_coefficient_post", 0.0), x)), mean, square]
 
     return _each(b, c, 2, step)
+
+
+@rule("Binarizer", domain=CLASSIC)
+def binarizer(b: Builder, c: Call) -> Value:
+    """1 above the threshold, else 0."""
+    x = c.x()
+    return b("Cast", b("Less", b.like(c.number("threshold", 0.0), x), x), to=elem_type(x.dtype))
+
+
+@rule("ArrayFeatureExtractor", domain=CLASSIC)
+def extract(b: Builder, c: Call) -> Value:
+    """Elements along the last axis, by indices."""
+    x, places = c.x(0), c.x(1)
+    found = b("Gather", x, reshape(b, places, [places.size]), axis=x.rank - 1)
+    return reshape(b, found, [1, *found.shape]) if x.rank == 1 else found
