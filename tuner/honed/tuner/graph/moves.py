@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Shape, TensorType
+from .graph import Array, Graph, Replaced, Shape, TensorType, perm_of
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
 _MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
@@ -39,36 +39,36 @@ class _Turn:
 
 def join_moves(graph: Graph) -> tuple[Graph, int]:
     """The graph with a transpose in place of such nodes, and how many values are made so."""
-    found, producers, users = graph.copy(), graph.producers(), graph.users()
+    found = graph.copy()
     order = {node.output[0]: n for n, node in enumerate(graph.nodes)}
-    replaced: dict[str, list[onnx.NodeProto]] = {}
+    replaced: Replaced = {}
     dropped: set[str] = set()  # values that nothing reads any more, and those that are made otherwise
     needed = set(graph.outputs)
     for node in reversed(graph.nodes):
         value = node.output[0]
-        if value not in needed and all(reader.output[0] in dropped for reader in users.get(value, ())):
+        if value not in needed and all(
+            reader.output[0] in dropped for reader in graph.readers.get(value, ())
+        ):
             dropped.add(value)
             continue
-        for tree in reversed(_trees(value, producers, order)):
+        for tree in reversed(_trees(graph, value, order)):
             turn = _turn(graph, tree, value)
             if turn is not None:
                 replaced[value] = _turned(found, tree.source, value, turn)
                 dropped.add(value)
                 needed.add(tree.source)
                 break
-    if not replaced:
-        return graph, 0
     return found.replacing(replaced), len(replaced)
 
 
-def _trees(value: str, producers: Mapping[str, onnx.NodeProto], order: Mapping[str, int]) -> list[_Tree]:
+def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[_Tree]:
     """What makes a value out of one other by moving and joining alone, the smallest tree first."""
     nodes: list[onnx.NodeProto] = []
     found: list[_Tree] = []
     given, joins = {value}, False
     while True:
         latest = max(given, key=lambda name: order.get(name, -1))
-        node = producers.get(latest)
+        node = graph.makers.get(latest)
         if node is None or node.op_type not in _MOVING:
             return found
         joins |= node.op_type == "Concat"
@@ -107,7 +107,7 @@ def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> A
     if node.op_type == "Reshape":
         return given.reshape(graph.shape(node.output[0]))
     if node.op_type == "Transpose":
-        return given.transpose(helper.get_node_attr_value(node, "perm"))
+        return given.transpose(perm_of(node))
     if node.op_type == "Concat":
         parts = [places[name] for name in node.input]
         return np.concatenate(parts, axis=int(helper.get_node_attr_value(node, "axis")))
