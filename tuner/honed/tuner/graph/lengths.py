@@ -17,7 +17,7 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from .graph import ELEMENTWISE, REDUCTIONS, Array, Graph, Shape, TensorType, axis_of, copied, perm_of
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, copied, perm_of
 
 
 class Beyond(Enum):

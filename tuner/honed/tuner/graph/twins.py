@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
-from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, copied, perm_of
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, copied, perm_of
 
 # Of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
 _MOST_ELEMENTS = 1 << 25
