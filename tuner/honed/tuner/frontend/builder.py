@@ -203,9 +203,11 @@ class Builder:
         """A scalar constant of the type of `value`."""
         return self.constant(np.asarray(number).astype(value.dtype))
 
-    def __call__(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
-        """Emit a node with one output."""
-        return self.multi(op, inputs, 1, **attrs)[0]
+    def __call__(self, op: str, *inputs: Value | float | None, **attrs: Any) -> Value:
+        """Emit a node with one output; a number stands for a scalar of the type of the last tensor."""
+        tensors = [v for v in inputs if isinstance(v, Value)]
+        given = [self.like(v, tensors[-1]) if isinstance(v, int | float) else v for v in inputs]
+        return self.multi(op, given, 1, **attrs)[0]
 
     def multi(self, op: str, inputs: Sequence[Value | None], outputs: int, **attrs: Any) -> list[Value]:
         """Emit a node at TARGET_OPSET; raises NodeRefused where its output shapes are not static."""

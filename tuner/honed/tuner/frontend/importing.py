@@ -20,7 +20,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
 
 from .normalise import Normalised
-from .partnodes import PART_OP
+from .walk import PART_OP
 
 op, nn = relax.op, relax.op.nn
 

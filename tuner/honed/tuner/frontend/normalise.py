@@ -16,11 +16,9 @@ from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usual
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
-from .partnodes import NO_PARTS, Parts
-from .reasons import Reasons
 from .signature import TensorSpec, carried
-from .values import Item, NodeRefused, Unknown, Value
-from .walk import Walker, begin
+from .values import Item, NodeRefused, Reasons, Unknown, Value
+from .walk import Parts, Walker, begin
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
@@ -59,7 +57,7 @@ def normalise(
     fp64: bool = True,
     limits: FrontendLimits | None = None,
     passes: Sequence[Pass] = PASSES,
-    parts: Parts = NO_PARTS,
+    parts: Parts | None = None,
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 

@@ -14,8 +14,7 @@ from honed.onnxfile.reading import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
-from .reasons import Reasons
-from .values import NodeRefused, elem_type, numpy_dtype
+from .values import NodeRefused, Reasons, elem_type, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
 CARRIED = frozenset(d.name for d in DTYPES)

@@ -14,9 +14,8 @@ from honed.onnxfile.contrib_schemas import with_stand_ins
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads
 from .load import FrontendLimits
-from .reasons import Reasons
 from .signature import TensorSpec
-from .values import Array, Item, NodeRefused, Unknown, Value, numpy_dtype
+from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker, begin
 
 _SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
@@ -98,6 +97,7 @@ def survey(
         return None
     surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
     surveyor.model, surveyor.learnt, surveyor.assumed, surveyor.as_met = model, learnt, assumed, as_met
+    surveyor.found, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, start.opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
@@ -120,27 +120,17 @@ class _Surveyor(Walker):
     learnt: Mapping[str, Learnt]
     assumed: int | None
     as_met: bool
+    found: list[SurveyedNode]
+    open: dict[str, onnx.TypeProto | None]  # types of values that are not static, if known
 
-    def _nodes(
-        self,
-        nodes: Sequence[onnx.NodeProto],
-        scope: Scope,
-        opsets: Mapping[str, int],
-        attributes: Mapping[str, onnx.AttributeProto],
-    ) -> None:
+    def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         if self._depth:
-            super()._nodes(nodes, scope, opsets, attributes)
+            super()._visit(node, scope, opsets)
             return
-        self.found: list[SurveyedNode] = []
-        self.open: dict[str, onnx.TypeProto | None] = {}  # types of values that are not static, if known
-        for index, node in enumerate(nodes):
-            given = tuple(dict.fromkeys(reads(node)))
-            why = self._judged(node, given, scope, opsets)
-            made = [scope.get(name) for name in node.output if name]
-            folded = all(map(_constant, made))
-            self.found.append(
-                SurveyedNode(index=index, node=node, reads=given, why=why, folded=folded and not why)
-            )
+        given = tuple(dict.fromkeys(reads(node)))
+        why = self._judged(node, given, scope, opsets)
+        folded = not why and all(_constant(scope.get(name)) for name in node.output if name)
+        self.found.append(SurveyedNode(index=len(self.found), node=node, reads=given, why=why, folded=folded))
 
     def _judged(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
@@ -178,7 +168,7 @@ class _Surveyor(Walker):
         kept = len(self._builder.nodes)
         reasons, self._reasons = self._reasons, Reasons()
         try:
-            super()._nodes([node], scope, opsets, {})
+            super()._visit(node, scope, opsets)
             if self._reasons.count():
                 why = self._reasons.whys()[0]
             elif any(isinstance(scope[name], Unknown) for name in node.output if name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +14,20 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from . import (
-    reasons,
-    rules,  # noqa: F401 - importing them registers them
-)
+from . import rules  # noqa: F401 - importing them registers them
 from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
 from .call import RULES, Call
 from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits, check_expansion
-from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .signature import TensorSpec, bind_inputs
-from .values import Array, Item, Listing, NodeRefused, Unknown, Value
+from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value
 
 Scope = dict[str, Item]
+# In the graph that is given one node of PART_DOMAIN stands for a part of the model that the CPU engine runs,
+# with its number as attribute `part`; a file's own nodes of this name are refused, as of any that is unknown.
+# In the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
+PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"
+Parts = Mapping[int, Sequence[TensorSpec]]  # the outputs of each part
 MAX_DEPTH = 32  # functions within functions, and branches within branches
 MAX_NODES = 200_000  # in the normalised graph
 MAX_STEPS = 300_000  # source nodes visited, those in functions once for each call
@@ -59,7 +61,7 @@ def begin(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
     limits: FrontendLimits,
-    found: reasons.Reasons,
+    found: Reasons,
 ) -> Start:
     """Bind the inputs; raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`."""
     check_expansion(model, MAX_STEPS)
@@ -74,7 +76,7 @@ def begin(
     for spec in specs:
         if spec.name not in refused:
             scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
+    opsets = {_spelled(o.domain): o.version for o in model.opset_import} or {"": 1}
     functions = {(f.domain, f.name): f for f in model.functions}
     return Start(specs, notes, refused, builder, scope, opsets, functions)
 
@@ -83,11 +85,7 @@ class Walker:
     """Rebuilds source graphs in a Builder, at its opset."""
 
     def __init__(
-        self,
-        start: Start,
-        found: reasons.Reasons,
-        fold_limit_bytes: int,
-        parts: Parts = NO_PARTS,
+        self, start: Start, found: Reasons, fold_limit_bytes: int, parts: Parts | None = None
     ) -> None:
         """`parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it."""
         self._parts = parts
@@ -123,21 +121,23 @@ class Walker:
         attributes: Mapping[str, onnx.AttributeProto],
     ) -> None:
         for node in nodes:
-            bound = _bind_attributes(node, attributes)
-            domain = "" if bound.domain == "ai.onnx" else bound.domain
-            self._builder.scope = bound.name or next((o for o in bound.output if o), bound.op_type)
-            try:
-                items = self._node(bound, domain, opsets, scope)
-            except NodeRefused as refusal:
-                self._reasons.add(bound, domain, opsets.get(domain, 0), str(refusal))
-                items = []
-            except _MISFITS as error:
-                text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
-                self._reasons.add(bound, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
-                items = []
-            for index, name in enumerate(node.output):
-                if name:
-                    scope[name] = items[index] if index < len(items) else Unknown()
+            self._visit(_bind_attributes(node, attributes), scope, opsets)
+
+    def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
+        """Put what a node makes into the scope, or note why it is refused."""
+        domain = _spelled(node.domain)
+        self._builder.scope = node.name or next((o for o in node.output if o), node.op_type)
+        items: Sequence[Item] = []
+        try:
+            items = self._node(node, domain, opsets, scope)
+        except NodeRefused as refusal:
+            self._reasons.add(node, domain, opsets.get(domain, 0), str(refusal))
+        except _MISFITS as error:
+            text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
+            self._reasons.add(node, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
+        for index, name in enumerate(node.output):
+            if name:
+                scope[name] = items[index] if index < len(items) else Unknown()
 
     def _node(
         self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
@@ -148,7 +148,7 @@ class Walker:
         opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
         if domain == PART_DOMAIN and self._parts:
-            return part_values(self._builder, node, inputs, self._parts)
+            return _part_values(self._builder, node, inputs, self._parts)
         if any(isinstance(item, Unknown) for item in inputs):
             self._judge_by_name(node, domain, opsets)
             return []
@@ -175,30 +175,25 @@ class Walker:
 
     def _fold(self, call: Call) -> list[Item] | None:
         values = [v for v in call.inputs if v is not None]
-        if call.domain or call.op in _SEQUENCES or not values:
-            return None
-        if any(not isinstance(v, Value) or v.data is None for v in values):
-            return None
         tensors = [v for v in values if isinstance(v, Value)]
-        arrays = [v.data for v in tensors]
+        arrays = [v.data for v in tensors if v.data is not None]
+        if call.domain or call.op in _SEQUENCES or not values or len(arrays) < len(values):
+            return None
         if not worth_folding(call.op, arrays, self._fold_limit):
             return None
-        try:
-            shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
-        except NodeRefused:
-            return None  # the rule for the operator decides
-        if call.op not in _SHAPED_BY_VALUES:
-            known = [s for s in shapes if s is not None]
-            made = sum(math.prod(s) for s in known) * 8  # the widest element type
-            used = sum(a.nbytes for a in arrays if a is not None)
-            other = ("", call.op) in RULES and swells(made, used)
-            if len(known) < len(shapes) or made > self._fold_limit or other:
-                return None
         node = _renamed(call)
         try:
-            outputs = evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
+            shapes = [static_shape(t) for t in infer(node, call.opset, tensors)]
+            if call.op not in _SHAPED_BY_VALUES:
+                known = [s for s in shapes if s is not None]
+                made = sum(math.prod(s) for s in known) * 8  # the widest element type
+                used = sum(a.nbytes for a in arrays)
+                other = ("", call.op) in RULES and swells(made, used)
+                if len(known) < len(shapes) or made > self._fold_limit or other:
+                    return None
+            outputs = evaluate(node, call.opset, dict(zip((v.name for v in tensors), arrays, strict=True)))
         except NodeRefused:
-            return None
+            return None  # the rule for the operator decides
         return [
             Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
             for array, name in zip(outputs, node.output, strict=True)
@@ -209,14 +204,13 @@ class Walker:
         if function is None:
             function = _schema_function(call)
         if function is None:
-            raise NodeRefused(reasons.UNSUPPORTED)
+            raise NodeRefused(UNSUPPORTED)
         if self._depth >= MAX_DEPTH:
             raise NodeRefused(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
         missing = {name: "" for name in function.input if name not in scope}
-        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-        attributes = {a.name: a for a in function.attribute_proto}
-        attributes.update({a.name: a for a in call.node.attribute})
+        opsets = {_spelled(o.domain): o.version for o in function.opset_import}
+        attributes = {a.name: a for a in (*function.attribute_proto, *call.node.attribute)}
         outer = self._builder.scope
         inner = [_prefixed(n, outer, missing) for n in function.node]
         self._depth += 1
@@ -245,7 +239,7 @@ class Walker:
         if self._bodies > MAX_BODIES:
             raise NodeRefused(f"loops and branches of the model become more than {MAX_BODIES} graphs")
         kept, outer = self._reasons, self._builder.scope
-        self._reasons = reasons.Reasons()
+        self._reasons = Reasons()
         try:
             items = self.graph(graph, scope, opsets)
             texts = self._reasons.texts()
@@ -259,25 +253,25 @@ class Walker:
         """Refuse what is unsupported whatever its inputs are."""
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
-                self._judge_graph(graph, opsets)
+                for inner in graph.node:
+                    self._judge_by_name(inner, _spelled(inner.domain), opsets)
         op = node.op_type
         if (domain, op) in RULES or (domain, op) in self._functions or (op in FLOW and not domain):
             return
         definition = schema(op, opsets.get(domain, 1), domain)
         if definition is None or not (definition.has_function or definition.has_context_dependent_function):
-            self._reasons.add(node, domain, opsets.get(domain, 0), reasons.UNSUPPORTED)
+            self._reasons.add(node, domain, opsets.get(domain, 0), UNSUPPORTED)
 
-    def _judge_graph(self, graph: onnx.GraphProto, opsets: Mapping[str, int]) -> None:
-        for node in graph.node:
-            self._judge_by_name(node, "" if node.domain == "ai.onnx" else node.domain, opsets)
+
+def _spelled(domain: str) -> str:
+    """Return ONNX's own domain as "", whichever of its two names it has."""
+    return "" if domain == "ai.onnx" else domain
 
 
 def _renamed(call: Call) -> onnx.NodeProto:
     """The node with its inputs under their names in the normalised graph."""
-    node = onnx.NodeProto()
-    node.CopyFrom(call.node)
-    del node.input[:]
-    node.input.extend(v.name if isinstance(v, Value) else "" for v in call.inputs)
+    node = deepcopy(call.node)
+    node.input[:] = [v.name if isinstance(v, Value) else "" for v in call.inputs]
     return node
 
 
@@ -294,51 +288,39 @@ def _schema_function(call: Call) -> onnx.FunctionProto | None:
     definition = schema(call.op, call.opset, call.domain)
     if definition is None:
         return None
-    function = onnx.FunctionProto()
+    body: bytes | None = None
     if definition.has_function:
         versions = [v for v in definition.function_opset_versions if v <= call.opset]
-        body = definition.get_function_with_opset_version(max(versions)) if versions else None
+        if versions:
+            body = definition.get_function_with_opset_version(max(versions))
     elif definition.has_context_dependent_function:
         versions = [v for v in definition.context_dependent_function_opset_versions if v <= call.opset]
         types = [v.type_proto().SerializeToString() if isinstance(v, Value) else b"" for v in call.inputs]
-        renamed = _renamed(call).SerializeToString()
-        body = (
-            definition.get_context_dependent_function_with_opset_version(max(versions), renamed, types)
-            if versions
-            else None
-        )
-    else:
-        return None
-    if not body:
-        return None
-    function.ParseFromString(body)
-    return function
+        if versions:
+            body = definition.get_context_dependent_function_with_opset_version(
+                max(versions), _renamed(call).SerializeToString(), types
+            )
+    return onnx.FunctionProto.FromString(body) if body else None
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """The node with references to a function's attributes replaced by the values given."""
     if not any(a.ref_attr_name for a in node.attribute):
         return node
-    bound = onnx.NodeProto()
-    bound.CopyFrom(node)
+    bound = deepcopy(node)
     del bound.attribute[:]
     for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            bound.attribute.append(attribute)
-        elif attribute.ref_attr_name in attributes:
-            value = onnx.AttributeProto()
-            value.CopyFrom(attributes[attribute.ref_attr_name])
-            value.name = attribute.name
+        value = attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if value is not None:
             bound.attribute.append(value)
+            bound.attribute[-1].name = attribute.name
     return bound
 
 
 def _prefixed(node: onnx.NodeProto, prefix: str, missing: Mapping[str, str]) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = f"{prefix}/{node.name or node.op_type}"
-    del copy.input[:]
-    copy.input.extend(missing.get(name, name) for name in node.input)
+    copy.input[:] = [missing.get(name, name) for name in node.input]
     return copy
 
 
@@ -353,3 +335,26 @@ def _dense(sparse: onnx.SparseTensorProto) -> Array:
 def _plain(attribute: onnx.AttributeProto) -> Any:
     value = helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _part_values(
+    builder: Builder, node: onnx.NodeProto, inputs: Sequence[Item | None], parts: Parts
+) -> list[Item]:
+    """The outputs of a part."""
+    given = [item for item in inputs if isinstance(item, Value)]
+    if len(given) != len(inputs):
+        raise NodeRefused("what it is given is not compiled")
+    number = next(int(a.i) for a in node.attribute if a.name == "part")
+    found: list[Item] = []
+    for index, (name, spec) in enumerate(zip(node.output, parts[number], strict=True)):
+        made = helper.make_node(
+            PART_OP,
+            [value.name for value in given],
+            [builder.unique(f"{name}/part")],
+            name=name,
+            part=number,
+            output=index,
+            **({"shape": list(spec.shape)} if spec.shape else {}),
+        )
+        found.append(builder.opaque(made, spec.numpy, spec.shape))
+    return found

@@ -11,10 +11,10 @@ from onnx import helper, numpy_helper
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.engines import HIGHEST
-from honed.tuner.frontend.partnodes import PART_DOMAIN, Parts
 from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import BEHIND, Learnt, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
+from honed.tuner.frontend.walk import PART_DOMAIN, Parts
 from honed.tuner.prove.graphs import bind_shapes
 
 from . import valuetypes

@@ -53,7 +53,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
     seen: Value
     if given.shape in ((batch, total), (batch, asking, total)):
         between = 1 if given.rank == 3 else 2
-        seen = b("Greater", reshape(b, given, [batch, *[1] * between, *given.shape[1:]]), b.like(0, given))
+        seen = b("Greater", reshape(b, given, [batch, *[1] * between, *given.shape[1:]]), 0)
     elif given.shape in ((batch,), (2 * batch,)):
         places = b.constant(np.arange(total, dtype=given.dtype))
         ends = reshape(b, cut(b, given, 0, 0, batch), [batch, 1, 1, 1])
@@ -64,7 +64,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
     else:
         raise NodeRefused(f"its mask of shape {list(given.shape)} is not supported; give one for each place")
     hidden = b.like(c.number("mask_filter_value", -10000.0), heads.q)
-    return b("Where", seen, b.like(0, heads.q), hidden)
+    return b("Where", seen, 0, hidden)
 
 
 def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
@@ -73,7 +73,7 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = matmul(b, heads.q, transpose(b, heads.k, [0, 1, 3, 2]))
-    scores = b("Mul", scores, b.like(scale, scores))
+    scores = b("Mul", scores, scale)
     for added in (mask, bias):
         scores = scores if added is None else b("Add", scores, added)
     if c.integer("unidirectional") and asking > 1:

@@ -41,7 +41,7 @@ def fused_matmul(b: Builder, c: Call) -> Value:
     x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
-    return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+    return result if alpha == 1.0 else b("Mul", result, alpha)
 
 
 def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
@@ -84,7 +84,7 @@ def fast_gelu(b: Builder, c: Call) -> Value:
 def quick_gelu(b: Builder, c: Call) -> Value:
     """`x` * sigmoid(alpha * x)."""
     x = c.x()
-    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.number("alpha", 1.702), x))))
+    return b("Mul", x, b("Sigmoid", b("Mul", x, c.number("alpha", 1.702))))
 
 
 @rule("FusedConv", domain=DOMAIN)
@@ -97,12 +97,12 @@ def fused_conv(b: Builder, c: Call) -> Value:
     if name in ("Relu", "Sigmoid", "Tanh"):
         return b(name, y)
     if name == "LeakyRelu" and len(params) == 1:
-        return b("Where", b("Less", y, b.like(0, y)), b("Mul", y, b.like(params[0], y)), y)
+        return b("Where", b("Less", y, 0), b("Mul", y, params[0]), y)
     if name == "Clip" and len(params) == 2:
-        return b("Min", b("Max", y, b.like(params[0], y)), b.like(params[1], y))
+        return b("Min", b("Max", y, params[0]), params[1])
     if name == "HardSigmoid" and len(params) == 2:
-        line = b("Add", b("Mul", y, b.like(params[0], y)), b.like(params[1], y))
-        return b("Min", b("Max", line, b.like(0, y)), b.like(1, y))
+        line = b("Add", b("Mul", y, params[0]), params[1])
+        return b("Min", b("Max", line, 0), 1)
     raise NodeRefused(
         f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions"
     )
@@ -166,7 +166,7 @@ def qlinear_unary(b: Builder, c: Call) -> Value:
     if c.op == "QLinearSigmoid":
         y = b("Sigmoid", x)
     else:
-        y = b("Where", b("Less", x, b.like(0, x)), b("Mul", x, b.like(c.number("alpha", 0.01), x)), x)
+        y = b("Where", b("Less", x, 0), b("Mul", x, c.number("alpha", 0.01)), x)
     return quantised(b, y, c.x(3), c.opt(4), c.x(0))
 
 
@@ -345,7 +345,7 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
         raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
     shares, zero = reshape(b, b("Softmax", flat, axis=axis), x.shape), c.opt(4)
     # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
-    steps = b("Floor", b("Div", b.like(1, shares), c.x(3)))
+    steps = b("Floor", b("Div", 1, c.x(3)))
     zero = b.constant(np.zeros((), c.x(0).dtype)) if zero is None else zero
     return requantise(b, b("Mul", shares, steps), zero)
 
@@ -359,7 +359,7 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
         raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
     wide = single(b, total)
     square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
-    root = b("Sqrt", b("Add", square, b.like(c.number("epsilon", 1e-5), wide)))
+    root = b("Sqrt", b("Add", square, c.number("epsilon", 1e-5)))
     scaled = b("Mul", b("Div", wide, root), single(b, c.x(2)))
     y = scaled if scaled.dtype == total.dtype else b("Cast", scaled, to=TensorProto.FLOAT16)
     return [y, y, y, total]
@@ -406,5 +406,5 @@ def _embedded(b: Builder, c: Call, tables: Tables, positions: Value | None) -> l
     y = b("Add", b("Mul", y, tables.gamma), tables.beta)
     if mask is None:
         return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]
-    present = b("Cast", b("Equal", mask, b.like(1, mask)), to=TensorProto.INT32)
+    present = b("Cast", b("Equal", mask, 1), to=TensorProto.INT32)
     return [y, b("ReduceSum", present, b.ints(1), keepdims=0), total]

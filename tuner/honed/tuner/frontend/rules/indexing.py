@@ -33,8 +33,8 @@ def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Val
         return b.constant(
             np.where(indices.data < 0, indices.data + extent, indices.data).astype(indices.dtype)
         )
-    negative = b("Less", indices, b.like(0, indices))
-    return b("Where", negative, b("Add", indices, b.like(extent, indices)), indices)
+    negative = b("Less", indices, 0)
+    return b("Where", negative, b("Add", indices, extent), indices)
 
 
 def flat_gather(b: Builder, data: Value, places: Value) -> Value:
@@ -66,8 +66,8 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
             base = base + np.arange(extent).reshape([-1] + [1] * (len(indices.shape) - i - 1)) * strides[i]
     wide = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
     # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
-    bounded = b("Min", b("Max", wide, b.like(0, wide)), b.like(x.shape[axis] - 1, wide))
-    scaled = b("Mul", bounded, b.like(strides[axis], bounded))
+    bounded = b("Min", b("Max", wide, 0), x.shape[axis] - 1)
+    scaled = b("Mul", bounded, strides[axis])
     return flat_gather(b, x, b("Add", scaled, b.constant(base)) if base.any() else scaled)
 
 
@@ -106,8 +106,8 @@ def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
         column = reshape(b, cut(b, indices, indices.rank - 1, i, i + 1), indices.shape[:-1])
         column = wrapped(b, column, extent)
         column = b("Cast", column, to=TensorProto.INT64) if column.dtype != np.int64 else column
-        column = b("Min", b("Max", column, b.like(0, column)), b.like(extent - 1, column))
-        part = b("Mul", column, b.like(stride, column)) if stride != 1 else column
+        column = b("Min", b("Max", column, 0), extent - 1)
+        part = b("Mul", column, stride) if stride != 1 else column
         total = part if total is None else b("Add", total, part)
     return b.constant(np.zeros(indices.shape[:-1], np.int64)) if total is None else total
 
@@ -190,19 +190,19 @@ def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: s
     meant = b("Equal", reshape(b, places, [rows, slots, 1]), b.constant(np.arange(width, dtype=np.int64)))
     if reduction == "none":
         order = b.constant(np.arange(slots, dtype=np.int64).reshape(1, slots, 1))
-        last = reduce(b, "ReduceMax", b("Where", meant, order, b.like(-1, order)), [1], keepdims=False)
-        flat = b("Max", last, b.like(0, last))
+        last = reduce(b, "ReduceMax", b("Where", meant, order, -1), [1], keepdims=False)
+        flat = b("Max", last, 0)
         if rows > 1:
             flat = b("Add", flat, b.constant((np.arange(rows, dtype=np.int64) * slots).reshape(rows, 1)))
         chosen = b("Gather", reshape(b, updates, [rows * slots, inner]), flat, axis=0)
-        found = reshape(b, b("Less", last, b.like(0, last)), [rows, width, 1])
+        found = reshape(b, b("Less", last, 0), [rows, width, 1])
         return b("Where", found, x, chosen)
     neutral, fold, combine = _reduction(x, reduction)
     spread = b(
         "Where",
         reshape(b, meant, [rows, slots, width, 1]),
         reshape(b, updates, [rows, slots, 1, inner]),
-        b.like(neutral, x),
+        neutral,
     )
     return b(combine, x, reduce(b, fold, spread, [1], keepdims=False))
 
@@ -228,7 +228,7 @@ def one_hot(b: Builder, c: Call) -> Value:
     depth = int(c.const(1, "depth").reshape(-1)[0])
     axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
     whole = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
-    whole = b("Where", b("Less", whole, b.like(0, whole)), b("Add", whole, b.like(depth, whole)), whole)
+    whole = b("Where", b("Less", whole, 0), b("Add", whole, depth), whole)
     apart = reshape(b, whole, [*indices.shape[:axis], 1, *indices.shape[axis:]])
     places = np.arange(depth, dtype=np.int64).reshape([-1] + [1] * (indices.rank - axis))
     hit = b("Equal", apart, b.constant(places))
@@ -257,9 +257,7 @@ def top_k(b: Builder, c: Call) -> list[Value]:
     rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
     wanted = b.constant(np.arange(count, dtype=np.int32))
     numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
-    places = reduce(
-        b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, b.like(0, numbers)), [1], keepdims=False
-    )
+    places = reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
     best = gather_elements(b, rows, places, 1)
     back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
     return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
@@ -301,7 +299,7 @@ def reverse_sequence(b: Builder, c: Call) -> Value:
     along = [1] * x.rank
     along[batch] = x.shape[batch]
     length = reshape(b, b("Cast", lengths, to=TensorProto.INT64), along)
-    mirrored = b("Sub", b("Sub", length, b.like(1, length)), step)
+    mirrored = b("Sub", b("Sub", length, 1), step)
     places = b("Where", b("Less", step, length), mirrored, step)
     return gather_elements(b, x, expand(b, places, x.shape), time)
 
@@ -350,5 +348,5 @@ def tensor_scatter(b: Builder, c: Call) -> Value:
         first = b("Cast", start, to=elem_type(places.dtype))
         places = b("Add", places, reshape(b, first, [start.size] + [1] * (cache.rank - 1)))
     if c.text("mode", "linear") == "circular":
-        places = b("Mod", places, b.like(extent, places))
+        places = b("Mod", places, extent)
     return scatter_elements(b, cache, expand(b, places, update.shape), update, axis, "none")

@@ -272,7 +272,7 @@ def trilu(b: Builder, c: Call) -> Value:
     diagonal = 0 if given is None else int(given.reshape(-1)[0])
     ones = np.ones(x.shape[-2:], np.bool_)
     mask = np.triu(ones, diagonal) if c.integer("upper", 1) else np.tril(ones, diagonal)
-    return b("Where", b.constant(mask), x, b.like(0, x))
+    return b("Where", b.constant(mask), x, 0)
 
 
 @rule("DepthToSpace", "SpaceToDepth")

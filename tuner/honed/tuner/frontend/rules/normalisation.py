@@ -68,7 +68,7 @@ def moments(b: Builder, x: Value, axes: list[int]) -> tuple[Value, Value]:
 def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
     """`x` with mean 0 and variance 1 over axes, computed in float32 at least."""
     centred, variance = moments(b, _compute_in_single(b, x), axes)
-    result = b("Div", centred, b("Sqrt", b("Add", variance, b.like(epsilon, variance))))
+    result = b("Div", centred, b("Sqrt", b("Add", variance, epsilon)))
     return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
 
 
@@ -84,7 +84,7 @@ def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
         raise NodeRefused("it normalises every element apart (spatial=0); export with a newer opset")
     wide = [_compute_in_single(b, v) for v in (scale, bias, mean, variance)]
     scale, bias, mean, variance = wide
-    inverse = b("Sqrt", b("Add", variance, b.like(c.number("epsilon", 1e-5), variance)))
+    inverse = b("Sqrt", b("Add", variance, c.number("epsilon", 1e-5)))
     factor = b("Div", scale, b("Cast", inverse, to=elem_type(scale.dtype)))
     offset = b("Sub", bias, b("Mul", b("Cast", mean, to=elem_type(factor.dtype)), factor))
     if x.rank > 1:
@@ -104,7 +104,7 @@ def _by_own_statistics(b: Builder, c: Call) -> list[Value]:
     y = b("Mul", standardised(b, x, axes, c.number("epsilon", 1e-5)), channelwise(b, scale, x.rank))
     now = reduce(b, "ReduceMean", wide, axes), moments(b, wide, axes)[1]
     moved = [
-        b("Add", b("Mul", old, b.like(momentum, old)), b("Mul", new, b.like(1 - momentum, new)))
+        b("Add", b("Mul", old, momentum), b("Mul", new, 1 - momentum))
         for old, new in (
             (old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)))
             for old, new in zip((mean, variance), now, strict=True)
@@ -150,10 +150,10 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
     axes = list(range(axis, x.rank))
     wide = _compute_in_single(b, x)
     centred, variance = moments(b, wide, axes)
-    deviation = b("Sqrt", b("Add", variance, b.like(epsilon, variance)))
+    deviation = b("Sqrt", b("Add", variance, epsilon))
     y = b("Mul", b("Cast", b("Div", centred, deviation), to=elem_type(x.dtype)), scale)
     y = y if bias is None else b("Add", y, bias)
-    return [y, reduce(b, "ReduceMean", wide, axes), b("Div", b.like(1, deviation), deviation)]
+    return [y, reduce(b, "ReduceMean", wide, axes), b("Div", 1, deviation)]
 
 
 @rule("RMSNormalization", "SimplifiedLayerNormalization")  # the latter is ONNX Runtime's, in ONNX's domain
@@ -163,7 +163,7 @@ def rms_normalisation(b: Builder, c: Call) -> Value:
     axes = list(range(normal_axis(c.integer("axis", -1), x.rank), x.rank))
     wide = _compute_in_single(b, x)
     square = reduce(b, "ReduceMean", b("Mul", wide, wide), axes)
-    y = b("Div", wide, b("Sqrt", b("Add", square, b.like(c.number("epsilon", 1e-5), square))))
+    y = b("Div", wide, b("Sqrt", b("Add", square, c.number("epsilon", 1e-5))))
     return b("Mul", b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y, scale)
 
 
@@ -174,7 +174,7 @@ def mean_variance_normalisation(b: Builder, c: Call) -> Value:
     axes = sorted(normal_axis(a, x.rank) for a in (c.ints("axes") or [0, 2, 3]))
     centred, variance = moments(b, x, axes)
     deviation = b("Sqrt", variance)
-    return b("Div", centred, b("Add", deviation, b.like(1e-9, deviation)))
+    return b("Div", centred, b("Add", deviation, 1e-9))
 
 
 @rule("LpNormalization")
@@ -198,9 +198,9 @@ def lrn(b: Builder, c: Call) -> Value:
     total = cut(b, squares, 1, 0, x.shape[1])
     for shift in range(1, size):
         total = b("Add", total, cut(b, squares, 1, shift, shift + x.shape[1]))
-    scaled = b("Mul", total, b.like(c.number("alpha", 1e-4) / size, total))
-    base = b("Add", scaled, b.like(c.number("bias", 1.0), scaled))
-    return b("Div", x, b("Pow", base, b.like(c.number("beta", 0.75), base)))
+    scaled = b("Mul", total, c.number("alpha", 1e-4) / size)
+    base = b("Add", scaled, c.number("bias", 1.0))
+    return b("Div", x, b("Pow", base, c.number("beta", 0.75)))
 
 
 def _at(axis: int, amount: int, rank: int) -> Sequence[int]:

@@ -25,14 +25,14 @@ def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
     found: list[Sequence[Value]] = []
     for x, gradient, *state in zip(*kinds, strict=True):
         rate_of, count_of = (b("Cast", v, to=elem_type(x.dtype)) for v in (rate, count))
-        decay = b("Mul", x, b.like(c.number("norm_coefficient", 0.0), x))
+        decay = b("Mul", x, c.number("norm_coefficient", 0.0))
         found.append(step(rate_of, count_of, x, b("Add", decay, gradient), state))
     return [results[k] for k in range(1 + states) for results in found]
 
 
 def _mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
     """`share` of the old value, the rest of the new one."""
-    return b("Add", b("Mul", old, b.like(share, old)), b("Mul", new, b.like(1 - share, new)))
+    return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
 
 
 @rule("Adagrad", domain=TRAINING)
@@ -40,9 +40,9 @@ def adagrad(b: Builder, c: Call) -> list[Value]:
     """Gradients divided by the root of the sum of their squares."""
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
-        slower = b("Add", b("Mul", count, b.like(c.number("decay_factor", 0.0), x)), b.like(1, x))
+        slower = b("Add", b("Mul", count, c.number("decay_factor", 0.0)), 1)
         squares = b("Add", state[0], b("Mul", g, g))
-        root = b("Add", b("Sqrt", squares), b.like(c.number("epsilon", 1e-6), x))
+        root = b("Add", b("Sqrt", squares), c.number("epsilon", 1e-6))
         moved = b("Div", b("Mul", b("Div", rate, slower), g), root)
         return [b("Sub", x, moved), squares]
 
@@ -56,7 +56,7 @@ def momentum(b: Builder, c: Call) -> list[Value]:
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
         alpha = b.like(c.number("alpha", 0.0), x)
-        later = b("Less", b.like(0, x), count)
+        later = b("Less", 0, count)
         beta = b("Where", later, b.like(c.number("beta", 1.0), x), b.like(1, x))
         gathered = b("Add", b("Mul", state[0], alpha), b("Mul", beta, g))
         way = b("Add", g, b("Mul", alpha, gathered)) if mode == "nesterov" else gathered
@@ -76,14 +76,14 @@ def adam(b: Builder, c: Call) -> list[Value]:
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
         mean, square = _mixed(b, state[0], g, alpha), _mixed(b, state[1], b("Mul", g, g), beta)
-        root = b("Add", b("Sqrt", square), b.like(c.number("epsilon", 1e-6), x))
+        root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
-        later = b("Less", b.like(0, x), count)
+        later = b("Less", 0, count)
         steps = b("Where", later, count, one)  # at no step the quotient is not used, and must exist
-        mean_bias, square_bias = (b("Sub", one, b("Pow", b.like(k, x), steps)) for k in (alpha, beta))
+        mean_bias, square_bias = (b("Sub", one, b("Pow", k, steps)) for k in (alpha, beta))
         adjusted = b("Where", later, b("Div", b("Mul", rate, b("Sqrt", square_bias)), mean_bias), rate)
         moved = b("Sub", x, b("Mul", adjusted, b("Div", mean, root)))
-        return [b("Mul", moved, b.like(1 - c.number("norm_coefficient_post", 0.0), x)), mean, square]
+        return [b("Mul", moved, 1 - c.number("norm_coefficient_post", 0.0)), mean, square]
 
     return _each(b, c, 2, step)
 
@@ -92,7 +92,7 @@ def adam(b: Builder, c: Call) -> list[Value]:
 def binarizer(b: Builder, c: Call) -> Value:
     """1 above the threshold, else 0."""
     x = c.x()
-    return b("Cast", b("Less", b.like(c.number("threshold", 0.0), x), x), to=elem_type(x.dtype))
+    return b("Cast", b("Less", c.number("threshold", 0.0), x), to=elem_type(x.dtype))
 
 
 @rule("ArrayFeatureExtractor", domain=CLASSIC)

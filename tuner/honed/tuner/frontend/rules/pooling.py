@@ -178,18 +178,10 @@ def lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm of each window: powers, an average times the window's size, the root."""
     x, order = c.x(), c.integer("p", 2)
     w = _window(c, x)
-    powers = (
-        b("Abs", x)
-        if order == 1
-        else b("Mul", x, x)
-        if order == 2
-        else b("Pow", b("Abs", x), b.like(order, x))
-    )
+    powers = b("Abs", x) if order == 1 else b("Mul", x, x) if order == 2 else b("Pow", b("Abs", x), order)
     mean = _average(b, powers, w)
-    total = b("Mul", mean, b.like(math.prod(w.kernel), mean))
-    return (
-        total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, b.like(1 / order, total))
-    )
+    total = b("Mul", mean, math.prod(w.kernel))
+    return total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, 1 / order)
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool")
@@ -203,8 +195,8 @@ def global_pool(b: Builder, c: Call) -> Value:
 def global_lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm over the spatial axes."""
     x, order = c.x(), c.integer("p", 2)
-    total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), b.like(order, x)), list(range(2, x.rank)))
-    return b("Pow", total, b.like(1 / order, total))
+    total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), order), list(range(2, x.rank)))
+    return b("Pow", total, 1 / order)
 
 
 @rule("MaxUnpool")

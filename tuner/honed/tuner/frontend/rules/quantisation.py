@@ -41,7 +41,7 @@ def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
 def saturated(b: Builder, moved: Value, zero: Value) -> Value:
     """Whole numbers in float in the integer type of `zero`."""
     limits = np.iinfo(zero.dtype)
-    bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
+    bounded = b("Min", b("Max", moved, limits.min), limits.max)
     return b("Cast", bounded, to=elem_type(zero.dtype))
 
 
@@ -198,8 +198,8 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
     spread = b("Sub", high, low)
     # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime takes a scale of 1.
-    scale = b("Where", b("Equal", spread, nought), b.like(1, x), b("Div", spread, b.like(255, x)))
-    zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
+    scale = b("Where", b("Equal", spread, nought), 1, b("Div", spread, 255))
+    zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), 255)
     point = b("Cast", zero, to=TensorProto.UINT8)
     return requantise(b, b("Div", x, scale), point), scale, point
 

@@ -39,7 +39,7 @@ _WITHOUT_DEFAULTS = ("affine", "scaledtanh")
 
 
 def _line(b: Builder, x: Value, alpha: float, beta: float) -> Value:
-    return b("Add", b("Mul", x, b.like(alpha, x)), b.like(beta, x))
+    return b("Add", b("Mul", x, alpha), beta)
 
 
 def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Value:
@@ -49,22 +49,22 @@ def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Valu
         case "relu" | "tanh" | "sigmoid":
             return b(name.capitalize(), x)
         case "softsign":
-            return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
+            return b("Div", x, b("Add", b("Abs", x), 1))
         case "softplus":
             return softplus_of(b, x)
         case "leakyrelu":
-            return b("Where", b("Less", x, nought), b("Mul", x, b.like(alpha, x)), x)
+            return b("Where", b("Less", x, nought), b("Mul", x, alpha), x)
         case "thresholdedrelu":
-            return b("Where", b("Less", x, b.like(alpha, x)), nought, x)
+            return b("Where", b("Less", x, alpha), nought, x)
         case "elu":
-            grown = b("Sub", b("Exp", b("Min", x, nought)), b.like(1, x))
-            return b("Where", b("Less", x, nought), b("Mul", grown, b.like(alpha, x)), x)
+            grown = b("Sub", b("Exp", b("Min", x, nought)), 1)
+            return b("Where", b("Less", x, nought), b("Mul", grown, alpha), x)
         case "affine":
             return _line(b, x, alpha, beta)
         case "scaledtanh":
-            return b("Mul", b("Tanh", b("Mul", x, b.like(beta, x))), b.like(alpha, x))
+            return b("Mul", b("Tanh", b("Mul", x, beta)), alpha)
         case "hardsigmoid":
-            return b("Min", b("Max", _line(b, x, alpha, beta), nought), b.like(1, x))
+            return b("Min", b("Max", _line(b, x, alpha, beta), nought), 1)
     raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
 
 
@@ -145,7 +145,7 @@ def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSt
     cell = b("Mul", i, g(b, gate_c))
     if state.c is not None:
         if call.integer("input_forget"):
-            kept = b("Sub", b.like(1, i), i)
+            kept = b("Sub", 1, i)
         else:
             kept = f(b, seen(gate_f, peep_f, state.c))
         cell = b("Add", b("Mul", kept, state.c), cell)
@@ -171,7 +171,7 @@ def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSta
         x_h = _plus(b, x_h, bias)
         if state.h is not None:
             x_h = b("Add", x_h, matmul(b, b("Mul", f(b, _plus(b, x_r, r_r)), state.h), r[2]))
-    made = b("Mul", b("Sub", b.like(1, z), z), g(b, x_h))
+    made = b("Mul", b("Sub", 1, z), g(b, x_h))
     return RecurrentState(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
 
 
@@ -262,7 +262,7 @@ def _run(
         assert now is not None
         if mask is not None:
             after = RecurrentState(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
-            now = b("Where", mask, now, b.like(0, now))
+            now = b("Where", mask, now, 0)
         shown[t] = reshape(b, now, [1, 1, *now.shape])
         state = after
     return join(b, [shown[t] for t in range(steps)], 0), state
@@ -380,7 +380,7 @@ def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activatio
 def _activation(name: str, alpha: float, beta: float, clip: float) -> Activation:
     def apply(b: Builder, x: Value) -> Value:
         if clip > 0:
-            x = b("Min", b("Max", x, b.like(-clip, x)), b.like(clip, x))
+            x = b("Min", b("Max", x, -clip), clip)
         return activate(b, x, name, alpha, beta)
 
     return apply

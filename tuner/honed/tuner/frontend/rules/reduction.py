@@ -69,8 +69,8 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
     """The largest element is taken out first, so that exp cannot overflow; infinities are left in."""
     if not x.is_float:
         raise NodeRefused(f"it works on {x.dtype.name}; cast to a floating point type first")
-    most = np.finfo(x.dtype).max
-    top = b("Min", b("Max", reduce(b, "ReduceMax", x, axes), b.like(-most, x)), b.like(most, x))
+    most = float(np.finfo(x.dtype).max)
+    top = b("Min", b("Max", reduce(b, "ReduceMax", x, axes), -most), most)
     total = reduce(b, "ReduceSum", b("Exp", b("Sub", x, top)), axes)
     result = b("Add", b("Log", total), top)
     if keep or not axes:

@@ -63,7 +63,7 @@ def resize(b: Builder, c: Call) -> Value:
         result = _along(b, result, axis, how, positions, method)
     for axis, away in beyond:
         mask = away.reshape([-1] + [1] * (x.rank - axis - 1))
-        result = b("Where", b.constant(mask), b.like(outside, result), result)
+        result = b("Where", b.constant(mask), outside, result)
     return result
 
 
