@@ -203,6 +203,10 @@ class Builder:
         """A scalar constant of the type of `value`."""
         return self.constant(np.asarray(number).astype(value.dtype))
 
+    def cast(self, value: Value, dtype: Any) -> Value:
+        """The value in a NumPy dtype, or itself where it has that."""
+        return value if value.dtype == dtype else self("Cast", value, to=elem_type(np.dtype(dtype)))
+
     def __call__(self, op: str, *inputs: Value | float | None, **attrs: Any) -> Value:
         """Emit a node with one output; a number stands for a scalar of the type of the last tensor."""
         tensors = [v for v in inputs if isinstance(v, Value)]

@@ -65,6 +65,14 @@ class Call:
         """The data of input `index`, or None where it is left out."""
         return None if self.opt(index) is None else self.const(index, what)
 
+    def numbers(self, index: int, what: str) -> list[int]:
+        """The data of input `index`, which must be constant, as integers."""
+        return [int(v) for v in self.const(index, what).reshape(-1)]
+
+    def opt_numbers(self, index: int, what: str) -> list[int] | None:
+        """The data of input `index` as integers, or None where it is left out."""
+        return None if self.opt(index) is None else self.numbers(index, what)
+
     def tensors(self) -> list[Value]:
         """All inputs, each a tensor."""
         return [self.x(i) for i in range(len(self.inputs))]

@@ -67,7 +67,7 @@ def power(b: Builder, c: Call) -> Value:
         if exponent in simple and (x.is_float or exponent in (1.0, 2.0, 3.0)):
             return simple[exponent]()
     if x.is_float:
-        return b("Pow", x, b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y)
+        return b("Pow", x, b.cast(y, x.dtype))
     wide = TensorProto.FLOAT if x.dtype.itemsize <= 2 else TensorProto.DOUBLE
     result = b("Pow", b("Cast", x, to=wide), b("Cast", y, to=wide))
     return b("Cast", b("Round", result) if y.dtype.kind in "iu" else result, to=elem_type(x.dtype))
@@ -79,10 +79,8 @@ def modulo(b: Builder, c: Call) -> Value:
     x, y = c.x(0), c.x(1)
     if not x.is_float:
         # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
-        to = elem_type(x.dtype) if x.dtype.itemsize >= 4 else TensorProto.INT32
-        wide = [v if elem_type(v.dtype) == to else b("Cast", v, to=to) for v in (x, y)]
-        result = b("Mod", *wide, fmod=c.integer("fmod"))
-        return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
+        wide = x.dtype if x.dtype.itemsize >= 4 else np.int32
+        return b.cast(b("Mod", b.cast(x, wide), b.cast(y, wide), fmod=c.integer("fmod")), x.dtype)
     return b("Mod", x, y, fmod=1)
 
 
@@ -157,7 +155,7 @@ def cast(b: Builder, c: Call) -> Value:
     to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
         raise NodeRefused(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
-    return x if elem_type(x.dtype) == to else b("Cast", x, to=to)
+    return b.cast(x, numpy_dtype(to))
 
 
 @rule("Identity")
@@ -179,6 +177,11 @@ def dropout(b: Builder, c: Call) -> list[Value]:
         raise NodeRefused("it is in training mode; export the model for inference")
     mask_type = np.bool_ if c.opset >= 10 else x.dtype
     return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
+
+
+def plus(b: Builder, x: Value, *others: Value | None) -> Value:
+    """The sum of `x` and the others that are there."""
+    return functools.reduce(lambda y, other: y if other is None else b("Add", y, other), others, x)
 
 
 @rule("Relu")

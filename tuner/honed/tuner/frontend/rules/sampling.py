@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -15,10 +16,11 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .layout import cut, reshape, transpose
+from .layout import cut, reshape, strides_of, transpose
 from .reduction import reduce
 
 CUBIC = -0.75  # Keys' coefficient that ONNX's GridSample uses
+_NEAR, _FAR = (CUBIC + 2, -(CUBIC + 3), 0, 1), (CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
 Tap = tuple[Value, Value | None]  # a whole position along one axis as float, and its weight (None: 1)
 
 
@@ -28,7 +30,8 @@ def grid_sample(b: Builder, c: Call) -> Value:
     x, grid = c.x(0), c.x(1)
     if x.rank < 3 or grid.shape[-1] != x.rank - 2:
         raise NodeRefused(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.text("mode", "linear"), c.text("mode", "linear"))
+    mode = c.text("mode", "linear")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     padding, corners = c.text("padding_mode", "zeros"), bool(c.integer("align_corners"))
     spatial = x.shape[2:]
     n, outputs = x.shape[0], grid.shape[1:-1]
@@ -42,7 +45,7 @@ def grid_sample(b: Builder, c: Call) -> Value:
         position = _padded(b, position, extent, padding, corners=corners)
         taps = _taps(b, position, mode)
         bounded = [(_padded(b, p, extent, padding, corners=corners), w) for p, w in taps]
-        inside.append([_within(b, p, extent) if padding == "zeros" else None for p, _ in bounded])
+        inside.append([_within(b, p, 0, extent - 1) if padding == "zeros" else None for p, _ in bounded])
         axes.append([(_clamped(b, p, extent), w) for p, w in bounded])
     rows = reshape(b, transpose(b, x, [0, *range(2, x.rank), 1]), [n * math.prod(spatial), x.shape[1]])
     total = _combined(b, rows, axes, inside, spatial)
@@ -53,10 +56,7 @@ def grid_sample(b: Builder, c: Call) -> Value:
 def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
     """From -1..1 to element positions, bounded so that index arithmetic stays exact."""
     moved = b("Add", place, 1)
-    if corners:
-        found = b("Mul", moved, (extent - 1) / 2)
-    else:
-        found = b("Sub", b("Mul", moved, extent / 2), 0.5)
+    found = b("Mul", moved, (extent - 1) / 2) if corners else b("Sub", b("Mul", moved, extent / 2), 0.5)
     far = float(1 << 20)
     known = b("Where", b("IsNaN", found), -far, found)  # NaN lies outside
     return b("Min", b("Max", known, -far), far)
@@ -85,9 +85,8 @@ def _clamped(b: Builder, position: Value, extent: int) -> Value:
     return b("Min", b("Max", position, 0), extent - 1)
 
 
-def _within(b: Builder, position: Value, extent: int) -> Value:
-    outside = b("Or", b("Less", position, 0), b("Less", extent - 1, position))
-    return b("Not", outside)
+def _within(b: Builder, position: Value, low: int, high: int) -> Value:
+    return b("Not", b("Or", b("Less", position, low), b("Less", high, position)))
 
 
 def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
@@ -102,24 +101,16 @@ def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
     taps: list[Tap] = []
     for offset in (-1, 0, 1, 2):
         distance = b("Abs", b("Sub", part, offset))
-        weight = _near(b, distance) if offset in (0, 1) else _far(b, distance)
+        weight = _polynomial(b, distance, _NEAR if offset in (0, 1) else _FAR)
         taps.append((b("Add", base, offset), weight))
     return taps
 
 
-def _polynomial(b: Builder, x: Value, coefficients: list[float]) -> Value:
+def _polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     result = b.like(coefficients[0], x)
     for coefficient in coefficients[1:]:
         result = b("Add", b("Mul", result, x), coefficient)
     return result
-
-
-def _near(b: Builder, d: Value) -> Value:
-    return _polynomial(b, d, [CUBIC + 2, -(CUBIC + 3), 0, 1])
-
-
-def _far(b: Builder, d: Value) -> Value:
-    return _polynomial(b, d, [CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC])
 
 
 def _combined(
@@ -128,7 +119,7 @@ def _combined(
     """Sum over all combinations of taps: [n, positions, channels] from rows [n * elements, channels]."""
     n, count = axes[0][0][0].shape
     start = b.constant((np.arange(n) * math.prod(spatial)).reshape(n, 1).astype(np.int64))
-    strides = [math.prod(spatial[i + 1 :]) for i in range(len(spatial))]
+    strides = strides_of(spatial)
     total: Value | None = None
     for chosen in itertools.product(*(range(len(t)) for t in axes)):
         place, weight, known = start, None, None
@@ -160,10 +151,8 @@ def roi_align(b: Builder, c: Call) -> Value:
         raise NodeRefused(
             "its number of samples depends on the regions' size (sampling_ratio 0); give it a number"
         )
-    transform = c.text(
-        "coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel"
-    )
-    half = transform == "half_pixel"
+    default = "half_pixel" if c.opset >= 16 else "output_half_pixel"
+    half = c.text("coordinate_transformation_mode", default) == "half_pixel"
     count, (channels, height, width) = rois.shape[0], x.shape[1:]
     bins = [c.integer("output_height", 1), c.integer("output_width", 1)]
     scaled = b("Mul", rois, c.number("spatial_scale", 1.0))
@@ -192,8 +181,7 @@ def roi_align(b: Builder, c: Call) -> Value:
 def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[Tap], Value]:
     """Both neighbours of positions [regions, bins * ratio] with their weights; which positions are valid."""
     position = b("Min", b("Max", position, -2), extent + 1)
-    out = b("Or", b("Less", position, -1), b("Less", extent, position))
-    within = b("Not", out)
+    within = _within(b, position, -1, extent)
     position = _clamped(b, position, extent)
     low = b("Floor", position)
     high = _clamped(b, b("Add", low, 1), extent)
