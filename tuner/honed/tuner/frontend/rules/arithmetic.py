@@ -179,6 +179,11 @@ def dropout(b: Builder, c: Call) -> list[Value]:
     return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
 
 
+def mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
+    """`share` of the old value, the rest of the new one."""
+    return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
+
+
 def plus(b: Builder, x: Value, *others: Value | None) -> Value:
     """The sum of `x` and the others that are there."""
     return functools.reduce(lambda y, other: y if other is None else b("Add", y, other), others, x)
@@ -195,11 +200,15 @@ def _positive_or(b: Builder, x: Value, otherwise: Value) -> Value:
     return b("Where", b("Less", x, 0), otherwise, x)
 
 
+def leaky_relu_of(b: Builder, x: Value, alpha: float) -> Value:
+    """`x`, times alpha below 0."""
+    return _positive_or(b, x, b("Mul", x, alpha))
+
+
 @rule("LeakyRelu")
 def leaky_relu(b: Builder, c: Call) -> Value:
     """`x` below 0 times alpha."""
-    x = c.x()
-    return _positive_or(b, x, b("Mul", x, c.number("alpha", 0.01)))
+    return leaky_relu_of(b, c.x(), c.number("alpha", 0.01))
 
 
 @rule("PRelu")
@@ -217,28 +226,34 @@ def elu(b: Builder, c: Call) -> Value:
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, alpha) if c.op == "Celu" else x
-    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
-    grown = b("Exp", b("Min", inner, 0))
-    result = _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
+    result = elu_of(b, x, alpha, inner)
     if c.op != "Selu":
         return result
     return b("Mul", result, c.number("gamma", 1.05070102214813232421875))
 
 
+def elu_of(b: Builder, x: Value, alpha: float, inner: Value | None = None) -> Value:
+    """`x` above 0, alpha * (exp(inner) - 1) below; `inner` is x where it is not given."""
+    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
+    grown = b("Exp", b("Min", x if inner is None else inner, 0))
+    return _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
+
+
+def hard_sigmoid_of(b: Builder, x: Value, alpha: float, beta: float) -> Value:
+    """max(0, min(1, alpha * x + beta))."""
+    return b("Min", b("Max", b("Add", b("Mul", x, alpha), beta), 0), 1)
+
+
 @rule("HardSigmoid")
 def hard_sigmoid(b: Builder, c: Call) -> Value:
     """max(0, min(1, alpha * x + beta))."""
-    x = c.x()
-    line = b("Add", b("Mul", x, c.number("alpha", 0.2)), c.number("beta", 0.5))
-    return b("Min", b("Max", line, 0), 1)
+    return hard_sigmoid_of(b, c.x(), c.number("alpha", 0.2), c.number("beta", 0.5))
 
 
 @rule("HardSwish")
 def hard_swish(b: Builder, c: Call) -> Value:
     """`x` * hard sigmoid of x with alpha 1/6, beta 1/2."""
-    x = c.x()
-    line = b("Add", b("Mul", x, 1 / 6), 0.5)
-    return b("Mul", x, b("Min", b("Max", line, 0), 1))
+    return b("Mul", c.x(), hard_sigmoid_of(b, c.x(), 1 / 6, 0.5))
 
 
 @rule("ThresholdedRelu")
@@ -270,11 +285,15 @@ def softplus(b: Builder, c: Call) -> Value:
     return softplus_of(b, c.x())
 
 
+def softsign_of(b: Builder, x: Value) -> Value:
+    """`x` / (1 + |x|)."""
+    return b("Div", x, b("Add", b("Abs", x), 1))
+
+
 @rule("Softsign")
 def softsign(b: Builder, c: Call) -> Value:
     """`x` / (1 + |x|)."""
-    x = c.x()
-    return b("Div", x, b("Add", b("Abs", x), 1))
+    return softsign_of(b, c.x())
 
 
 @rule("Mish")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +11,9 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import RULES, Call, Result, first_tensor, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .arithmetic import gelu_of
+from .arithmetic import gelu_of, leaky_relu_of, plus
 from .convolution import channel_bias, convolve, geometry
-from .layout import pad_rule, reshape, transpose
+from .layout import flattened, join, pad_rule, reshape, transpose, with_axis
 from .linear import gemm, matmul
 from .normalisation import standardised
 from .pooling import averaged, max_pool
@@ -76,8 +75,7 @@ def bias_gelu(b: Builder, c: Call) -> Value:
 @rule("FastGelu", domain=DOMAIN)
 def fast_gelu(b: Builder, c: Call) -> Value:
     """Gelu of x (+ bias), by tanh."""
-    bias = c.opt(1)
-    return gelu_of(b, c.x() if bias is None else b("Add", c.x(), bias), tanh=True)
+    return gelu_of(b, plus(b, c.x(), c.opt(1)), tanh=True)
 
 
 @rule("QuickGelu", domain=DOMAIN)
@@ -91,18 +89,12 @@ def quick_gelu(b: Builder, c: Call) -> Value:
 def fused_conv(b: Builder, c: Call) -> Value:
     """Conv, plus another tensor where one is given, then an activation."""
     x, g = geometry(b, c, c.x(0), c.x(1))
-    y, other = channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3)
-    y = y if other is None else b("Add", y, other)
+    y = plus(b, channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3))
     name, params = c.text("activation", ""), [float(p) for p in c.attrs.get("activation_params", [])]
-    if name in ("Relu", "Sigmoid", "Tanh"):
-        return b(name, y)
-    if name == "LeakyRelu" and len(params) == 1:
-        return b("Where", b("Less", y, 0), b("Mul", y, params[0]), y)
     if name == "Clip" and len(params) == 2:
         return b("Min", b("Max", y, params[0]), params[1])
-    if name == "HardSigmoid" and len(params) == 2:
-        line = b("Add", b("Mul", y, params[0]), params[1])
-        return b("Min", b("Max", line, 0), 1)
+    if name in ("Relu", "Sigmoid", "Tanh") or (name, len(params)) in (("LeakyRelu", 1), ("HardSigmoid", 2)):
+        return activate(b, y, name.lower(), *(*params, 0.0, 0.0)[:2])
     raise NodeRefused(
         f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions"
     )
@@ -111,15 +103,18 @@ def fused_conv(b: Builder, c: Call) -> Value:
 @rule("SkipLayerNormalization", domain=DOMAIN)
 def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """Layer normalisation of the sum of two tensors (and a bias), along the last axis."""
-    total = b("Add", c.x(0), c.x(1))
-    bias = c.opt(4)
-    total = total if bias is None else b("Add", total, bias)
+    total = _skipped(b, c, 4)
+    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
+    y = plus(b, y, c.opt(3))
+    return [y, y, y, total]
+
+
+def _skipped(b: Builder, c: Call, bias: int) -> Value:
+    """The sum of the first two inputs, and the one of number `bias`."""
+    total = plus(b, c.x(0), c.x(1), c.opt(bias))
     if c.wants(1) or c.wants(2):
         raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
-    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
-    beta = c.opt(3)
-    y = y if beta is None else b("Add", y, beta)
-    return [y, y, y, total]
+    return total
 
 
 def less_zero(b: Builder, x: Value, zero: Value | None) -> Value:
@@ -135,12 +130,16 @@ def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
 
 def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
     """`y` in steps of `scale`, of the type of `like` where no zero point gives one."""
-    return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
+    return requantise(b, b("Div", y, scale), _zero_or(b, zero, like))
+
+
+def _zero_or(b: Builder, zero: Value | None, like: Value) -> Value:
+    return b.constant(np.zeros((), like.dtype)) if zero is None else zero
 
 
 def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
     """round(steps + zero), saturated: halves go to the even result, where `quantised` takes the even step."""
-    zero = b.constant(np.zeros((), like.dtype)) if zero is None else zero
+    zero = _zero_or(b, zero, like)
     return saturated(b, b("Round", b("Add", steps, single(b, zero))), zero)
 
 
@@ -163,10 +162,7 @@ def qlinear_multiply(b: Builder, c: Call) -> Value:
 def qlinear_unary(b: Builder, c: Call) -> Value:
     """The function in float32 of a dequantised tensor, quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
-    if c.op == "QLinearSigmoid":
-        y = b("Sigmoid", x)
-    else:
-        y = b("Where", b("Less", x, 0), b("Mul", x, c.number("alpha", 0.01)), x)
+    y = b("Sigmoid", x) if c.op == "QLinearSigmoid" else leaky_relu_of(b, x, c.number("alpha", 0.01))
     return quantised(b, y, c.x(3), c.opt(4), c.x(0))
 
 
@@ -184,8 +180,7 @@ def qlinear_concat(b: Builder, c: Call) -> Value:
     """Dequantised tensors joined and quantised again."""
     parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
-    joined = parts[0] if len(parts) == 1 else b("Concat", *parts, axis=axis)
-    return quantised(b, joined, c.x(0), c.opt(1), c.x(2))
+    return quantised(b, join(b, parts, axis), c.x(0), c.opt(1), c.x(2))
 
 
 @rule("DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Range", "Trilu", domain=DOMAIN)
@@ -206,8 +201,7 @@ def pad_microsoft(b: Builder, c: Call) -> Value:
 def expand_dims(b: Builder, c: Call) -> Value:
     """Insert a dimension of size 1."""
     x = c.x(0)
-    axis = normal_axis(int(c.const(1, "axis").reshape(-1)[0]), x.rank + 1)
-    return reshape(b, x, [*x.shape[:axis], 1, *x.shape[axis:]])
+    return with_axis(b, x, normal_axis(c.numbers(1, "axis")[0], x.rank + 1))
 
 
 @rule("MatMulInteger16", domain=DOMAIN)
@@ -265,8 +259,7 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
     values = _unpacked(packed, bits, block).reshape(columns, blocks, block).astype(scales.dtype)
     zero = _zero_points(c, bits, columns, blocks)
     dense = ((values - zero) * scales).reshape(columns, blocks * block)[:, :terms]
-    y, bias = matmul(b, c.x(0), b.constant(dense.T.astype(c.x(0).dtype))), c.opt(5)
-    return y if bias is None else b("Add", y, bias)
+    return plus(b, matmul(b, c.x(0), b.constant(dense.T.astype(c.x(0).dtype))), c.opt(5))
 
 
 def _unpacked(packed: Array, bits: int, count: int) -> Array:
@@ -311,25 +304,20 @@ def quantised_gemm(b: Builder, c: Call) -> Value:
     wide = widened(b, y, c.opt(5), 0 if c.integer("transB") else 1)
     x = transpose(b, x, [1, 0]) if c.integer("transA") else x
     wide = transpose(b, wide, [1, 0]) if c.integer("transB") else wide
-    total, bias = matmul(b, x, wide), c.opt(6)
-    total = total if bias is None else b("Add", total, bias)
-    alpha = b.like(c.number("alpha", 1.0), c.x(1))
-    result = b("Mul", single(b, total), b("Mul", b("Mul", c.x(1), c.x(4)), alpha))
-    to, zero = c.opt(7), c.opt(8)
-    if to is None:
-        return result
-    return quantised(b, result, to, zero, c.x(0))
+    total = plus(b, matmul(b, x, wide), c.opt(6))
+    scale = c.x(1), c.x(4)
+    result = b("Mul", single(b, total), b("Mul", b("Mul", *scale), c.number("alpha", 1.0)))
+    to = c.opt(7)
+    return result if to is None else quantised(b, result, to, c.opt(8), c.x(0))
 
 
 @rule("QLinearAveragePool", domain=DOMAIN)
 def qlinear_average_pool(b: Builder, c: Call) -> Value:
     """Averages in float32 of a dequantised tensor, quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
-    last = bool(c.integer("channels_last"))
-    inner = list(range(1, x.rank - 1))
-    x = transpose(b, x, [0, x.rank - 1, *inner]) if last else x
+    x = _channels_first(b, x) if c.integer("channels_last") else x
     y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
-    y = transpose(b, y, [0, *(i + 1 for i in inner), 1]) if last else y
+    y = _channels_last(b, y) if c.integer("channels_last") else y
     return rounded_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
 
 
@@ -340,28 +328,24 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
     axis = normal_axis(c.integer("axis", -1), x.rank)
     flat = x
     if c.integer("opset") < 13:
-        flat, axis = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]), 1
+        flat, axis = flattened(b, x, axis), 1
     if flat.shape[axis] == 1:
         raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
-    shares, zero = reshape(b, b("Softmax", flat, axis=axis), x.shape), c.opt(4)
+    shares = reshape(b, b("Softmax", flat, axis=axis), x.shape)
     # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
     steps = b("Floor", b("Div", 1, c.x(3)))
-    zero = b.constant(np.zeros((), c.x(0).dtype)) if zero is None else zero
-    return requantise(b, b("Mul", shares, steps), zero)
+    return requantise(b, b("Mul", shares, steps), _zero_or(b, c.opt(4), c.x(0)))
 
 
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
 def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
     """The sum of two tensors (and a bias) over the root of its mean square along the last axis."""
-    total, bias = b("Add", c.x(0), c.x(1)), c.opt(3)
-    total = total if bias is None else b("Add", total, bias)
-    if c.wants(1) or c.wants(2):
-        raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
+    total = _skipped(b, c, 3)
     wide = single(b, total)
     square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
     root = b("Sqrt", b("Add", square, c.number("epsilon", 1e-5)))
     scaled = b("Mul", b("Div", wide, root), single(b, c.x(2)))
-    y = scaled if scaled.dtype == total.dtype else b("Cast", scaled, to=TensorProto.FLOAT16)
+    y = b.cast(scaled, total.dtype)
     return [y, y, y, total]
 
 

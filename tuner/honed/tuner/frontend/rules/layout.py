@@ -37,6 +37,11 @@ def cut(b: Builder, x: Value, axis: int, start: int, end: int, step: int = 1) ->
     return b("Slice", x, b.ints(start), b.ints(end), b.ints(axis), b.ints(step))
 
 
+def backwards(b: Builder, x: Value, axis: int) -> Value:
+    """All elements along an axis, the last first."""
+    return b("Slice", x, b.ints(-1), b.ints(-x.shape[axis] - 1), b.ints(axis), b.ints(-1))
+
+
 def join(b: Builder, parts: Sequence[Value], axis: int) -> Value:
     """Parts along an axis; empty ones are left out."""
     kept = [p for p in parts if p.size] or list(parts[:1])
@@ -56,6 +61,11 @@ def with_axis(b: Builder, x: Value, axis: int) -> Value:
 def without_axes(b: Builder, x: Value, axes: Container[int]) -> Value:
     """`x` without axes of 1."""
     return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in axes])
+
+
+def flattened(b: Builder, x: Value, axis: int) -> Value:
+    """`x` in two dimensions, split at an axis."""
+    return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
 
 
 def along(array: Array, axis: int, rank: int) -> Array:
@@ -134,8 +144,7 @@ def unsqueeze(b: Builder, c: Call) -> Value:
 def flatten(b: Builder, c: Call) -> Value:
     """Two dimensions, split at an axis."""
     x = c.x()
-    axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
-    return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+    return flattened(b, x, normal_axis(c.integer("axis", 1), x.rank, end=True))
 
 
 @rule("Transpose")

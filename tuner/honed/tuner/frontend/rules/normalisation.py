@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 from onnx import TensorProto
 
@@ -12,7 +9,8 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-from .layout import cut, pad, reshape
+from .arithmetic import mixed, plus
+from .layout import along, cut, flattened, pad_axis, reshape
 from .reduction import reduce
 
 
@@ -23,8 +21,7 @@ def softmax(b: Builder, c: Call) -> Value:
     if c.opset >= 13:
         return _softmax(b, c.op, x, normal_axis(c.integer("axis", -1), x.rank))
     axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
-    flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
-    return reshape(b, _softmax(b, c.op, flat, 1), x.shape)
+    return reshape(b, _softmax(b, c.op, flattened(b, x, axis), 1), x.shape)
 
 
 def _softmax(b: Builder, op: str, x: Value, axis: int) -> Value:
@@ -40,12 +37,11 @@ def hardmax(b: Builder, c: Call) -> Value:
     x = c.x()
     old = c.opset < 13
     axis = normal_axis(c.integer("axis", 1 if old else -1), x.rank, end=old)
-    flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]) if old else x
-    along = 1 if old else axis
-    if flat.shape[along] == 1:
+    flat, axis = (flattened(b, x, axis), 1) if old else (x, axis)
+    if flat.shape[axis] == 1:
         return b.constant(np.ones(x.shape, x.dtype))
-    best = b("ArgMax", flat, axis=along, keepdims=1)
-    places = np.arange(flat.shape[along], dtype=np.int64).reshape([-1] + [1] * (flat.rank - along - 1))
+    best = b("ArgMax", flat, axis=axis, keepdims=1)
+    places = along(np.arange(flat.shape[axis], dtype=np.int64), axis, flat.rank)
     hit = b("Equal", b.constant(places), best)
     return reshape(b, b("Cast", hit, to=elem_type(x.dtype)), x.shape)
 
@@ -69,7 +65,7 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
     """`x` with mean 0 and variance 1 over axes, computed in float32 at least."""
     centred, variance = moments(b, _compute_in_single(b, x), axes)
     result = b("Div", centred, b("Sqrt", b("Add", variance, epsilon)))
-    return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
+    return b.cast(result, x.dtype)
 
 
 @rule("BatchNormalization")
@@ -104,11 +100,8 @@ def _by_own_statistics(b: Builder, c: Call) -> list[Value]:
     y = b("Mul", standardised(b, x, axes, c.number("epsilon", 1e-5)), channelwise(b, scale, x.rank))
     now = reduce(b, "ReduceMean", wide, axes), moments(b, wide, axes)[1]
     moved = [
-        b("Add", b("Mul", old, momentum), b("Mul", new, 1 - momentum))
-        for old, new in (
-            (old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)))
-            for old, new in zip((mean, variance), now, strict=True)
-        )
+        mixed(b, old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)), momentum)
+        for old, new in zip((mean, variance), now, strict=True)
     ]
     return [b("Add", y, channelwise(b, bias, x.rank)), *moved]
 
@@ -152,7 +145,7 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
     centred, variance = moments(b, wide, axes)
     deviation = b("Sqrt", b("Add", variance, epsilon))
     y = b("Mul", b("Cast", b("Div", centred, deviation), to=elem_type(x.dtype)), scale)
-    y = y if bias is None else b("Add", y, bias)
+    y = plus(b, y, bias)
     return [y, reduce(b, "ReduceMean", wide, axes), b("Div", 1, deviation)]
 
 
@@ -164,7 +157,7 @@ def rms_normalisation(b: Builder, c: Call) -> Value:
     wide = _compute_in_single(b, x)
     square = reduce(b, "ReduceMean", b("Mul", wide, wide), axes)
     y = b("Div", wide, b("Sqrt", b("Add", square, c.number("epsilon", 1e-5))))
-    return b("Mul", b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y, scale)
+    return b("Mul", b.cast(y, x.dtype), scale)
 
 
 @rule("MeanVarianceNormalization")
@@ -194,14 +187,10 @@ def lrn(b: Builder, c: Call) -> Value:
     """`x` / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta."""
     x, size = c.x(), c.integer("size", 1)
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
-    squares = pad(b, b("Mul", x, x), _at(1, before, x.rank), _at(1, after, x.rank), 0)
+    squares = pad_axis(b, b("Mul", x, x), 1, before, after)
     total = cut(b, squares, 1, 0, x.shape[1])
     for shift in range(1, size):
         total = b("Add", total, cut(b, squares, 1, shift, shift + x.shape[1]))
     scaled = b("Mul", total, c.number("alpha", 1e-4) / size)
     base = b("Add", scaled, c.number("bias", 1.0))
     return b("Div", x, b("Pow", base, c.number("beta", 0.75)))
-
-
-def _at(axis: int, amount: int, rank: int) -> Sequence[int]:
-    return [amount if i == axis else 0 for i in range(rank)]

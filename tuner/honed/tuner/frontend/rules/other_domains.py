@@ -8,6 +8,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
+from .arithmetic import mixed
 from .layout import reshape
 
 TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
@@ -28,11 +29,6 @@ def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
         decay = b("Mul", x, c.number("norm_coefficient", 0.0))
         found.append(step(rate_of, count_of, x, b("Add", decay, gradient), state))
     return [results[k] for k in range(1 + states) for results in found]
-
-
-def _mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
-    """`share` of the old value, the rest of the new one."""
-    return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
 
 
 @rule("Adagrad", domain=TRAINING)
@@ -75,7 +71,7 @@ def adam(b: Builder, c: Call) -> list[Value]:
         )
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
-        mean, square = _mixed(b, state[0], g, alpha), _mixed(b, state[1], b("Mul", g, g), beta)
+        mean, square = mixed(b, state[0], g, alpha), mixed(b, state[1], b("Mul", g, g), beta)
         root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
         later = b("Less", 0, count)

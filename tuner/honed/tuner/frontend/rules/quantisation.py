@@ -17,8 +17,9 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type, numpy_dtype
 
+from .arithmetic import plus
 from .convolution import Geometry, channel_bias, geometry, taps
-from .layout import cut, pad, reshape
+from .layout import pad, pick, reshape
 from .linear import matmul
 from .reduction import reduce
 
@@ -29,7 +30,7 @@ _MOST_TERMS = (1 << 31) // _MIDDLE**2 - 1  # sums of more may not fit int32, wha
 
 def single(b: Builder, x: Value) -> Value:
     """`x` in float32."""
-    return x if x.dtype == np.float32 else b("Cast", x, to=TensorProto.FLOAT)
+    return b.cast(x, np.float32)
 
 
 def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
@@ -65,8 +66,7 @@ def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero
 
 def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
     """An integer product in float32; a scale of one dimension is for the columns."""
-    result = b("Mul", single(b, product), b("Mul", x_scale, y_scale))
-    return result if bias is None else b("Add", result, bias)
+    return plus(b, b("Mul", single(b, product), b("Mul", x_scale, y_scale)), bias)
 
 
 @rule("MatMulInteger")
@@ -105,8 +105,7 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     total: Value | None = None
     for index, tap in enumerate(taps(b, padded, w.shape[2:], g.strides, g.dilations, outputs)):
         columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
-        weights = reshape(b, cut(b, kernel, 4, index, index + 1), kernel.shape[:4])
-        part = matmul(b, weights, columns)
+        part = matmul(b, pick(b, kernel, 4, index), columns)
         total = part if total is None else b("Add", total, part)
     if total is None:
         raise NodeRefused("its kernel is empty")
@@ -116,14 +115,11 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: Call) -> Value:
     """Convolution of 8-bit integers in int32; padding stands for the zero point."""
-    return _convolved(b, c, (c.x(0), c.opt(2)), (c.x(1), c.opt(3)))
+    return _convolved(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
-def _convolved(
-    b: Builder, c: Call, image: tuple[Value, Value | None], weights: tuple[Value, Value | None]
-) -> Value:
+def _convolved(b: Builder, c: Call, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None) -> Value:
     """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
-    (x, x_zero), (w, w_zero) = image, weights
     cut_x, g = geometry(b, c, x, w)
     made = _signed_convolution(b, cut_x, x_zero, w, w_zero, g)
     if made is not None:
@@ -135,7 +131,7 @@ def _convolved(
 def qlinear_conv(b: Builder, c: Call) -> Value:
     """Integer convolution, scaled and rounded to the output's type."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    total = channel_bias(b, _convolved(b, c, (x, x_zero), (w, w_zero)), c.opt(8))
+    total = channel_bias(b, _convolved(b, c, x, x_zero, w, w_zero), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
         w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
     scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
@@ -146,8 +142,7 @@ def _placed(b: Builder, c: Call, v: Value, x: Value) -> Value:
     """A scale or zero point laid out to broadcast over `x`: one number, one per slice, or one per block."""
     if v.size == 1 and c.integer("block_size") == 0:
         return reshape(b, v, [])
-    axis = normal_axis(c.integer("axis", 1), x.rank)
-    block = c.integer("block_size")
+    axis, block = normal_axis(c.integer("axis", 1), x.rank), c.integer("block_size")
     if block:
         each = np.arange(x.shape[axis], dtype=np.int64) // block
         return b("Gather", v, b.constant(each), axis=axis)
@@ -182,7 +177,7 @@ def dequantize(b: Builder, c: Call) -> Value:
         wide = b("Sub", wide, b("Cast", _placed(b, c, zero, x), to=TensorProto.INT32))
     to = c.integer("output_dtype") or elem_type(scale.dtype)
     result = b("Mul", single(b, wide), single(b, _placed(b, c, scale, x)))
-    return result if elem_type(result.dtype) == to else b("Cast", result, to=to)
+    return b.cast(result, numpy_dtype(to))
 
 
 @rule("DynamicQuantizeLinear")

@@ -9,7 +9,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-from .layout import given_axes, reshape
+from .layout import backwards, given_axes, without_axes
 
 _AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
 
@@ -17,7 +17,7 @@ _AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
 def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = True) -> Value:
     """A reduction of the core set; axes count from the front."""
     if all(x.shape[a] == 1 for a in axes):
-        return x if keepdims else reshape(b, x, [d for i, d in enumerate(x.shape) if i not in axes])
+        return x if keepdims else without_axes(b, x, axes)
     return b(op, x, b.ints(*axes), keepdims=int(keepdims))
 
 
@@ -36,12 +36,8 @@ def plain(b: Builder, c: Call) -> Value:
     axes = _axes(c, x.rank)
     if not axes:
         return x
-    if x.dtype.kind == "b":
-        wide = b("Cast", x, to=TensorProto.INT32)
-        return b(
-            "Cast", reduce(b, c.op, wide, axes, keepdims=bool(c.integer("keepdims", 1))), to=TensorProto.BOOL
-        )
-    return reduce(b, c.op, x, axes, keepdims=bool(c.integer("keepdims", 1)))
+    wide = b.cast(x, np.int32) if x.dtype.kind == "b" else x
+    return b.cast(reduce(b, c.op, wide, axes, keepdims=bool(c.integer("keepdims", 1))), x.dtype)
 
 
 @rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
@@ -73,9 +69,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
     top = b("Min", b("Max", reduce(b, "ReduceMax", x, axes), -most), most)
     total = reduce(b, "ReduceSum", b("Exp", b("Sub", x, top)), axes)
     result = b("Add", b("Log", total), top)
-    if keep or not axes:
-        return result
-    return reshape(b, result, [d for i, d in enumerate(x.shape) if i not in axes])
+    return result if keep else without_axes(b, result, axes)
 
 
 @rule("ArgMax", "ArgMin")
@@ -89,6 +83,5 @@ def arg_extreme(b: Builder, c: Call) -> Value:
     attrs = {"axis": axis, "keepdims": c.integer("keepdims", 1)}
     if not c.integer("select_last_index"):
         return b(c.op, x, **attrs)
-    size = x.shape[axis]
-    backwards = b("Slice", x, b.ints(-1), b.ints(-size - 1), b.ints(axis), b.ints(-1))
-    return b("Sub", b.constant(np.array(size - 1, np.int64)), b(c.op, backwards, **attrs))
+    last = b.constant(np.array(x.shape[axis] - 1, np.int64))
+    return b("Sub", last, b(c.op, backwards(b, x, axis), **attrs))

@@ -10,7 +10,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .convolution import Geometry, transposed
+from .convolution import Geometry, explicit_pads, transposed
 from .layout import cut, pad_axis, pick, reshape, transpose, with_axis
 from .linear import matmul
 
@@ -91,7 +91,7 @@ def col2im(b: Builder, c: Call) -> Value:
     image, block = c.numbers(1, "shape"), c.numbers(2, "shape")
     spatial, taps = len(image), math.prod(block)
     strides, dilations = c.ints("strides") or [1] * spatial, c.ints("dilations") or [1] * spatial
-    pads = c.ints("pads") or [0] * (2 * spatial)
+    pads = explicit_pads(c, spatial)
     reach = [(k - 1) * d for k, d in zip(block, dilations, strict=True)]
     counts = [(n + pads[i] + pads[i + spatial] - reach[i] - 1) // strides[i] + 1 for i, n in enumerate(image)]
     if spatial > 3 or x.shape[1] % taps or math.prod(counts) != x.shape[2]:
