@@ -50,7 +50,7 @@ def assemble(
     """
     parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
-    probes = len(plan.buffers) - len(probed)
+    probes, known = len(plan.buffers) - len(probed), _operators(normalised)
     model = strict.like(
         CompiledModel,
         plan,
@@ -59,16 +59,11 @@ def assemble(
         device=replace(profile, peaks=None),
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
-        parts=_parts(normalised, plan),
-        views=_views(normalised, plan),
+        parts=_parts(known, plan),
+        views=tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
         split=_split(cut, probes - len(parts)),
     )
-    _check(model)
-    return model, plan.constants
-
-
-def _check(model: CompiledModel) -> None:
     try:
         validate.check(model)
     except ModelFileError as error:
@@ -77,6 +72,7 @@ def _check(model: CompiledModel) -> None:
             f"the compiler broke a rule of its own ({broken}), which is no fault of the model; report it "
             "with the ONNX file, the options and the output of 'hone doctor --json'"
         ) from error
+    return model, plan.constants
 
 
 def _operators(normalised: Normalised) -> dict[str, Operator]:
@@ -88,18 +84,12 @@ def _operators(normalised: Normalised) -> dict[str, Operator]:
     }
 
 
-def _parts(normalised: Normalised, plan: Plan) -> tuple[Part, ...]:
-    known = _operators(normalised)
+def _parts(known: Mapping[str, Operator], plan: Plan) -> tuple[Part, ...]:
     return tuple(
         Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
         for c in plan.calls
         if c.operators
     )
-
-
-def _views(normalised: Normalised, plan: Plan) -> tuple[View, ...]:
-    known = _operators(normalised)
-    return tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views)
 
 
 def _files(cut: Cut | None) -> list[np.ndarray]:

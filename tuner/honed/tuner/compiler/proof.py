@@ -34,8 +34,6 @@ from .fusion import joins
 from .partition import Cut
 from .schedules import first_kernels
 
-# ---- Compiles models in memory and runs them once, unproven ----
-
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
     """An executor over a file that is gone when the executor is closed."""
@@ -93,8 +91,6 @@ def run_sets(
         for each in inputs:
             yield executor.run(each)
 
-
-# ---- Makes compiled forms of a lowered model and compares them with the reference, on a device ----
 
 Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
 

@@ -21,9 +21,7 @@ from honed.runtime.execution.proof import compare
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
 from honed.tuner.prove import confined
 
-# ---- A float32 graph computed on the processor as a device would in fp16, to see how
-# far off its outputs are ----
-#
+# A float32 graph is computed on the processor as a device would in fp16, to see how far off its outputs are.
 # Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result
 # is rounded: what one operation in fp16 gives. Nodes are evaluated with ONNX Runtime where it can, else
 # with ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice
@@ -351,8 +349,6 @@ def _error(expected: Array, found: Array) -> float:
         return 0.0 if np.array_equal(expected, found) else math.inf
     return compare(expected, found, 0.0).error
 
-
-# ---- Finds what is to be kept in float32, from errors alone: the most sensitive first, in few trials ----
 
 Error = Callable[[Exemptions], float]
 # A group of operators that alone errs by less of the bound than this is not looked at more closely.

@@ -1,4 +1,4 @@
-"""Models of the parts of a model, out of the nodes of each."""
+"""Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Extractor:
         self, nodes: Sequence[SurveyedNode], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> onnx.ModelProto:
         """The nodes alone."""
-        return self._made([one.node for one in nodes], inputs, outputs, self._read(nodes))
+        return self._made([one.node for one in nodes], inputs, outputs, _read(nodes))
 
     def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
         """The model as it was given without some of its nodes, by number, and without what only they need.
@@ -82,14 +82,11 @@ class Extractor:
                 )
             else:
                 nodes += [one.node for one in stretch]
-                read |= self._read(stretch)
+                read |= _read(stretch)
         read -= {spec.name for spec in self._survey.inputs}  # without elements they are constants, too
         model = self._made(nodes, (), outputs, read)
         model.graph.input.extend(self._model.graph.input)
         return model
-
-    def _read(self, nodes: Iterable[SurveyedNode]) -> set[str]:
-        return {name for one in nodes for name in one.reads}
 
     def _made(
         self,
@@ -118,6 +115,10 @@ class Extractor:
         )
 
 
+def _read(nodes: Iterable[SurveyedNode]) -> set[str]:
+    return {name for one in nodes for name in one.reads}
+
+
 def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
@@ -126,8 +127,6 @@ def carried(spec: TensorSpec | None) -> bool:
     """Whether a value can be handed from part to part: a tensor of known sizes and of a type that travels."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
-
-# ---- Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine ----
 
 MAX_NODES = 20_000  # dividing more may take minutes
 
