@@ -15,7 +15,7 @@ from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
-from .canonical import canonise, drop_unneeded, put_back, stand_in_types
+from .canonical import all_nodes, canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _MAX_VERSION = 2**31 - 1  # of operators
@@ -162,13 +162,5 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
 
 def _body(nodes: Iterable[onnx.NodeProto], known: set[_Key]) -> _Body:
     """The nodes of a graph or function with those of its branches, and how often they call which function."""
-    count, calls = 0, Counter[_Key]()
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            count += 1
-            if (node.domain, node.op_type) in known:
-                calls[node.domain, node.op_type] += 1
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-    return _Body(count, calls)
+    found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
+    return _Body(len(found), Counter(key for key in found if key in known))

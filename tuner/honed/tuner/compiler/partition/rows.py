@@ -24,6 +24,7 @@ _OF_IMAGES = """
 AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
 InstanceNormalization LRN MaxPool SpaceToDepth
 """  # what they do to the first axis is to go along it
+_REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"}
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
 
@@ -150,8 +151,7 @@ _RULES: Mapping[str, Callable[[_KnownRows, onnx.NodeProto], bool]] = {
     "Slice": _KnownRows._slices,
     "Transpose": lambda _, node: list(_attribute(node, "perm", []))[:1] == [0],
     **dict.fromkeys(
-        ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2")
-        + ("Squeeze", "Unsqueeze"),
+        _REDUCTIONS | {"Squeeze", "Unsqueeze"},
         _KnownRows._changes_axes,
     ),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto
@@ -349,45 +350,32 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """What EmbedLayerNormalization looks up and scales with, in float."""
-
-    words: Value
-    positions: Value
-    segments: Value | None
-    gamma: Value
-    beta: Value
-
-
 @rule("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """Embeddings of words, positions and segments added up, and normalised along the last axis."""
-    tables = Tables(words=c.x(2), positions=c.x(3), segments=c.opt(4), gamma=c.x(5), beta=c.x(6))
-    return _embedded(b, c, tables, c.opt(8))
+    return _embedded(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
 
 
 @rule("QEmbedLayerNormalization", domain=DOMAIN)
 def quantised_embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """EmbedLayerNormalization whose tables are of 8-bit integers."""
-    words, positions, gamma, beta = (
-        real(b, c.x(i), c.x(scale), c.x(scale + 5)) for i, scale in ((2, 8), (3, 9), (5, 11), (6, 12))
-    )
+    tables = [real(b, c.x(i), c.x(i + 6), c.x(i + 11)) for i in (2, 3, 5, 6)]
     segments = None if c.opt(4) is None else real(b, c.x(4), c.x(10), c.x(15))
-    tables = Tables(words=words, positions=positions, segments=segments, gamma=gamma, beta=beta)
-    return _embedded(b, c, tables, None)
+    return _embedded(b, c, [*tables[:2], segments, *tables[2:]], None)
 
 
-def _embedded(b: Builder, c: Call, tables: Tables, positions: Value | None) -> list[Value]:
+def _embedded(b: Builder, c: Call, tables: Sequence[Value | None], positions: Value | None) -> list[Value]:
+    """`tables` are of words, positions and segments, which may be left out; then come gamma and beta."""
     words, segments, mask = c.x(0), c.opt(1), c.opt(7)
-    total = b("Gather", tables.words, words, axis=0)
+    of_words, of_positions, of_segments, gamma, beta = tables
+    total = b("Gather", of_words, words, axis=0)
     if positions is None:
         positions = b.constant(np.arange(words.shape[1], dtype=np.int64)[None, :])
-    total = b("Add", total, b("Gather", tables.positions, positions, axis=0))
-    if segments is not None and tables.segments is not None:
-        total = b("Add", total, b("Gather", tables.segments, segments, axis=0))
+    total = b("Add", total, b("Gather", of_positions, positions, axis=0))
+    if segments is not None and of_segments is not None:
+        total = b("Add", total, b("Gather", of_segments, segments, axis=0))
     y = standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12))
-    y = b("Add", b("Mul", y, tables.gamma), tables.beta)
+    y = b("Add", b("Mul", y, gamma), beta)
     if mask is None:
         return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]
     present = b("Cast", b("Equal", mask, 1), to=TensorProto.INT32)

@@ -8,14 +8,16 @@ q times that of x, plus n p q.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
 from .convolution import Geometry, channel_bias, geometry, taps
@@ -199,21 +201,13 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     return requantise(b, b("Div", x, scale), point), scale, point
 
 
-@dataclass(frozen=True, slots=True)
-class _SignedBytes:
-    """A tensor in int8, and what of it stands for 0: in int32, None where that is 0."""
-
-    data: Value
-    zero: Value | None
-
-
 def _is_bytes(x: Value) -> bool:
     """Whether elements are of 8 bits."""
     return x.dtype in (np.int8, np.uint8)
 
 
-def _signed(b: Builder, x: Value, zero: Value | None) -> _SignedBytes:
-    """Bytes with their zero point as signed ones."""
+def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | None]:
+    """Bytes in int8, and what of them stands for 0: in int32, None where that is 0."""
     moved = None if zero is None else b("Cast", zero, to=TensorProto.INT32)
     if x.dtype == np.uint8:
         wide = b("Sub", b("Cast", x, to=TensorProto.INT32), b.constant(np.int32(_MIDDLE)))
@@ -221,7 +215,7 @@ def _signed(b: Builder, x: Value, zero: Value | None) -> _SignedBytes:
         moved = b("Sub", b.constant(np.int32(0)) if moved is None else moved, b.constant(np.int32(_MIDDLE)))
     if moved is not None and moved.data is not None and not moved.data.any():
         moved = None
-    return _SignedBytes(x, moved)
+    return x, moved
 
 
 def _signed_product(
@@ -233,21 +227,35 @@ def _signed_product(
     """
     if y.data is None or not (_is_bytes(x) and _is_bytes(y)) or min(x.rank, y.rank) < 2:
         return None
-    left, right, terms = _signed(b, x, x_zero), _signed(b, y, y_zero), y.shape[-2]
-    if right.data.data is None or not 1 < terms <= _MOST_TERMS:
+    (x, x_zero), (y, y_zero), terms = _signed(b, x, x_zero), _signed(b, y, y_zero), y.shape[-2]
+    if y.data is None or not 1 < terms <= _MOST_TERMS:
         return None
-    total = b("MatMulInteger", left.data, right.data)
-    columns = b.constant(right.data.data.sum(-2, dtype=np.int32, keepdims=True))
-    if right.zero is not None:
-        rows = b("MatMulInteger", left.data, b.constant(np.ones((terms, 1), np.int8)))
-        total = b("Sub", total, b("Mul", rows, right.zero))
-        columns = b("Sub", columns, b("Mul", right.zero, b.constant(np.int32(terms))))
-    if left.zero is None:
-        return total
-    zero = left.zero
-    if zero.rank == 1 and zero.size > 1:
-        zero = reshape(b, zero, [zero.size, 1])
-    return b("Sub", total, b("Mul", zero, columns))
+    if x_zero is not None and x_zero.rank == 1 and x_zero.size > 1:
+        x_zero = reshape(b, x_zero, [x_zero.size, 1])
+    sums = y.data.sum(-2, dtype=np.int32, keepdims=True)
+    ones = np.ones((terms, 1), np.int8)
+    return _less_zeros(b, partial(b, "MatMulInteger", x), x_zero, y, y_zero, ones, sums, terms)
+
+
+def _less_zeros(
+    b: Builder,
+    times: Callable[[Value], Value],
+    x_zero: Value | None,
+    w: Value,
+    w_zero: Value | None,
+    ones: Array,
+    sums: Array,
+    terms: int,
+) -> Value:
+    """`times(w)`, each of sums of so many terms, as if the zero points had been taken from both before.
+
+    `ones` are weights that sum up the other operand, `sums` those of the weights.
+    """
+    total, of_weights = times(w), b.constant(sums)
+    if w_zero is not None:
+        total = b("Sub", total, b("Mul", times(b.constant(ones)), w_zero))
+        of_weights = b("Sub", of_weights, b("Mul", w_zero, terms))
+    return total if x_zero is None else b("Sub", total, b("Mul", x_zero, of_weights))
 
 
 def _signed_convolution(
@@ -259,33 +267,27 @@ def _signed_convolution(
     """
     if w.data is None or x.rank != 4 or not (_is_bytes(x) and _is_bytes(w)):
         return None
-    left, right = _signed(b, x, x_zero), _signed(b, w, w_zero)
+    (x, x_zero), (w, w_zero) = _signed(b, x, x_zero), _signed(b, w, w_zero)
     terms = w.size // w.shape[0]
-    if right.data.data is None or not 1 < terms <= _MOST_TERMS or (right.zero is not None and g.group > 1):
+    if w.data is None or not 1 < terms <= _MOST_TERMS or (w_zero is not None and g.group > 1):
         return None
-    image, around = left.data, g
-    if left.zero is not None and any([*g.before, *g.after]):
-        image, around = _padded(b, left, g), replace(g, before=[0, 0], after=[0, 0])
-    total = around.apply(b, "ConvInteger", image, right.data)
-    kernels = b.constant(right.data.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1))
-    if right.zero is not None:
-        zero = reshape(b, right.zero, [1, right.zero.size, 1, 1])
-        ones = b.constant(np.ones((1, *w.shape[1:]), np.int8))
-        total = b("Sub", total, b("Mul", around.apply(b, "ConvInteger", image, ones), zero))
-        kernels = b("Sub", kernels, b("Mul", zero, b.constant(np.int32(terms))))
-    if left.zero is None:
-        return total
-    return b("Sub", total, b("Mul", reshape(b, left.zero, []), kernels))
+    if x_zero is not None:
+        if any([*g.before, *g.after]):
+            x, g = _padded(b, x, x_zero, g), replace(g, before=[0, 0], after=[0, 0])
+        x_zero = reshape(b, x_zero, [])
+    if w_zero is not None:
+        w_zero = reshape(b, w_zero, [1, w_zero.size, 1, 1])
+    sums = w.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1)
+    ones = np.ones((1, *w.shape[1:]), np.int8)
+    return _less_zeros(b, partial(g.apply, b, "ConvInteger", x), x_zero, w, w_zero, ones, sums, terms)
 
 
-def _padded(b: Builder, x: _SignedBytes, g: Geometry) -> Value:
+def _padded(b: Builder, x: Value, zero: Value, g: Geometry) -> Value:
     """`x` with its zero point around it."""
-    assert x.zero is not None
     around = [0, 0, *g.before], [0, 0, *g.after]
-    if x.zero.data is not None:
-        return pad(b, x.data, *around, int(x.zero.data.reshape(-1)[0]))
-    inside = np.pad(
-        np.ones((1, 1, *x.data.shape[2:]), np.bool_), [(0, 0), (0, 0), *zip(g.before, g.after, strict=True)]
-    )
-    zero = b("Cast", reshape(b, x.zero, []), to=TensorProto.INT8)
-    return b("Where", b.constant(inside), pad(b, x.data, *around, 0), zero)
+    if zero.data is not None:
+        return pad(b, x, *around, int(zero.data.reshape(-1)[0]))
+    inside = np.ones((1, 1, *x.shape[2:]), np.bool_)
+    inside = np.pad(inside, [(0, 0), (0, 0), *zip(g.before, g.after, strict=True)])
+    zero = b("Cast", reshape(b, zero, []), to=TensorProto.INT8)
+    return b("Where", b.constant(inside), pad(b, x, *around, 0), zero)

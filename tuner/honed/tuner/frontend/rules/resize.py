@@ -30,50 +30,27 @@ class Axis:
     crop: tuple[float, float]  # start and end of the region of interest, as shares of the axis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeMethod:
-    """Resize's attributes."""
-
-    mode: str
-    coordinates: str
-    nearest: str
-    cubic: float
-    exclude_outside: bool
-    antialias: bool
-
-
 @rule("Resize", "Upsample")
 def resize(b: Builder, c: Call) -> Value:
     """Axis by axis: gathers for nearest, weighted gathers for linear and cubic."""
     x = c.x()
     axes = [normal_axis(a, x.rank) for a in (c.ints("axes") or range(x.rank))]
-    plan, method = _plan(c, x, axes), _method(c)
+    old = c.op == "Upsample" or c.opset < 11
+    transform = "asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel")
     outside, result = c.number("extrapolation_value", 0.0), x
     beyond: list[tuple[int, Array]] = []
-    for axis, how in plan.items():
-        positions = coordinates(how, method.coordinates)
+    for axis, how in _plan(c, x, axes).items():
+        positions = coordinates(how, transform)
         if np.array_equal(positions, np.arange(how.extent)) and how.output == how.extent:
             continue
-        if method.coordinates == "tf_crop_and_resize":
+        if transform == "tf_crop_and_resize":
             away = (positions < 0) | (positions > how.extent - 1)
             if away.any():
                 beyond.append((axis, away))
-        result = _along(b, result, axis, how, positions, method)
+        result = _along(b, c, result, axis, how, positions)
     for axis, away in beyond:
         result = b("Where", b.constant(along(away, axis, x.rank)), outside, result)
     return result
-
-
-def _method(c: Call) -> ResizeMethod:
-    old = c.op == "Upsample" or c.opset < 11
-    return ResizeMethod(
-        mode=c.text("mode", "nearest"),
-        coordinates="asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel"),
-        nearest="floor" if old else c.text("nearest_mode", "round_prefer_floor"),
-        cubic=c.number("cubic_coeff_a", -0.75),
-        exclude_outside=bool(c.integer("exclude_outside")),
-        antialias=bool(c.integer("antialias")),
-    )
 
 
 def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
@@ -146,10 +123,12 @@ def coordinates(how: Axis, mode: str) -> Array:
     raise NodeRefused(f"its coordinate transformation {mode!r} does not exist")
 
 
-def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method: ResizeMethod) -> Value:
-    if method.mode == "nearest":
-        return _nearest(b, x, axis, _rounded(positions, method.nearest, how))
-    places, weights = taps(how, positions, method)
+def _along(b: Builder, c: Call, x: Value, axis: int, how: Axis, positions: Array) -> Value:
+    if c.text("mode", "nearest") == "nearest":
+        old = c.op == "Upsample" or c.opset < 11
+        mode = "floor" if old else c.text("nearest_mode", "round_prefer_floor")
+        return _nearest(b, x, axis, _rounded(positions, mode, how))
+    places, weights = taps(c, how, positions)
     total: Value | None = None
     for place, weight in zip(places, weights, strict=True):
         part = b("Gather", x, b.constant(place), axis=axis)
@@ -183,10 +162,11 @@ def _nearest(b: Builder, x: Value, axis: int, places: Array) -> Value:
     return b("Gather", x, b.constant(places), axis=axis)
 
 
-def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array], list[Array]]:
+def taps(c: Call, how: Axis, positions: Array) -> tuple[list[Array], list[Array]]:
     """Input positions and their weights, one array over the output for each tap that is not always 0."""
-    kernel, support = _kernel(method)
-    stretch = max(1.0, 1.0 / how.scale) if method.antialias else 1.0
+    kernel, support = _kernel(c.text("mode", "nearest"), c.number("cubic_coeff_a", -0.75))
+    antialias, exclude = bool(c.integer("antialias")), bool(c.integer("exclude_outside"))
+    stretch = max(1.0, 1.0 / how.scale) if antialias else 1.0
     reach = int(np.ceil(support * stretch))
     if 2 * reach > MAX_TAPS:
         raise NodeRefused(f"it shrinks by so much that {2 * reach} elements make one; use pooling before it")
@@ -195,21 +175,20 @@ def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array]
     places = base[None, :] + offsets[:, None]
     weights = kernel((positions[None, :] - places) / stretch)
     outside = (places < 0) | (places >= how.extent)
-    if method.exclude_outside or method.antialias:
-        weights = np.where(outside & method.exclude_outside, 0.0, weights)
+    if exclude or antialias:
+        weights = np.where(outside & exclude, 0.0, weights)
         weights = weights / weights.sum(axis=0, keepdims=True)
     kept = [i for i in range(len(offsets)) if np.any(weights[i] != 0)]
     bounded = np.clip(places, 0, how.extent - 1)
     return [bounded[i] for i in kept], [weights[i] for i in kept]
 
 
-def _kernel(method: ResizeMethod) -> tuple[Callable[[Array], Array], float]:
-    """The interpolation kernel and half its width (Keys 1981 for cubic)."""
-    if method.mode in ("linear", "bilinear"):
+def _kernel(mode: str, a: float) -> tuple[Callable[[Array], Array], float]:
+    """The interpolation kernel and half its width (Keys 1981 for cubic, with his coefficient `a`)."""
+    if mode in ("linear", "bilinear"):
         return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0
-    if method.mode != "cubic":
-        raise NodeRefused(f"its mode {method.mode!r} does not exist")
-    a = method.cubic
+    if mode != "cubic":
+        raise NodeRefused(f"its mode {mode!r} does not exist")
 
     def cubic(d: Array) -> Array:
         d = np.abs(d)
