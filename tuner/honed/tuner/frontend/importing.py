@@ -129,6 +129,7 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "GreaterOrEqual": op.greater_equal, "BitwiseAnd": op.bitwise_and, "BitwiseOr": op.bitwise_or,
     "BitwiseXor": op.bitwise_xor, "Where": op.where,
 }  # fmt: skip
+_SHIFTS = {b"LEFT": op.left_shift, b"RIGHT": op.right_shift}
 _REDUCTIONS: Mapping[str, Callable[..., Any]] = {
     "ReduceSum": op.sum, "ReduceMean": op.mean, "ReduceMax": op.max, "ReduceMin": op.min,
     "ReduceProd": op.prod,
@@ -191,9 +192,7 @@ CORE: Mapping[str, Import] = {
     "ArgMax": _extreme(op.argmax),
     "ArgMin": _extreme(op.argmin),
     "AveragePool": _pool(_AVG_POOL, count_include_pad=True),
-    "BitShift": lambda node: (op.left_shift if node.attrs["direction"] == b"LEFT" else op.right_shift)(
-        *node.inputs
-    ),
+    "BitShift": lambda node: _SHIFTS[node.attrs["direction"]](*node.inputs),
     "Cast": lambda node: op.astype(node.inputs[0], _dtype(node.attrs["to"])),
     "Concat": lambda node: op.concat(list(node.inputs), axis=node.attrs["axis"]),
     "Conv": _conv,
@@ -216,11 +215,7 @@ CORE: Mapping[str, Import] = {
     PART_OP: _cpu_part,
     "Reshape": lambda node: op.reshape(node.inputs[0], node.numbers(1)),
     "Slice": lambda node: op.strided_slice(
-        node.inputs[0],
-        axes=node.numbers(3),
-        begin=node.numbers(1),
-        end=node.numbers(2),
-        strides=node.numbers(4),
+        node.inputs[0], node.numbers(3), node.numbers(1), node.numbers(2), node.numbers(4)
     ),
     "Softmax": lambda node: nn.softmax(node.inputs[0], axis=node.attrs["axis"]),
     "Transpose": lambda node: op.permute_dims(node.inputs[0], list(node.attrs["perm"])),

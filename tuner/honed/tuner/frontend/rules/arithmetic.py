@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto
@@ -17,6 +18,7 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+Activation = Callable[..., Value]  # of a builder, a tensor and numbers
 
 
 @rule(*_UNARY)
@@ -104,10 +106,24 @@ def where(b: Builder, c: Call) -> Value:
     return b("Where", c.x(0), c.x(1), c.x(2))
 
 
-@rule("Reciprocal")
-def reciprocal(b: Builder, c: Call) -> Value:
+def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]:
+    """Register a function of one tensor, and of attributes with these defaults, as the rule for an operator."""
+
+    def register(function: Activation) -> Activation:
+        @functools.wraps(function)
+        def applied(b: Builder, c: Call) -> Value:
+            return function(b, c.x(), *(c.number(name, default) for name, default in defaults.items()))
+
+        rule(op)(applied)
+        return function
+
+    return register
+
+
+@activation("Reciprocal")
+def reciprocal(b: Builder, x: Value) -> Value:
     """1 / x."""
-    return b("Div", 1, c.x())
+    return b("Div", 1, x)
 
 
 @rule("IsInf")
@@ -200,15 +216,10 @@ def _positive_or(b: Builder, x: Value, otherwise: Value) -> Value:
     return b("Where", b("Less", x, 0), otherwise, x)
 
 
-def leaky_relu_of(b: Builder, x: Value, alpha: float) -> Value:
-    """`x`, times alpha below 0."""
-    return _positive_or(b, x, b("Mul", x, alpha))
-
-
-@rule("LeakyRelu")
-def leaky_relu(b: Builder, c: Call) -> Value:
+@activation("LeakyRelu", alpha=0.01)
+def leaky_relu(b: Builder, x: Value, alpha: float) -> Value:
     """`x` below 0 times alpha."""
-    return leaky_relu_of(b, c.x(), c.number("alpha", 0.01))
+    return _positive_or(b, x, b("Mul", x, alpha))
 
 
 @rule("PRelu")
@@ -239,73 +250,54 @@ def elu_of(b: Builder, x: Value, alpha: float, inner: Value | None = None) -> Va
     return _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
 
 
-def hard_sigmoid_of(b: Builder, x: Value, alpha: float, beta: float) -> Value:
+@activation("HardSigmoid", alpha=0.2, beta=0.5)
+def hard_sigmoid(b: Builder, x: Value, alpha: float, beta: float) -> Value:
     """max(0, min(1, alpha * x + beta))."""
     return b("Min", b("Max", b("Add", b("Mul", x, alpha), beta), 0), 1)
 
 
-@rule("HardSigmoid")
-def hard_sigmoid(b: Builder, c: Call) -> Value:
-    """max(0, min(1, alpha * x + beta))."""
-    return hard_sigmoid_of(b, c.x(), c.number("alpha", 0.2), c.number("beta", 0.5))
-
-
-@rule("HardSwish")
-def hard_swish(b: Builder, c: Call) -> Value:
+@activation("HardSwish")
+def hard_swish(b: Builder, x: Value) -> Value:
     """`x` * hard sigmoid of x with alpha 1/6, beta 1/2."""
-    return b("Mul", c.x(), hard_sigmoid_of(b, c.x(), 1 / 6, 0.5))
+    return b("Mul", x, hard_sigmoid(b, x, 1 / 6, 0.5))
 
 
-@rule("ThresholdedRelu")
-def thresholded_relu(b: Builder, c: Call) -> Value:
+@activation("ThresholdedRelu", alpha=1.0)
+def thresholded_relu(b: Builder, x: Value, alpha: float) -> Value:
     """`x` above alpha, else 0."""
-    x = c.x()
-    return b("Where", b("Less", c.number("alpha", 1.0), x), x, 0)
+    return b("Where", b("Less", alpha, x), x, 0)
 
 
-@rule("Shrink")
-def shrink(b: Builder, c: Call) -> Value:
+@activation("Shrink", lambd=0.5, bias=0.0)
+def shrink(b: Builder, x: Value, lambd: float, bias: float) -> Value:
     """`x` moved towards 0 by bias outside [-lambd, lambd], 0 inside."""
-    x = c.x()
-    lambd, bias = b.like(c.number("lambd", 0.5), x), b.like(c.number("bias", 0.0), x)
-    negative = b.like(-c.number("lambd", 0.5), x)
     inner = b("Where", b("Less", lambd, x), b("Sub", x, bias), 0)
-    return b("Where", b("Less", x, negative), b("Add", x, bias), inner)
+    return b("Where", b("Less", x, -lambd), b("Add", x, bias), inner)
 
 
-def softplus_of(b: Builder, x: Value) -> Value:
-    """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-|x|))."""
+@activation("Softplus")
+def softplus(b: Builder, x: Value) -> Value:
+    """log(1 + exp(x))."""
+    # Without overflow: max(x, 0) + log(1 + exp(-|x|)).
     small = b("Exp", b("Neg", b("Abs", x)))
     return b("Add", b("Max", x, 0), b("Log", b("Add", small, 1)))
 
 
-@rule("Softplus")
-def softplus(b: Builder, c: Call) -> Value:
-    """log(1 + exp(x))."""
-    return softplus_of(b, c.x())
-
-
-def softsign_of(b: Builder, x: Value) -> Value:
+@activation("Softsign")
+def softsign(b: Builder, x: Value) -> Value:
     """`x` / (1 + |x|)."""
     return b("Div", x, b("Add", b("Abs", x), 1))
 
 
-@rule("Softsign")
-def softsign(b: Builder, c: Call) -> Value:
-    """`x` / (1 + |x|)."""
-    return softsign_of(b, c.x())
-
-
-@rule("Mish")
-def mish(b: Builder, c: Call) -> Value:
+@activation("Mish")
+def mish(b: Builder, x: Value) -> Value:
     """`x` * tanh(softplus(x))."""
-    return b("Mul", c.x(), b("Tanh", softplus_of(b, c.x())))
+    return b("Mul", x, b("Tanh", softplus(b, x)))
 
 
-@rule("Swish")
-def swish(b: Builder, c: Call) -> Value:
+@activation("Swish", alpha=1.0)
+def swish(b: Builder, x: Value, alpha: float) -> Value:
     """`x` * sigmoid(alpha * x)."""
-    x, alpha = c.x(), c.number("alpha", 1.0)
     return b("Mul", x, b("Sigmoid", x if alpha == 1.0 else b("Mul", x, alpha)))
 
 

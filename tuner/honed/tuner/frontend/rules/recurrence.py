@@ -15,7 +15,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .arithmetic import elu_of, hard_sigmoid_of, leaky_relu_of, plus, softplus_of, softsign_of
+from .arithmetic import elu_of, hard_sigmoid, leaky_relu, plus, softplus, softsign
 from .layout import cut, join, pick, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import dynamically_quantised, integer_product, scaled_product
@@ -24,28 +24,20 @@ MAX_STEPS = 64  # longer sequences make more kernels than their launches are wor
 Activation = Callable[[Builder, Value], Value]
 
 
-def _line(b: Builder, x: Value, alpha: float, beta: float) -> Value:
-    return b("Add", b("Mul", x, alpha), beta)
-
-
-def _scaled_tanh(b: Builder, x: Value, alpha: float, beta: float) -> Value:
-    return b("Mul", b("Tanh", b("Mul", x, beta)), alpha)
-
-
 # By the names in lower case: as many of activation_alpha and activation_beta as each takes, with what it has
-# without them, and the function of alpha and beta.
-_ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[[Builder, Value, float, float], Value]]] = {
-    "relu": ((), lambda b, x, _, __: b("Relu", x)),
-    "tanh": ((), lambda b, x, _, __: b("Tanh", x)),
-    "sigmoid": ((), lambda b, x, _, __: b("Sigmoid", x)),
-    "softsign": ((), lambda b, x, _, __: softsign_of(b, x)),
-    "softplus": ((), lambda b, x, _, __: softplus_of(b, x)),
-    "leakyrelu": ((0.01,), lambda b, x, alpha, _: leaky_relu_of(b, x, alpha)),
-    "thresholdedrelu": ((1.0,), lambda b, x, alpha, _: b("Where", b("Less", x, alpha), 0, x)),
-    "elu": ((1.0,), lambda b, x, alpha, _: elu_of(b, x, alpha)),
-    "affine": ((0.0, 0.0), _line),
-    "scaledtanh": ((0.0, 0.0), _scaled_tanh),
-    "hardsigmoid": ((0.2, 0.5), hard_sigmoid_of),
+# without them, and the function of these.
+_ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., Value]]] = {
+    "relu": ((), lambda b, x: b("Relu", x)),
+    "tanh": ((), lambda b, x: b("Tanh", x)),
+    "sigmoid": ((), lambda b, x: b("Sigmoid", x)),
+    "softsign": ((), softsign),
+    "softplus": ((), softplus),
+    "leakyrelu": ((0.01,), leaky_relu),
+    "thresholdedrelu": ((1.0,), lambda b, x, alpha: b("Where", b("Less", x, alpha), 0, x)),
+    "elu": ((1.0,), elu_of),
+    "affine": ((0.0, 0.0), lambda b, x, alpha, beta: b("Add", b("Mul", x, alpha), beta)),
+    "scaledtanh": ((0.0, 0.0), lambda b, x, alpha, beta: b("Mul", b("Tanh", b("Mul", x, beta)), alpha)),
+    "hardsigmoid": ((0.2, 0.5), hard_sigmoid),
 }
 _WITHOUT_DEFAULTS = ("affine", "scaledtanh")
 
@@ -54,7 +46,8 @@ def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Valu
     """An activation of recurrent layers by its name in lower case."""
     if name not in _ACTIVATIONS:
         raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
-    return _ACTIVATIONS[name][1](b, x, alpha, beta)
+    defaults, function = _ACTIVATIONS[name]
+    return function(b, x, *(alpha, beta)[: len(defaults)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
