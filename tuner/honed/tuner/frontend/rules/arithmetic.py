@@ -107,7 +107,7 @@ def where(b: Builder, c: Call) -> Value:
 
 
 def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]:
-    """Register a function of one tensor, and of attributes with these defaults, as the rule for an operator."""
+    """Register a function of a tensor, and of attributes with these defaults, as the rule for an operator."""
 
     def register(function: Activation) -> Activation:
         @functools.wraps(function)
