@@ -192,11 +192,24 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
         raise InvalidArgument(f"precision {precision!r} does not exist; use auto, fp32 or fp16")
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
-    types, notes = _mapping(_float_types(graph), precision, fp16=fp16, fp64=fp64)
+    present, notes = _float_types(graph), []
+    types: dict[int, int] = {}  # which element type becomes which
+    if precision == "fp32":
+        types = {t: _SINGLE for t in present if t != _SINGLE}
+    elif precision == "fp16":
+        types = {t: _HALF for t in present if t != _HALF}
+    else:
+        for missing, bits, name in ((not fp16, 16, "cl_khr_fp16"), (not fp64, 64, "cl_khr_fp64")):
+            kind = _HALF if bits == 16 else _DOUBLE
+            if missing and kind in present:
+                types[kind] = _SINGLE
+                notes.append(
+                    f"the model's float{bits} arithmetic is computed in float32: the device has no {name}"
+                )
     kept = put_casts(graph, usually(graph)) if types.get(_SINGLE) == _HALF else frozenset()
     if types:
         _retype(graph, types, kept)
-    return notes
+    return tuple(notes)
 
 
 def _label(graph: onnx.GraphProto) -> str:
@@ -205,25 +218,6 @@ def _label(graph: onnx.GraphProto) -> str:
     if _HALF in present:
         return "fp16" if present == {_HALF} else "mixed"
     return "fp64" if present == {_DOUBLE} else "fp32"
-
-
-def _mapping(
-    present: set[int], precision: Precision, *, fp16: bool, fp64: bool
-) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Which element type becomes which, and what to tell the user about it."""
-    if precision == "fp32":
-        return {t: _SINGLE for t in present if t != _SINGLE}, ()
-    types: dict[int, int] = {}
-    notes: list[str] = []
-    if _HALF in present and not fp16:
-        types[_HALF] = _SINGLE
-        notes.append("the model's float16 arithmetic is computed in float32: the device has no cl_khr_fp16")
-    if precision == "fp16":
-        types.update({t: _HALF for t in present if t != _HALF})
-    elif _DOUBLE in present and not fp64:
-        types[_DOUBLE] = _SINGLE
-        notes.append("the model's float64 arithmetic is computed in float32: the device has no cl_khr_fp64")
-    return types, tuple(notes)
 
 
 def _float_types(graph: onnx.GraphProto) -> set[int]:
