@@ -87,8 +87,8 @@ def pad(b: Builder, x: Value, before: Sequence[int], after: Sequence[int], fill:
 
 def pad_axis(b: Builder, x: Value, axis: int, before: int, after: int) -> Value:
     """`x` with zeros before and after it along one axis."""
-    amounts = [[n if i == axis else 0 for i in range(x.rank)] for n in (before, after)]
-    return pad(b, x, *amounts, 0)
+    low, high = ([n if i == axis else 0 for i in range(x.rank)] for n in (before, after))
+    return pad(b, x, low, high, 0)
 
 
 @rule("Reshape")
