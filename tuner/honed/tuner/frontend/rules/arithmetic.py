@@ -237,17 +237,12 @@ def elu(b: Builder, c: Call) -> Value:
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, alpha) if c.op == "Celu" else x
-    result = elu_of(b, x, alpha, inner)
+    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
+    grown = b("Exp", b("Min", inner, 0))
+    result = _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
     if c.op != "Selu":
         return result
     return b("Mul", result, c.number("gamma", 1.05070102214813232421875))
-
-
-def elu_of(b: Builder, x: Value, alpha: float, inner: Value | None = None) -> Value:
-    """`x` above 0, alpha * (exp(inner) - 1) below; `inner` is x where it is not given."""
-    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
-    grown = b("Exp", b("Min", x if inner is None else inner, 0))
-    return _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
 
 
 @activation("HardSigmoid", alpha=0.2, beta=0.5)

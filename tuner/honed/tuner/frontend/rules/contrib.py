@@ -12,7 +12,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import RULES, Call, Result, first_tensor, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .arithmetic import gelu_of, leaky_relu, plus
+from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry
 from .layout import flattened, join, pad_rule, reshape, transpose, with_axis
 from .linear import gemm, matmul
@@ -163,7 +163,8 @@ def qlinear_multiply(b: Builder, c: Call) -> Value:
 def qlinear_unary(b: Builder, c: Call) -> Value:
     """The function in float32 of a dequantised tensor, quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
-    y = b("Sigmoid", x) if c.op == "QLinearSigmoid" else leaky_relu(b, x, c.number("alpha", 0.01))
+    name = c.op.removeprefix("QLinear").lower()
+    y = activate(b, x, name, c.number("alpha", 0.01), 0.0)
     return quantised(b, y, c.x(3), c.opt(4), c.x(0))
 
 

@@ -15,13 +15,18 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .arithmetic import elu_of, hard_sigmoid, leaky_relu, plus, softplus, softsign
+from .arithmetic import hard_sigmoid, plus, softplus, softsign
 from .layout import cut, join, pick, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import dynamically_quantised, integer_product, scaled_product
 
 MAX_STEPS = 64  # longer sequences make more kernels than their launches are worth
 Activation = Callable[[Builder, Value], Value]
+
+
+def _elu(b: Builder, x: Value, alpha: float) -> Value:
+    grown = b("Sub", b("Exp", b("Min", x, 0)), 1)
+    return b("Where", b("Less", x, 0), b("Mul", grown, alpha), x)
 
 
 # By the names in lower case: as many of activation_alpha and activation_beta as each takes, with what it has
@@ -32,9 +37,9 @@ _ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., Value]]] = {
     "sigmoid": ((), lambda b, x: b("Sigmoid", x)),
     "softsign": ((), softsign),
     "softplus": ((), softplus),
-    "leakyrelu": ((0.01,), leaky_relu),
+    "leakyrelu": ((0.01,), lambda b, x, alpha: b("Where", b("Less", x, 0), b("Mul", x, alpha), x)),
     "thresholdedrelu": ((1.0,), lambda b, x, alpha: b("Where", b("Less", x, alpha), 0, x)),
-    "elu": ((1.0,), elu_of),
+    "elu": ((1.0,), _elu),
     "affine": ((0.0, 0.0), lambda b, x, alpha, beta: b("Add", b("Mul", x, alpha), beta)),
     "scaledtanh": ((0.0, 0.0), lambda b, x, alpha, beta: b("Mul", b("Tanh", b("Mul", x, beta)), alpha)),
     "hardsigmoid": ((0.2, 0.5), hard_sigmoid),
@@ -234,7 +239,7 @@ def _run(
 
 
 def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Value | None:
-    return None if new is None else b("Where", mask, new, b.like(0, new) if old is None else old)
+    return None if new is None else b("Where", mask, new, 0 if old is None else old)
 
 
 def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
