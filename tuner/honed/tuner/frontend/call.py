@@ -22,7 +22,6 @@ class Call:
     node: onnx.NodeProto
     inputs: tuple[Item | None, ...]
     attrs: dict[str, Any]
-    builder: Builder
 
     @property
     def outputs(self) -> tuple[str, ...]:

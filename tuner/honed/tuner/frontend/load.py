@@ -63,11 +63,9 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     local = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
     for node in model.graph.node:
-        if node.domain or (node.domain, node.op_type) in local:
+        if node.domain or (node.domain, node.op_type) in local or node.op_type in RUNTIMES_OWN:
             continue
         found = schema(node.op_type, opset)
-        if node.op_type in RUNTIMES_OWN:
-            continue
         if found is None or found.deprecated:
             name = node.name or (node.output[0] if node.output else "")
             unknown.setdefault(shown(node.op_type, 80), []).append(shown(name, 80))

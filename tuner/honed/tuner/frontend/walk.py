@@ -159,7 +159,6 @@ class Walker:
             node=node,
             inputs=inputs,
             attrs={a.name: _plain(a) for a in node.attribute},
-            builder=self._builder,
         )
         folded = self._fold(call)
         if folded is not None:

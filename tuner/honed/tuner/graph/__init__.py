@@ -14,8 +14,7 @@ import onnx
 from .folding import fold_chains, fold_factors, fold_pads
 from .graph import Graph
 from .lengths import round_lengths
-from .moves import join_moves
-from .norms import join_norms
+from .moves import join_moves, join_norms
 from .pairs import join_pairs
 from .products import combine_siblings, permute_columns, slice_first, split_parts
 from .twins import merge_twins
