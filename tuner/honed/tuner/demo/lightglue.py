@@ -178,7 +178,6 @@ class _Matcher(GraphBuilder):
     def __init__(self, rng: np.random.Generator) -> None:
         super().__init__()
         self._rng = rng
-        self._weights: dict[str, np.ndarray] = {}
 
     def matcher(self) -> None:
         """Everything from the four inputs to the three outputs."""
@@ -331,18 +330,18 @@ class _Matcher(GraphBuilder):
 
     def weight(self, name: str, inputs: int, outputs: int, deviation: float) -> str:
         """A random matrix; the final projection is near the identity, so that matches stand out."""
-        if name not in self._weights:
+        if name not in self._initializers:
             value = self._rng.standard_normal((inputs, outputs), np.float32) * np.float32(deviation)
             if name == "assignment.final_proj.weight":
                 value = np.float32(0.1) * value + np.float32(_SIMILARITY) * np.eye(inputs, dtype=np.float32)
-            self._weights[name] = value
-        return self.constant(name, self._weights[name])
+            self.constant(name, value)
+        return name
 
     def vector(self, name: str, length: int, *, mean: float = 0.0) -> str:
         """A bias or a norm's weights: small random values around `mean`."""
-        if name not in self._weights:
+        if name not in self._initializers:
             value = self._rng.standard_normal(length, np.float32) * np.float32(0.05) + np.float32(mean)
             if name == "assignment.matchability.bias":
                 value = value + np.float32(_MATCHABLE)
-            self._weights[name] = value
-        return self.constant(name, self._weights[name])
+            self.constant(name, value)
+        return name

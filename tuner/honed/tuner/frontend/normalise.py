@@ -18,7 +18,7 @@ from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
 from .signature import TensorSpec, carried
 from .values import Item, NodeRefused, Reasons, Unknown, Value
-from .walk import Parts, Walker, begin
+from .walk import Parts, Walker
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
@@ -66,21 +66,21 @@ def normalise(
     `precision` cannot be met by the model or the device.
     """
     limits, found = limits or FrontendLimits(), Reasons()
-    start = begin(model, shapes or {}, limits, found)
-    items = Walker(start, found, limits.fold_bytes, parts).graph(model.graph, start.scope, start.opsets)
+    walker = Walker(model, shapes or {}, limits, found, parts)
+    items = walker.walk()
     outputs = _output_specs(model, items, found)
     found.check()
     values = [item for item in items if isinstance(item, Value)]
-    graph = _assemble(start.builder, start.inputs, outputs, values, model.graph.name or "model")
+    graph = _assemble(walker.builder, walker.inputs, outputs, values, model.graph.name or "model")
     graph, applied = improve(graph, passes)
     notes = _convert(graph, precision, fp16=fp16, fp64=fp64)
     return Normalised(
         model=_model(graph),
-        inputs=start.inputs,
+        inputs=walker.inputs,
         outputs=tuple(outputs),
-        notes=start.notes + notes,
+        notes=walker.notes + notes,
         precision=_label(graph),
-        opset=start.opsets.get("", 1),
+        opset=walker.opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
         applied=applied,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -16,7 +17,7 @@ from .canonical import reads
 from .load import FrontendLimits
 from .signature import TensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
-from .walk import Scope, Walker, begin
+from .walk import Scope, Walker
 
 _SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
 BEHIND = "what follows on those has a shape that depends on the data"
@@ -72,7 +73,6 @@ class NodeSurvey:
     types: Mapping[str, TensorSpec]
     met: Mapping[str, TensorSpec]
     constants: Mapping[str, Array]
-    notes: tuple[str, ...]
 
 
 def survey(
@@ -92,30 +92,28 @@ def survey(
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
     limits, found = FrontendLimits(), Reasons()
-    start = begin(model, shapes, limits, found)
-    if start.refused or found.general:
+    surveyor = _Surveyor(model, shapes, limits, found)
+    if found.general:
         return None
-    surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
-    surveyor.model, surveyor.learnt, surveyor.assumed, surveyor.as_met = model, learnt, assumed, as_met
+    surveyor.learnt, surveyor.assumed, surveyor.as_met = learnt, assumed, as_met
     surveyor.found, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
-    surveyor.graph(model.graph, scope, start.opsets)
-    constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
-    types = _types(scope, surveyor.open)
+    surveyor.walk()
+    values = {name: item for name, item in surveyor.scope.items() if isinstance(item, Value)}
+    constants = {name: value.data for name, value in values.items() if value.data is not None}
+    types = _types(values, surveyor.open)
     return NodeSurvey(
-        inputs=start.inputs,
+        inputs=surveyor.inputs,
         nodes=tuple(surveyor.found),
         types=types,
         met={name: _as_met(spec, learnt.get(name)) for name, spec in types.items()},
         constants=constants,
-        notes=start.notes,
     )
 
 
 class _Surveyor(Walker):
     """Goes on where a node of the main graph is refused."""
 
-    model: onnx.ModelProto
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, Learnt]
     assumed: int | None
@@ -158,14 +156,14 @@ class _Surveyor(Walker):
                 continue
             try:
                 dtype = numpy_dtype(kind.tensor_type.elem_type)
-                scope[name] = self._builder.input(self._builder.unique(f"{name}/surveyed"), dtype, shape)
+                scope[name] = self.builder.input(self.builder.unique(f"{name}/surveyed"), dtype, shape)
             except NodeRefused:
                 self.open[name] = kind
         return "" if all(_constant(scope[name]) for name in node.output if name) else why
 
     def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
         """Emit a node; where it cannot be, why, and nothing is emitted."""
-        kept = len(self._builder.nodes)
+        kept = len(self.builder.nodes)
         reasons, self._reasons = self._reasons, Reasons()
         try:
             super()._visit(node, scope, opsets)
@@ -177,7 +175,7 @@ class _Surveyor(Walker):
                 return ""
         finally:
             self._reasons = reasons
-        del self._builder.nodes[kept:]
+        del self.builder.nodes[kept:]
         return why
 
     def _inferred(
@@ -273,18 +271,12 @@ def _as_met(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
     return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, met, strict=True)))
 
 
-def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
-    found: dict[str, TensorSpec] = {}
-    for name, item in scope.items():
-        if isinstance(item, Value):
-            found[name] = TensorSpec(name=name, dtype=item.dtype.name, shape=item.shape)
+def _types(values: Mapping[str, Value], open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
+    found = {n: TensorSpec(name=n, dtype=value.dtype.name, shape=value.shape) for n, value in values.items()}
     for name, kind in open_.items():
         tensor = kind.tensor_type if kind is not None and kind.HasField("tensor_type") else None
-        if tensor is None or not tensor.HasField("shape"):
-            continue
-        try:
-            dtype = numpy_dtype(tensor.elem_type)
-        except NodeRefused:
-            continue
-        found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
+        if tensor is not None and tensor.HasField("shape"):
+            with suppress(NodeRefused):
+                dtype = numpy_dtype(tensor.elem_type)
+                found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
     return found

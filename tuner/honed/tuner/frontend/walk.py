@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,58 +43,45 @@ _SEQUENCES = frozenset(
 _MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A model as its walk begins: a builder that has its inputs, with static shapes."""
-
-    inputs: tuple[TensorSpec, ...]
-    notes: tuple[str, ...]
-    refused: frozenset[str]  # inputs
-    builder: Builder
-    scope: Scope
-    opsets: Mapping[str, int]
-    functions: Mapping[tuple[str, str], onnx.FunctionProto]
-
-
-def begin(
-    model: onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...]],
-    limits: FrontendLimits,
-    found: Reasons,
-) -> Start:
-    """Bind the inputs; raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`."""
-    check_expansion(model, MAX_STEPS)
-    specs, notes, refused = bind_inputs(model, shapes, found)
-    builder = Builder(
-        [v.name for v in (*model.graph.input, *model.graph.output)],
-        fold_limit_bytes=limits.fold_bytes,
-        tensor_limit_bytes=limits.tensor_bytes,
-        constant_limit_bytes=limits.constant_bytes,
-    )
-    scope: Scope = {name: Unknown() for name in refused}
-    for spec in specs:
-        if spec.name not in refused:
-            scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
-    opsets = {_spelled(o.domain): o.version for o in model.opset_import} or {"": 1}
-    functions = {(f.domain, f.name): f for f in model.functions}
-    return Start(specs, notes, refused, builder, scope, opsets, functions)
-
-
 class Walker:
-    """Rebuilds source graphs in a Builder, at its opset."""
+    """Rebuilds a model in a Builder, at its opset: `inputs` have static shapes, `scope` its values."""
 
     def __init__(
-        self, start: Start, found: Reasons, fold_limit_bytes: int, parts: Parts | None = None
+        self,
+        model: onnx.ModelProto,
+        shapes: Mapping[str, tuple[int, ...]],
+        limits: FrontendLimits,
+        found: Reasons,
+        parts: Parts | None = None,
     ) -> None:
-        """`parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it."""
+        """Bind the inputs; `parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it.
+
+        Raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`.
+        """
+        check_expansion(model, MAX_STEPS)
+        self.inputs, self.notes, refused = bind_inputs(model, shapes, found)
+        self.builder = Builder(
+            [v.name for v in (*model.graph.input, *model.graph.output)],
+            fold_limit_bytes=limits.fold_bytes,
+            tensor_limit_bytes=limits.tensor_bytes,
+            constant_limit_bytes=limits.constant_bytes,
+        )
+        self.scope: Scope = {name: Unknown() for name in refused}
+        for spec in self.inputs:
+            self.scope[spec.name] = self.builder.input(spec.name, spec.numpy, spec.shape)
+        self.opsets = {_spelled(o.domain): o.version for o in model.opset_import} or {"": 1}
+        self.model = model
+        self._functions = {(f.domain, f.name): f for f in model.functions}
         self._parts = parts
-        self._builder = start.builder
-        self._functions = start.functions
         self._reasons = found
-        self._fold_limit = fold_limit_bytes
+        self._fold_limit = limits.fold_bytes
         self._depth = 0
         self._steps = 0
         self._bodies = 0
+
+    def walk(self) -> list[Item]:
+        """Add the nodes of the model; its outputs."""
+        return self.graph(self.model.graph, self.scope, self.opsets)
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
@@ -108,7 +94,7 @@ class Walker:
 
     def _initialiser(self, name: str, proto: Any, read: Callable[[Any], Array]) -> Item:
         try:
-            return self._builder.constant(read(proto), hint=name)
+            return self.builder.constant(read(proto), hint=name)
         except (NodeRefused, *_MISFITS) as error:
             self._reasons.general.append(f"initialiser {name!r}: {' '.join(str(error).split())}")
             return Unknown()
@@ -126,7 +112,7 @@ class Walker:
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         """Put what a node makes into the scope, or note why it is refused."""
         domain = _spelled(node.domain)
-        self._builder.scope = node.name or next((o for o in node.output if o), node.op_type)
+        self.builder.scope = node.name or next((o for o in node.output if o), node.op_type)
         items: Sequence[Item] = []
         try:
             items = self._node(node, domain, opsets, scope)
@@ -143,12 +129,12 @@ class Walker:
         self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
     ) -> Sequence[Item]:
         self._steps += 1
-        if len(self._builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
+        if len(self.builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
             raise ModelRefused(f"the model grows beyond {MAX_NODES} nodes when it is expanded; split it")
         opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
         if domain == PART_DOMAIN and self._parts:
-            return _part_values(self._builder, node, inputs, self._parts)
+            return _part_values(self.builder, node, inputs, self._parts)
         if any(isinstance(item, Unknown) for item in inputs):
             self._judge_by_name(node, domain, opsets)
             return []
@@ -168,7 +154,7 @@ class Walker:
             return self._flow(call, opsets, scope)
         known = RULES.get((domain, call.op))
         if known is not None:
-            result = known(self._builder, call)
+            result = known(self.builder, call)
             return list(result) if isinstance(result, Sequence) else [result]
         return self._expand(call)
 
@@ -194,7 +180,7 @@ class Walker:
         except NodeRefused:
             return None  # the rule for the operator decides
         return [
-            Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
+            Unknown() if array is None else self.builder.constant(np.asarray(array), hint=name)
             for array, name in zip(outputs, node.output, strict=True)
         ]
 
@@ -210,14 +196,14 @@ class Walker:
         missing = {name: "" for name in function.input if name not in scope}
         opsets = {_spelled(o.domain): o.version for o in function.opset_import}
         attributes = {a.name: a for a in (*function.attribute_proto, *call.node.attribute)}
-        outer = self._builder.scope
+        outer = self.builder.scope
         inner = [_prefixed(n, outer, missing) for n in function.node]
         self._depth += 1
         try:
             self._nodes(inner, scope, opsets, attributes)
         finally:
             self._depth -= 1
-            self._builder.scope = outer
+            self.builder.scope = outer
         return [scope.get(name, Unknown()) for name in function.output]
 
     def _flow(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
@@ -228,7 +214,7 @@ class Walker:
             if call.op == "If" and (condition := call.x(0)).data is not None:
                 chosen = "then_branch" if bool(condition.data.reshape(-1)[0]) else "else_branch"
                 return self.graph(graph_of(call, chosen), dict(scope), opsets)
-            return flow(self._builder, call, lambda g, inner: self._body(g, {**scope, **inner}, opsets))
+            return flow(self.builder, call, lambda g, inner: self._body(g, {**scope, **inner}, opsets))
         finally:
             self._depth -= 1
 
@@ -237,13 +223,13 @@ class Walker:
         self._bodies += 1
         if self._bodies > MAX_BODIES:
             raise NodeRefused(f"loops and branches of the model become more than {MAX_BODIES} graphs")
-        kept, outer = self._reasons, self._builder.scope
+        kept, outer = self._reasons, self.builder.scope
         self._reasons = Reasons()
         try:
             items = self.graph(graph, scope, opsets)
             texts = self._reasons.texts()
         finally:
-            self._reasons, self._builder.scope = kept, outer
+            self._reasons, self.builder.scope = kept, outer
         if texts:
             raise NodeRefused(f"a graph within it cannot be compiled: {texts[0]}")
         return items
