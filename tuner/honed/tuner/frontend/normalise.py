@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -88,8 +89,7 @@ def normalise(
 
 def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
     """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
-    model = onnx.ModelProto()
-    model.CopyFrom(normalised.model)
+    model = deepcopy(normalised.model)
     _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
     return replace(normalised, model=model, precision=_label(model.graph))
 

@@ -9,13 +9,14 @@ around an image for convolutions alone are the convolutions' own.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Replaced, axis_of, copied
+from .graph import Array, Graph, Replaced, axis_of
 from .products import WIDE, Product, exact, product
 
 
@@ -91,7 +92,7 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
     constants = _constants(graph, outer, parts)
     if constants is None:
         return []
-    new = [copied(outer.node)]
+    new = [deepcopy(outer.node)]
     new[0].input[1] = constants[0]
     given = [part.inner.given if part.inner else part.value for part in parts]
     if len(parts) > 1:
@@ -99,7 +100,7 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
         given = [new[0].output[0]]
     new[-1].input[0] = given[0]
     if outer.addition is not None and outer.bias is not None:
-        new.append(copied(outer.addition))
+        new.append(deepcopy(outer.addition))
         new[-1].input[list(new[-1].input).index(outer.bias)] = constants[1]
     return new
 
@@ -231,7 +232,7 @@ def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
     scaled, bias = exact(weight * factor, weight), exact(offset, weight)
     if scaled is None or bias is None:
         return []
-    root = copied(one.root)
+    root = deepcopy(one.root)
     if (factor != 1).any():
         root.input[1] = graph.constant(scaled, f"{one.root.input[1]}/scaled")
     if not offset.any():
@@ -275,7 +276,7 @@ def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
 
 def _padding(node: onnx.NodeProto, image: str, widths: list[int]) -> onnx.NodeProto:
     """The convolution with that much more padding, of the image that is not padded yet."""
-    made = copied(node)
+    made = deepcopy(node)
     made.input[0] = image
     (pads,) = (attribute for attribute in made.attribute if attribute.name == "pads")
     total = [own + more for own, more in zip(pads.ints, widths, strict=True)]

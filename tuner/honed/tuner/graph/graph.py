@@ -205,13 +205,6 @@ def perm_of(node: onnx.NodeProto) -> list[int]:
     return list(helper.get_node_attr_value(node, "perm"))
 
 
-def copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node that can be changed: graphs share theirs."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
-
-
 def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
     return TensorType(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
 

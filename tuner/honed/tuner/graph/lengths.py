@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 import onnx
 
-from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, copied, perm_of
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, perm_of
 
 
 class Beyond(Enum):
@@ -259,7 +260,7 @@ class _Rewriting:
         operands = [self._version(*one) for one in zip(node.input, found.operands, strict=True)]
         if found.masked is not None:
             operands[0] = self._masked(operands[0], found.masked, f"{name}/scores")
-        made = copied(node)
+        made = deepcopy(node)
         made.input[:] = operands
         made.output[0] = made.name = self._named(name, found.result)
         kind = self._old.types[name]

@@ -8,8 +8,7 @@ once. What they come to is found out by doing it to the places of the elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -20,22 +19,6 @@ from .products import WIDE, by_rows
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
 _MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
-
-
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """All that moves elements from `source` to a value, in topological order."""
-
-    source: str
-    nodes: tuple[onnx.NodeProto, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A transpose of a value seen with axes of other `extents`."""
-
-    extents: Shape
-    perm: tuple[int, ...]
 
 
 def join_moves(graph: Graph) -> tuple[Graph, int]:
@@ -52,20 +35,20 @@ def join_moves(graph: Graph) -> tuple[Graph, int]:
         ):
             dropped.add(value)
             continue
-        for tree in reversed(_trees(graph, value, order)):
-            turn = _turn(graph, tree, value)
+        for source, nodes in reversed(_trees(graph, value, order)):
+            turn = _turn(graph, source, nodes, value)
             if turn is not None:
-                replaced[value] = _turned(found, tree.source, value, turn)
+                replaced[value] = _turned(found, source, value, *turn)
                 dropped.add(value)
-                needed.add(tree.source)
+                needed.add(source)
                 break
     return found.replacing(replaced), len(replaced)
 
 
-def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[_Tree]:
-    """What makes a value out of one other by moving and joining alone, the smallest tree first."""
+def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[tuple[str, list[onnx.NodeProto]]]:
+    """The values that moving and joining alone make a value of, the nearest first, and all nodes between."""
     nodes: list[onnx.NodeProto] = []
-    found: list[_Tree] = []
+    found: list[tuple[str, list[onnx.NodeProto]]] = []
     given, joins = {value}, False
     while True:
         latest = max(given, key=lambda name: order.get(name, -1))
@@ -77,16 +60,21 @@ def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[_Tree]:
         given.remove(latest)
         given.update(node.input if node.op_type == "Concat" else node.input[:1])
         if joins and len(given) == 1:
-            found.append(_Tree(min(given), tuple(reversed(nodes))))
+            found.append((min(given), nodes[::-1]))
 
 
-def _turn(graph: Graph, tree: _Tree, value: str) -> _Turn | None:
-    """The transpose that a tree is; None where it is none, or too large to find out."""
-    count = math.prod(graph.shape(tree.source))
+def _turn(
+    graph: Graph, source: str, nodes: Sequence[onnx.NodeProto], value: str
+) -> tuple[Shape, list[int]] | None:
+    """The transpose that nodes are, which sees its source with axes of some extents: these, and their order.
+
+    None where they are none, or too large to find out.
+    """
+    count = math.prod(graph.shape(source))
     if not 0 < count == math.prod(graph.shape(value)) <= _MOST_ELEMENTS:
         return None
-    places = {tree.source: np.arange(count, dtype=np.int32).reshape(graph.shape(tree.source))}
-    for node in tree.nodes:
+    places = {source: np.arange(count, dtype=np.int32).reshape(graph.shape(source))}
+    for node in nodes:
         places[node.output[0]] = _moved(graph, node, places)
     axes = _axes(places[value].reshape(-1))
     if axes is None:
@@ -98,8 +86,7 @@ def _turn(graph: Graph, tree: _Tree, value: str) -> _Turn | None:
         if stride != inside:
             return None
         inside *= extent
-    extents = tuple(axes[n][0] for n in outer_first)
-    return _Turn(extents, tuple(outer_first.index(n) for n in range(len(axes))))
+    return tuple(axes[n][0] for n in outer_first), [outer_first.index(n) for n in range(len(axes))]
 
 
 def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
@@ -136,12 +123,13 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
     return found[::-1]
 
 
-def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.NodeProto]:
+def _turned(
+    graph: Graph, source: str, value: str, extents: Shape, perm: Sequence[int]
+) -> list[onnx.NodeProto]:
     """Nodes that make `value` out of `source`. A leading axis of 1 stays one: other passes go by it."""
     elem, shape = graph.types[source].elem, graph.shape(value)
     ones = (1,) if shape[:1] == graph.shape(source)[:1] == (1,) else ()
-    extents = (*ones, *turn.extents)
-    perm = [*range(len(ones)), *(len(ones) + axis for axis in turn.perm)]
+    extents, perm = (*ones, *extents), [*range(len(ones)), *(len(ones) + axis for axis in perm)]
     split, turned = graph.unique(f"{value}/split"), graph.unique(f"{value}/turned")
     kind = TensorType(elem, tuple(extents[axis] for axis in perm))
     return [

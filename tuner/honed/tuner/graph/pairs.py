@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Container, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
 
-from .graph import Graph, Replaced, Shape, TensorType, axis_of, copied, perm_of
+from .graph import Graph, Replaced, Shape, TensorType, axis_of, perm_of
 
 _UNARY = frozenset({"Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Erf", "Exp", "Sqrt", "Abs", "Cos", "Sin"})
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
@@ -238,7 +239,7 @@ def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, s
         return graph.slice(node.input[0], name, bounds[0], bounds[1], 2 * bounds[2] - bounds[1])
     if node.op_type == "Reshape":
         return graph.reshape(names[node.input[0]], name, both.shape)
-    copy = copied(node)
+    copy = deepcopy(node)
     copy.input[:] = [names.get(given, given) for given in node.input]
     copy.output[0] = copy.name = name
     graph.types[name] = both

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
-from .graph import Array, Graph, Replaced, Shape, TensorType, axis_of, copied, perm_of
+from .graph import Array, Graph, Replaced, Shape, TensorType, axis_of, perm_of
 
 WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # that constants are computed anew in
 
@@ -164,7 +165,7 @@ def _with_columns(graph: Graph, node: onnx.NodeProto, constant: str, split: _Spl
     parts = np.moveaxis(array.reshape(*lead, *split.extents), len(lead) + split.along, len(lead))
     permuted = np.ascontiguousarray(parts).reshape(array.shape)
     name = graph.constant(permuted, f"{constant}/permuted")
-    copy = copied(node)
+    copy = deepcopy(node)
     copy.input[list(copy.input).index(constant)] = name
     return copy
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
-from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, copied, perm_of
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, perm_of
 
 # Of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
 _MOST_ELEMENTS = 1 << 25
@@ -349,7 +350,7 @@ class _Merger:
         return self.graph.tidied(self.made)
 
     def _merge(self, group: Group) -> onnx.NodeProto:
-        node = copied(group.nodes[0])
+        node = deepcopy(group.nodes[0])
         node.output[0] = node.name = self.stacks[group.values]
         rank = len(self.graph.shape(node.output[0]))
         for position, role in enumerate(group.roles):

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.execution.proof import compare
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
+from honed.tuner.graph.graph import Graph
 from honed.tuner.prove import confined
 
 # A float32 graph is computed on the processor as a device would in fp16, to see how far off its outputs are.
@@ -140,8 +142,7 @@ class Operators:
 
 def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
     """A graph of one node, whose values have names that say nothing and no shapes."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = "node"
     given = []
     for index, name in enumerate(node.input):
@@ -216,13 +217,10 @@ class Simulation:
     def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
         self._graph = model.graph
         self._sets = sets
-        infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-        types = {i.name: i.type.tensor_type.elem_type for i in infos}
-        types |= {t.name: t.data_type for t in model.graph.initializer}
-        self._shapes = {
-            i.name: tuple(int(d.dim_value) for d in i.type.tensor_type.shape.dim) for i in infos
-        } | {t.name: tuple(t.dims) for t in model.graph.initializer}
-        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        known = Graph.read(model.graph)
+        types = {name: kind.elem for name, kind in known.types.items()}
+        self._shapes = {name: kind.shape for name, kind in known.types.items()}
+        self._constants = known.constants
         self._halved = {
             name: saturated(value, np.float16).astype(np.float32)
             for name, value in self._constants.items()
