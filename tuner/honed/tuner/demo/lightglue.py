@@ -239,14 +239,13 @@ class _Matcher(GraphBuilder):
         weights = f"{layer}.cross"
         names = (f"{layer}/cross0", f"{layer}/cross1")
         points = (x0, x1)
-        qk = [
-            self.heads(f"{n}/to_qk", self.linear(f"{n}/to_qk", x, f"{weights}.to_qk", WIDTH, WIDTH))
-            for n, x in zip(names, points, strict=True)
-        ]
-        v = [
-            self.heads(f"{n}/to_v", self.linear(f"{n}/to_v", x, f"{weights}.to_v", WIDTH, WIDTH))
-            for n, x in zip(names, points, strict=True)
-        ]
+        qk, v = (
+            [
+                self.heads(f"{n}/{part}", self.linear(f"{n}/{part}", x, f"{weights}.{part}", WIDTH, WIDTH))
+                for n, x in zip(names, points, strict=True)
+            ]
+            for part in ("to_qk", "to_v")
+        )
         updated = []
         for image, (name, x) in enumerate(zip(names, points, strict=True)):
             other = 1 - image

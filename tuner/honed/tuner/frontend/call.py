@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -98,19 +98,13 @@ class Call:
 Result = Item | Sequence[Item]
 Rule = Callable[[Builder, Call], Result]
 RULES: dict[tuple[str, str], Rule] = {}
+_Rule = TypeVar("_Rule", bound=Rule)
 
 
-def first_tensor(result: Result) -> Value:
-    """The first output of a rule that makes tensors."""
-    found = result[0] if isinstance(result, Sequence) else result
-    assert isinstance(found, Value)
-    return found
-
-
-def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
+def rule(*ops: str, domain: str = "") -> Callable[[_Rule], _Rule]:
     """Register a rewriting rule for operators."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: _Rule) -> _Rule:
         for op in ops:
             if (domain, op) in RULES:
                 raise ValueError(f"operator {op} has two rules")

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import RULES, Call, Result, first_tensor, normal_axis, rule
+from honed.tuner.frontend.call import RULES, Call, Result, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .arithmetic import gelu_of, plus
@@ -56,9 +56,8 @@ def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
 @rule("FusedGemm", domain=DOMAIN)
 def fused_gemm(b: Builder, c: Call) -> Value:
     """Gemm, then an activation."""
-    y = first_tensor(gemm(b, c))
     name = c.text("activation", "").lower()
-    return activate(b, y, name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
+    return activate(b, gemm(b, c), name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
 @rule("Gelu", domain=DOMAIN)
@@ -196,7 +195,7 @@ def pad_microsoft(b: Builder, c: Call) -> Value:
     """As ONNX's Pad; its amounts may be a row."""
     amounts = b.constant(c.const(1, "pads").reshape(-1))
     call = replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:]))
-    return first_tensor(pad_rule(b, call))
+    return pad_rule(b, call)
 
 
 @rule("ExpandDims", domain=DOMAIN)
@@ -224,16 +223,16 @@ def _channels_last(b: Builder, x: Value) -> Value:
 def quantised_conv(b: Builder, c: Call) -> Value:
     """As ONNX's QLinearConv; channels may be the last axis."""
     if not c.integer("channels_last"):
-        return first_tensor(qlinear_conv(b, c))
+        return qlinear_conv(b, c)
     call = replace(c, inputs=(_channels_first(b, c.x(0)), *c.inputs[1:]))
-    return _channels_last(b, first_tensor(qlinear_conv(b, call)))
+    return _channels_last(b, qlinear_conv(b, call))
 
 
 @rule("NhwcMaxPool", domain=DOMAIN)
 def max_pool_channels_last(b: Builder, c: Call) -> Value:
     """As ONNX's MaxPool; channels are the last axis."""
     call = replace(c, domain="", opset=_NEWEST, inputs=(_channels_first(b, c.x(0)),))
-    return _channels_last(b, first_tensor(max_pool(b, call)))
+    return _channels_last(b, max_pool(b, call)[0])
 
 
 @rule("QLinearWhere", domain=DOMAIN)
