@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -138,23 +139,23 @@ def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarra
 
 def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
     """A proof not yet run; buffer `first` holds the first input of the first probe."""
-    probes = []
-    for n in range(len(expected.inputs)):
-        middle = first + len(normalised.inputs)
-        end = middle + len(normalised.outputs)
-        behind = end + (len(expected.behind[n]) if expected.behind else 0)
-        probes.append(
-            Probe(
-                inputs=tuple(range(first, middle)),
-                outputs=tuple(range(middle, end)),
-                tolerance=expected.tolerance,
-                behind=tuple(range(end, behind)),
-            )
+    numbers = itertools.count(first)
+
+    def next_buffers(count: int) -> tuple[int, ...]:
+        return tuple(itertools.islice(numbers, count))
+
+    probes = tuple(
+        Probe(
+            inputs=next_buffers(len(normalised.inputs)),
+            outputs=next_buffers(len(normalised.outputs)),
+            tolerance=expected.tolerance,
+            behind=next_buffers(len(behind)),
         )
-        first = behind
+        for behind in expected.behind or ((),) * len(expected.inputs)
+    )
     return Proof(
         reference=expected.evaluator,
-        probes=tuple(probes),
+        probes=probes,
         device=None,
         error=(),
         covered=expected.covered,
