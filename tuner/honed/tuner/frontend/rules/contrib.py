@@ -16,7 +16,6 @@ from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry
 from .layout import flattened, join, pad_rule, reshape, transpose, with_axis
 from .linear import gemm, matmul
-from .normalisation import standardised
 from .pooling import averaged, max_pool
 from .quantisation import (
     dynamically_quantised,
@@ -29,7 +28,7 @@ from .quantisation import (
     widened,
 )
 from .recurrence import activate
-from .reduction import reduce
+from .reduction import reduce, standardised
 
 DOMAIN = "com.microsoft"
 _NEWEST = 13  # as which an operator is read whose inputs are those of this opset
