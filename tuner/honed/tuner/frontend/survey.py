@@ -239,12 +239,11 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
     """A tensor of the sizes that both have in common; None where they are no tensors of one rank."""
     if one is None or other is None or not (_typed(one) and _typed(other)):
         return None
-    mine, yours = one.tensor_type, other.tensor_type
-    if mine.elem_type != yours.elem_type or len(mine.shape.dim) != len(yours.shape.dim):
+    sizes, others = _sizes(one.tensor_type), _sizes(other.tensor_type)
+    if one.tensor_type.elem_type != other.tensor_type.elem_type or len(sizes) != len(others):
         return None
-    pairs = zip(mine.shape.dim, yours.shape.dim, strict=True)
-    same = [a.dim_value if a.HasField("dim_value") and a == b else None for a, b in pairs]
-    return helper.make_tensor_type_proto(mine.elem_type, same)
+    same = [a if a == b and a >= 0 else None for a, b in zip(sizes, others, strict=True)]
+    return helper.make_tensor_type_proto(one.tensor_type.elem_type, same)
 
 
 def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:

@@ -202,7 +202,7 @@ def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
     steps, batch, _ = x.shape
     if not 0 < steps <= MAX_STEPS:
         raise NodeRefused(f"its sequence of {steps} steps is not unrolled; at most {MAX_STEPS} are")
-    directions = _directions(b, c, layer, batchwise)
+    directions = _directions(b, c, layer)
     active = _active(b, c, steps, batch)
     sequences, finals = zip(*(_run(b, c, layer, d, x, active) for d in directions), strict=True)
     whole = join(b, sequences, 1)
@@ -253,26 +253,20 @@ def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
     return [None if mask.all() else b.constant(mask) for mask in masks]
 
 
-def _directions(b: Builder, c: Call, layer: Layer, batchwise: bool) -> list[Direction]:
+def _directions(b: Builder, c: Call, layer: Layer) -> list[Direction]:
     name = c.text("direction", "forward")
     reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(name)
     if reversals is None:
         raise NodeRefused(f"its direction {name!r} is not forward, reverse or bidirectional")
     activations = _activations(c, layer, len(reversals))
     return [
-        _direction(b, c, layer, index, reverse, batchwise, activations[index])
+        _direction(b, c, layer, index, activations[index], reverse=reverse)
         for index, reverse in enumerate(reversals)
     ]
 
 
 def _direction(
-    b: Builder,
-    c: Call,
-    layer: Layer,
-    index: int,
-    reverse: bool,
-    batchwise: bool,
-    activations: tuple[Activation, ...],
+    b: Builder, c: Call, layer: Layer, index: int, activations: tuple[Activation, ...], *, reverse: bool
 ) -> Direction:
     def of(value: Value, axis: int = 0) -> Value:
         return pick(b, value, axis, index)
@@ -281,7 +275,7 @@ def _direction(
         value = c.opt(place)
         if value is None or (value.data is not None and not value.data.any()):
             return None
-        return of(value, 1 if batchwise else 0)
+        return of(value, 1 if c.integer("layout") else 0)
 
     def weights(place: int, scale: int) -> Weights:
         whole = of(c.x(place))
