@@ -430,7 +430,8 @@ def _least(
 ) -> frozenset[str]:
     """Units to keep for an error within the bound, the most sensitive first; keeping all is known to do.
 
-    Groups of units are halved, the one that errs most first, as long as there are trials left.
+    Groups of units are halved, the one that errs most first, as long as there are trials left; then as few
+    groups as do are kept.
     """
     if not units:
         return frozenset()
@@ -443,18 +444,8 @@ def _least(
         at, middle = groups.index(coarse), len(coarse.units) // 2
         parts = (coarse.units[:middle], coarse.units[middle:])
         groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
-    ranked = sorted(groups, key=lambda g: -g.alone)
-    return _fewest([frozenset(g.units) for g in ranked], error, bound, left)
-
-
-def _fewest(
-    ranked: Sequence[frozenset[str]],
-    error: Callable[[frozenset[str]], float],
-    bound: float,
-    left: Callable[[], int],
-) -> frozenset[str]:
-    """The union of the first few sets, as few as do."""
-    fewest, enough = 0, len(ranked)
+    ranked = [frozenset(group.units) for group in sorted(groups, key=lambda g: -g.alone)]
+    fewest, enough = 0, len(ranked)  # of the first ones, those that do
     while fewest < enough and left() > 0:
         middle = (fewest + enough) // 2
         if error(frozenset().union(*ranked[:middle])) <= bound:
