@@ -16,8 +16,8 @@ from honed.tuner.frontend.builder import schema
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.flow import MAX_TRIPS
 from honed.tuner.frontend.load import MAX_OPSET
-from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import FAMILIES
+from honed.tuner.frontend.values import UNSUPPORTED
 from honed.tuner.prove.probes import OPERATORS as SPECIALS
 
 from . import cases

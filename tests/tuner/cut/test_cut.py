@@ -22,7 +22,7 @@ from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.partition import Cut, PartModel, cut
 from honed.tuner.compiler.partition.divide import Partition, Unit, Worth, divide, with_less_to_hand_over
 from honed.tuner.frontend.call import RULES
-from honed.tuner.frontend.partnodes import PART_DOMAIN
+from honed.tuner.frontend.walk import PART_DOMAIN
 from honed.tuner.prove import confined
 from tests.daemon.split_models import detector, images, reference, sparse
 from tests.tuner.partitions_random import in_this_process

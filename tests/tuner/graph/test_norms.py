@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from honed.tuner.graph import Pass
-from honed.tuner.graph.norms import join_norms
+from honed.tuner.graph.moves import join_norms
 
 from .graphs import after, operators, parsed, weights
 

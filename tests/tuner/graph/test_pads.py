@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.tuner.graph import Pass
-from honed.tuner.graph.pads import fold_pads
+from honed.tuner.graph.folding import fold_pads
 
 from .graphs import after, operators, parsed, weights
 

@@ -15,11 +15,8 @@ from honed.tuner import frontend
 from honed.tuner.compiler.fusion import attention_seconds, joins
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.graph.chains import fold_chains
-from honed.tuner.graph.columns import permute_columns, slice_first
-from honed.tuner.graph.factors import fold_factors
-from honed.tuner.graph.parts import split_parts
-from honed.tuner.graph.siblings import combine_siblings
+from honed.tuner.graph.folding import fold_chains, fold_factors
+from honed.tuner.graph.products import combine_siblings, permute_columns, slice_first, split_parts
 from honed.tuner.lower.functions.fusing import Joins, never
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.module import read_program

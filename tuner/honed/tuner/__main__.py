@@ -81,7 +81,7 @@ def _check(job: commands.Check, emit: Emit) -> events.Done:
 
 def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
     request = _request(job.derived(commands.Compile, output=job.file), emit)
-    from .compiler.fit import fit_file
+    from .compiler.compile import fit_file
 
     return fit_file(request)
 

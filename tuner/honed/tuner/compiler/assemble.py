@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -50,7 +51,7 @@ def assemble(
     """
     parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
-    probes = len(plan.buffers) - len(probed)
+    probes, known = len(plan.buffers) - len(probed), _operators(normalised)
     model = strict.like(
         CompiledModel,
         plan,
@@ -59,16 +60,11 @@ def assemble(
         device=replace(profile, peaks=None),
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
-        parts=_parts(normalised, plan),
-        views=_views(normalised, plan),
+        parts=_parts(known, plan),
+        views=tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
         split=_split(cut, probes - len(parts)),
     )
-    _check(model)
-    return model, plan.constants
-
-
-def _check(model: CompiledModel) -> None:
     try:
         validate.check(model)
     except ModelFileError as error:
@@ -77,6 +73,7 @@ def _check(model: CompiledModel) -> None:
             f"the compiler broke a rule of its own ({broken}), which is no fault of the model; report it "
             "with the ONNX file, the options and the output of 'hone doctor --json'"
         ) from error
+    return model, plan.constants
 
 
 def _operators(normalised: Normalised) -> dict[str, Operator]:
@@ -88,18 +85,12 @@ def _operators(normalised: Normalised) -> dict[str, Operator]:
     }
 
 
-def _parts(normalised: Normalised, plan: Plan) -> tuple[Part, ...]:
-    known = _operators(normalised)
+def _parts(known: Mapping[str, Operator], plan: Plan) -> tuple[Part, ...]:
     return tuple(
         Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
         for c in plan.calls
         if c.operators
     )
-
-
-def _views(normalised: Normalised, plan: Plan) -> tuple[View, ...]:
-    known = _operators(normalised)
-    return tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views)
 
 
 def _files(cut: Cut | None) -> list[np.ndarray]:
@@ -148,23 +139,23 @@ def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarra
 
 def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
     """A proof not yet run; buffer `first` holds the first input of the first probe."""
-    probes = []
-    for n in range(len(expected.inputs)):
-        middle = first + len(normalised.inputs)
-        end = middle + len(normalised.outputs)
-        behind = end + (len(expected.behind[n]) if expected.behind else 0)
-        probes.append(
-            Probe(
-                inputs=tuple(range(first, middle)),
-                outputs=tuple(range(middle, end)),
-                tolerance=expected.tolerance,
-                behind=tuple(range(end, behind)),
-            )
+    numbers = itertools.count(first)
+
+    def next_buffers(count: int) -> tuple[int, ...]:
+        return tuple(itertools.islice(numbers, count))
+
+    probes = tuple(
+        Probe(
+            inputs=next_buffers(len(normalised.inputs)),
+            outputs=next_buffers(len(normalised.outputs)),
+            tolerance=expected.tolerance,
+            behind=next_buffers(len(behind)),
         )
-        first = behind
+        for behind in expected.behind or ((),) * len(expected.inputs)
+    )
     return Proof(
         reference=expected.evaluator,
-        probes=tuple(probes),
+        probes=probes,
         device=None,
         error=(),
         covered=expected.covered,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from honed.jobs.events import Fitted, FittedPart
 from honed.machine.bundle import has_cpu_engine
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
@@ -22,6 +23,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
 from honed.tuner import frontend
 from honed.tuner.frontend import ImportedModule, Normalised, Precision
+from honed.tuner.frontend.survey import survey
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.mixed import choose
@@ -30,10 +32,9 @@ from honed.tuner.prove.graphs import bind_shapes
 from . import sized
 from .fusion import joins
 from .partition import Cut, cut
+from .partition.divide import flops
 from .proof import Prover, expect, probed_before, with_behind
 from .schedules import NOTHING, first_kernels, recorded
-
-# ---- A model as it is compiled: whole, or what is left of it beside parts for the CPU engine ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +146,7 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     is written whole or not at all.
     """
     stage = _Stages(report)
-    stage("check", 0.0, f"read {request.filename}")
-    prepared = _prepare(frontend.load(request.path), request, stage)
+    prepared = _prepare(request, stage)
     like, choice = compiled_before(request.like, prepared, request.precision), None
     if request.precision == "auto":
         stage("normalise", 0.5, "find out what can be computed in fp16")
@@ -285,7 +285,8 @@ def _prover(
     expected = expect(bound, normalised, given, whole)
     if prepared.cut is not None and prepared.cut.behind and whole is not None:
         expected = with_behind(expected, prepared.cut, whole)
-    sha256 = _sha256(request.path)
+    with request.path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return strict.like(
         Prover,
         request,
@@ -300,8 +301,48 @@ def _prover(
 def check_file(request: CompileRequest, report: Report) -> None:
     """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
     stage = _Stages(report)
-    stage("check", 0.0, f"read {request.filename}")
-    _import(_prepare(frontend.load(request.path), request, stage).normalised, stage)
+    _import(_prepare(request, stage).normalised, stage)
+
+
+def fit_file(request: CompileRequest) -> Fitted:
+    """What would run where, without making a kernel; flops are 0 where sizes are open.
+
+    Raises ModelRefused or InvalidArgument for what is no model at all.
+    """
+    model = frontend.load(request.path)
+    found = survey(model, request.shapes)
+    work = 0 if found is None else sum(flops(each.node, found.met) for each in found.nodes)
+    parts: tuple[FittedPart, ...] = (FittedPart(engine="gpu", nodes=len(model.graph.node), flops=work),)
+    notes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    try:
+        prepared = prepare(model, request.shapes, request.precision, request.profile)
+    except ModelRefused as refused:
+        reasons = refused.reasons or (str(refused),)
+        parts = (replace(parts[0], engine="cpu"),)
+    else:
+        notes = prepared.normalised.notes
+        if (made := prepared.cut) is not None:
+            compiled = FittedPart(engine="gpu", nodes=made.nodes, flops=made.flops)
+            parts = (compiled, *(strict.like(FittedPart, part, engine="cpu") for part in made.parts))
+    return Fitted(
+        parts=parts,
+        reasons=reasons,
+        notes=notes,
+        inputs=tuple(map(_described, model.graph.input)),
+        outputs=tuple(map(_described, model.graph.output)),
+        nbytes=model.ByteSize(),
+        cpu_engine=has_cpu_engine(),
+    )
+
+
+def _described(value: onnx.ValueInfoProto) -> str:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return f"{value.name}: {(kind or 'nothing').removesuffix('_type')}"
+    tensor = value.type.tensor_type
+    sizes = (d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?") for d in tensor.shape.dim)
+    return f"{value.name}: {onnx.TensorProto.DataType.Name(tensor.elem_type).lower()} [{', '.join(sizes)}]"
 
 
 class _Stages:
@@ -324,12 +365,9 @@ class _Stages:
         return _Stages(lambda _stage, done, text: tell(done, text))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _prepare(model: onnx.ModelProto, request: CompileRequest, stage: _Stages) -> Prepared:
+def _prepare(request: CompileRequest, stage: _Stages) -> Prepared:
+    stage("check", 0.0, f"read {request.filename}")
+    model = frontend.load(request.path)
     stage("normalise", 0.0, "normalise the graph and fold constants")
     return prepare(model, request.shapes, request.precision, request.profile)
 

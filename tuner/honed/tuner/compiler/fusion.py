@@ -21,10 +21,6 @@ from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
 
-# ---- Two forms of the same work, one kernel or several, and which of them is taken ----
-#
-# No I/O, no clocks; the same for the same times, whoever asks.
-
 # Share of a form's time below which the other takes its place: neither rooflines nor measured times are
 # more exact, and a model's form should not change back and forth.
 LESS = 0.95
@@ -105,9 +101,6 @@ def _told(contest: Contest, seconds: Mapping[str, float]) -> str:
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.apart)})"
 
 
-# ---- Which functions are one kernel: where that was measured to take less time than
-# several, or is expected to ----
-#
 # A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows
 # saves two launches, and scores that are written and read twice. It pays with operands that are read again
 # for each tile of rows, and, where there are few tiles, with compute units that have none. One of a

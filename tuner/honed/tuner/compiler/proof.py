@@ -34,8 +34,6 @@ from .fusion import joins
 from .partition import Cut
 from .schedules import first_kernels
 
-# ---- Compiles models in memory and runs them once, unproven ----
-
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
     """An executor over a file that is gone when the executor is closed."""
@@ -93,8 +91,6 @@ def run_sets(
         for each in inputs:
             yield executor.run(each)
 
-
-# ---- Makes compiled forms of a lowered model and compares them with the reference, on a device ----
 
 Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
 
@@ -182,36 +178,32 @@ class Prover:
         the CPU engine are optimised by ONNX Runtime as far as the model is right with that. Raises
         ModelRefused where the part behind it is wrong.
         """
-        found = self._optimised(HIGHEST, lowered, first, tell, done, *more)
-        if self.cut is not None and self._parts_may_err(found):
+        if self.cut is None:
+            return self._attempt(lowered, first, tell, done, *more)
+        cut = self.cut
+
+        def at(level: str, *notes: str) -> Attempt | ModelRefused:
+            """With parts at this level of optimisation; a part behind that is wrong is a value."""
+            prover = replace(self, cut=replace(cut, level=level))
+            try:
+                return prover._attempt(lowered, first, tell, done, *more, *notes)
+            except ModelRefused as refused:
+                return refused
+
+        found = at(HIGHEST)
+        if self._parts_may_err(found):
             why = str(found) if isinstance(found, ModelRefused) else str(found.wrong[0])
-            lowest = self._optimised(LOWEST, lowered, first, tell, done, *more, _not_optimised(LOWEST, why))
+            lowest = at(LOWEST, _not_optimised(LOWEST, why))
             if not self._parts_may_err(lowest):  # their optimisations it is
-                found = lowest
-                for level in [each for each in LEVELS if each not in (HIGHEST, LOWEST)]:
-                    note = _not_optimised(level, why)
-                    tried = self._optimised(level, lowered, first, tell, done, *more, note)
-                    if not self._parts_may_err(tried):
-                        found = tried
-                        break
+                others = (level for level in LEVELS if level not in (HIGHEST, LOWEST))
+                tried = (at(level, _not_optimised(level, why)) for level in others)
+                found = next((one for one in tried if not self._parts_may_err(one)), lowest)
         if isinstance(found, ModelRefused):
             raise found
         return found
 
     def _parts_may_err(self, found: Attempt | ModelRefused) -> bool:
         return isinstance(found, ModelRefused) or (self.in_parts and not self.half and bool(found.wrong))
-
-    def _optimised(
-        self, level: str, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str
-    ) -> Attempt | ModelRefused:
-        """An attempt with parts at this level of optimisation; a part behind that is wrong is a value."""
-        prover = self if self.cut is None else replace(self, cut=replace(self.cut, level=level))
-        try:
-            return prover._attempt(lowered, first, tell, done, *more)
-        except ModelRefused as refused:
-            if self.cut is None:
-                raise
-            return refused
 
     def _attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
         draft = self._assembled(self.expected, lowered, more)

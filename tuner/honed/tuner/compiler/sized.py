@@ -1,4 +1,8 @@
-"""Whether a part is to run compiled for sizes: by runs in turns with the CPU engine, on the device."""
+"""Parts whose sizes depend on the data, compiled for sizes that they meet, where that is faster.
+
+Each is compiled as a model of its own, and timed in turns with the CPU engine on the device. These models
+become forms in the file of the whole, in its one section of constants.
+"""
 
 from __future__ import annotations
 
@@ -137,11 +141,6 @@ class _Both:
         ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
         return ran.ns / 1e9, (time.perf_counter_ns() - began - ran.ns) / 1e9
 
-
-# ---- Parts of a model whose sizes depend on the data, compiled for sizes that they meet ----
-#
-# Each is compiled as a model of its own. These become forms in the file of the whole, in its one section of
-# constants.
 
 Constants = Mapping[int, np.ndarray]
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
-
-from .graph import GraphBuilder
 
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 8  # of the ONNX release that brought opset 17
@@ -48,7 +49,7 @@ def build(keypoints: int | None = KEYPOINTS, seed: int = 0) -> onnx.ModelProto:
     size: int | str = "N" if keypoints is None else keypoints
     net = _Matcher(np.random.default_rng(seed))
     net.matcher()
-    model = net.graph.model(
+    model = net.model(
         "lightglue",
         {
             "kpts0": (1, size, 2),
@@ -113,13 +114,70 @@ def _check(keypoints: int | None) -> None:
         raise InvalidArgument(f"keypoints is {keypoints}; give a number from 1 to {MAX_KEYPOINTS}")
 
 
-class _Matcher:
-    """Writes the network into a GraphBuilder; weights are drawn when first used and shared by both images."""
+class GraphBuilder:
+    """Collects the nodes of an ONNX graph in their order; every method gives the name of the value it makes.
+
+    A value is named after its node, so a name such as `layers.3/self0/qkv/add` says where it comes from.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+
+    def op(self, name: str, op_type: str, *inputs: str, **attrs: Any) -> str:
+        """Add one node with a single output of the same name."""
+        self._nodes.append(helper.make_node(op_type, list(inputs), [name], name=name, **attrs))
+        return name
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        """Add an initializer, once: the name must stand for the same value wherever it is used."""
+        if name not in self._initializers:
+            self._initializers[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def scalar(self, value: float) -> str:
+        """A float32 scalar, shared by all who use the same value."""
+        return self.constant(f"const/{value:.9g}", np.array(value, np.float32))
+
+    def integers(self, *values: int) -> str:
+        """An int64 vector, shared by all who use the same values."""
+        return self.constant(f"const/[{','.join(map(str, values))}]", np.array(values, np.int64))
+
+    def index(self, value: int) -> str:
+        """An int64 scalar, which makes Gather drop the axis it picks from."""
+        return self.constant(f"const/at{value}", np.array(value, np.int64))
+
+    def model(
+        self,
+        name: str,
+        inputs: Mapping[str, Sequence[int | str]],
+        outputs: Mapping[str, Sequence[int | str]],
+        *,
+        opset: int,
+        ir_version: int,
+    ) -> onnx.ModelProto:
+        """The model so far; inputs and outputs are float32 of the shapes given."""
+        graph = helper.make_graph(
+            self._nodes,
+            name,
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in inputs.items()],
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in outputs.items()],
+            list(self._initializers.values()),
+        )
+        return helper.make_model(
+            graph,
+            producer_name="honed",
+            ir_version=ir_version,
+            opset_imports=[helper.make_opsetid("", opset)],
+        )
+
+
+class _Matcher(GraphBuilder):
+    """The network; weights are drawn when first used and shared by both images."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.graph = GraphBuilder()
+        super().__init__()
         self._rng = rng
-        self._weights: dict[str, np.ndarray] = {}
 
     def matcher(self) -> None:
         """Everything from the four inputs to the three outputs."""
@@ -135,41 +193,39 @@ class _Matcher:
 
     def rotary(self, name: str, keypoints: str) -> tuple[str, str]:
         """Cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of the positions, each one twice."""
-        g = self.graph
         weight = self.weight("posenc.Wr.weight", 2, HEAD_WIDTH // 2, 1.0)
-        angles = g.op(f"{name}/Wr/matmul", "MatMul", keypoints, weight)
+        angles = self.op(f"{name}/Wr/matmul", "MatMul", keypoints, weight)
         pair = []
         for kind in ("Cos", "Sin"):
             part = f"{name}/{kind.lower()}"
-            value = g.op(f"{part}/value", kind, angles)
-            column = g.op(f"{part}/unsqueeze", "Unsqueeze", value, g.integers(3))
-            twice = g.op(f"{part}/twice", "Concat", column, column, axis=3)
-            pair.append(g.op(f"{part}/heads", "Reshape", twice, g.integers(1, 1, -1, HEAD_WIDTH)))
+            value = self.op(f"{part}/value", kind, angles)
+            column = self.op(f"{part}/unsqueeze", "Unsqueeze", value, self.integers(3))
+            twice = self.op(f"{part}/twice", "Concat", column, column, axis=3)
+            pair.append(self.op(f"{part}/heads", "Reshape", twice, self.integers(1, 1, -1, HEAD_WIDTH)))
         return pair[0], pair[1]
 
     def rotate(self, name: str, x: str, rotary: tuple[str, str]) -> str:
         """Turn each pair of channels of x [1, 4, N, 64] by its angle: x cos + (-odd, even) sin."""
-        g = self.graph
-        pairs = g.op(f"{name}/pairs", "Reshape", x, g.integers(1, HEADS, -1, HEAD_WIDTH // 2, 2))
-        even = g.op(f"{name}/even", "Gather", pairs, g.index(0), axis=4)
-        odd = g.op(f"{name}/odd", "Gather", pairs, g.index(1), axis=4)
-        minus = g.op(f"{name}/neg", "Neg", odd)
-        left = g.op(f"{name}/left", "Unsqueeze", minus, g.integers(4))
-        right = g.op(f"{name}/right", "Unsqueeze", even, g.integers(4))
-        crossed = g.op(f"{name}/concat", "Concat", left, right, axis=4)
-        turned = g.op(f"{name}/turned", "Reshape", crossed, g.integers(1, HEADS, -1, HEAD_WIDTH))
-        by_cos = g.op(f"{name}/mul_cos", "Mul", x, rotary[0])
-        by_sin = g.op(f"{name}/mul_sin", "Mul", turned, rotary[1])
-        return g.op(f"{name}/add", "Add", by_cos, by_sin)
+        pairs = self.op(f"{name}/pairs", "Reshape", x, self.integers(1, HEADS, -1, HEAD_WIDTH // 2, 2))
+        even = self.op(f"{name}/even", "Gather", pairs, self.index(0), axis=4)
+        odd = self.op(f"{name}/odd", "Gather", pairs, self.index(1), axis=4)
+        minus = self.op(f"{name}/neg", "Neg", odd)
+        left = self.op(f"{name}/left", "Unsqueeze", minus, self.integers(4))
+        right = self.op(f"{name}/right", "Unsqueeze", even, self.integers(4))
+        crossed = self.op(f"{name}/concat", "Concat", left, right, axis=4)
+        turned = self.op(f"{name}/turned", "Reshape", crossed, self.integers(1, HEADS, -1, HEAD_WIDTH))
+        by_cos = self.op(f"{name}/mul_cos", "Mul", x, rotary[0])
+        by_sin = self.op(f"{name}/mul_sin", "Mul", turned, rotary[1])
+        return self.op(f"{name}/add", "Add", by_cos, by_sin)
 
     def self_block(self, layer: str, image: int, x: str, rotary: tuple[str, str]) -> str:
         """Attention of one image's points to each other, then the update of x [1, N, 256]."""
-        g, weights, name = self.graph, f"{layer}.self", f"{layer}/self{image}"
+        weights, name = f"{layer}.self", f"{layer}/self{image}"
         qkv = self.linear(f"{name}/qkv", x, f"{weights}.qkv", WIDTH, 3 * WIDTH)
-        split = g.op(f"{name}/split", "Reshape", qkv, g.integers(1, -1, HEADS, HEAD_WIDTH, 3))
-        heads = g.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3, 4])
+        split = self.op(f"{name}/split", "Reshape", qkv, self.integers(1, -1, HEADS, HEAD_WIDTH, 3))
+        heads = self.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3, 4])
         q, k, v = (
-            g.op(f"{name}/{part}", "Gather", heads, g.index(i), axis=4) for i, part in enumerate("qkv")
+            self.op(f"{name}/{part}", "Gather", heads, self.index(i), axis=4) for i, part in enumerate("qkv")
         )
         q = self.rotate(f"{name}/rotary_q", q, rotary)
         k = self.rotate(f"{name}/rotary_k", k, rotary)
@@ -183,14 +239,13 @@ class _Matcher:
         weights = f"{layer}.cross"
         names = (f"{layer}/cross0", f"{layer}/cross1")
         points = (x0, x1)
-        qk = [
-            self.heads(f"{n}/to_qk", self.linear(f"{n}/to_qk", x, f"{weights}.to_qk", WIDTH, WIDTH))
-            for n, x in zip(names, points, strict=True)
-        ]
-        v = [
-            self.heads(f"{n}/to_v", self.linear(f"{n}/to_v", x, f"{weights}.to_v", WIDTH, WIDTH))
-            for n, x in zip(names, points, strict=True)
-        ]
+        qk, v = (
+            [
+                self.heads(f"{n}/{part}", self.linear(f"{n}/{part}", x, f"{weights}.{part}", WIDTH, WIDTH))
+                for n, x in zip(names, points, strict=True)
+            ]
+            for part in ("to_qk", "to_v")
+        )
         updated = []
         for image, (name, x) in enumerate(zip(names, points, strict=True)):
             other = 1 - image
@@ -201,27 +256,24 @@ class _Matcher:
 
     def heads(self, name: str, x: str) -> str:
         """[1, N, 256] to [1, 4, N, 64]."""
-        g = self.graph
-        split = g.op(f"{name}/split", "Reshape", x, g.integers(1, -1, HEADS, HEAD_WIDTH))
-        return g.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3])
+        split = self.op(f"{name}/split", "Reshape", x, self.integers(1, -1, HEADS, HEAD_WIDTH))
+        return self.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3])
 
     def attention(self, name: str, q: str, k: str, v: str) -> str:
         """softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
-        g = self.graph
-        keys = g.op(f"{name}/attention/keys", "Transpose", k, perm=[0, 1, 3, 2])
-        products = g.op(f"{name}/attention/scores", "MatMul", q, keys)
-        scaled = g.op(f"{name}/attention/scaled", "Mul", products, g.scalar(HEAD_WIDTH**-0.5))
-        weights = g.op(f"{name}/attention/softmax", "Softmax", scaled, axis=-1)
-        values = g.op(f"{name}/attention/values", "MatMul", weights, v)
-        rows = g.op(f"{name}/attention/rows", "Transpose", values, perm=[0, 2, 1, 3])
-        return g.op(f"{name}/attention/merged", "Reshape", rows, g.integers(1, -1, WIDTH))
+        keys = self.op(f"{name}/attention/keys", "Transpose", k, perm=[0, 1, 3, 2])
+        products = self.op(f"{name}/attention/scores", "MatMul", q, keys)
+        scaled = self.op(f"{name}/attention/scaled", "Mul", products, self.scalar(HEAD_WIDTH**-0.5))
+        weights = self.op(f"{name}/attention/softmax", "Softmax", scaled, axis=-1)
+        values = self.op(f"{name}/attention/values", "MatMul", weights, v)
+        rows = self.op(f"{name}/attention/rows", "Transpose", values, perm=[0, 2, 1, 3])
+        return self.op(f"{name}/attention/merged", "Reshape", rows, self.integers(1, -1, WIDTH))
 
     def update(self, name: str, x: str, message: str, weights: str) -> str:
         """Give x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
-        g = self.graph
-        both = g.op(f"{name}/concat", "Concat", x, message, axis=2)
+        both = self.op(f"{name}/concat", "Concat", x, message, axis=2)
         wide = self.linear(f"{name}/fc1", both, f"{weights}.fc1", 2 * WIDTH, 2 * WIDTH)
-        normed = g.op(
+        normed = self.op(
             f"{name}/norm",
             "LayerNormalization",
             wide,
@@ -232,66 +284,63 @@ class _Matcher:
         )
         active = self.gelu(f"{name}/gelu", normed)
         change = self.linear(f"{name}/fc2", active, f"{weights}.fc2", 2 * WIDTH, WIDTH, gain=_UPDATE)
-        return g.op(f"{name}/add", "Add", x, change)
+        return self.op(f"{name}/add", "Add", x, change)
 
     def gelu(self, name: str, x: str) -> str:
         """Give x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
-        g = self.graph
-        scaled = g.op(f"{name}/div", "Div", x, g.scalar(math.sqrt(2.0)))
-        erf = g.op(f"{name}/erf", "Erf", scaled)
-        shifted = g.op(f"{name}/add", "Add", erf, g.scalar(1.0))
-        product = g.op(f"{name}/mul", "Mul", x, shifted)
-        return g.op(f"{name}/half", "Mul", product, g.scalar(0.5))
+        scaled = self.op(f"{name}/div", "Div", x, self.scalar(math.sqrt(2.0)))
+        erf = self.op(f"{name}/erf", "Erf", scaled)
+        shifted = self.op(f"{name}/add", "Add", erf, self.scalar(1.0))
+        product = self.op(f"{name}/mul", "Mul", x, shifted)
+        return self.op(f"{name}/half", "Mul", product, self.scalar(0.5))
 
     def assignment(self, desc0: str, desc1: str) -> None:
         """The three outputs: log-assignment scores and both images' matchability."""
-        g = self.graph
         projected = [
-            g.op(
+            self.op(
                 f"assignment/scaled{i}",
                 "Mul",
                 self.linear(f"assignment/final_proj{i}", x, "assignment.final_proj", WIDTH, WIDTH),
-                g.scalar(WIDTH**-0.25),
+                self.scalar(WIDTH**-0.25),
             )
             for i, x in enumerate((desc0, desc1))
         ]
-        columns = g.op("assignment/columns", "Transpose", projected[1], perm=[0, 2, 1])
-        similarity = g.op("assignment/similarity", "MatMul", projected[0], columns)
-        by_row = g.op("assignment/log_softmax0", "LogSoftmax", similarity, axis=2)
-        by_column = g.op("assignment/log_softmax1", "LogSoftmax", similarity, axis=1)
+        columns = self.op("assignment/columns", "Transpose", projected[1], perm=[0, 2, 1])
+        similarity = self.op("assignment/similarity", "MatMul", projected[0], columns)
+        by_row = self.op("assignment/log_softmax0", "LogSoftmax", similarity, axis=2)
+        by_column = self.op("assignment/log_softmax1", "LogSoftmax", similarity, axis=1)
         logs = []
         for i, desc in enumerate((desc0, desc1)):
             name = f"assignment/matchability{i}"
             logit = self.linear(name, desc, "assignment.matchability", WIDTH, 1)
-            probability = g.op(f"{name}/sigmoid", "Sigmoid", logit)
-            logs.append(g.op(f"{name}/log", "Log", probability))
-            g.op(f"matchability{i}", "Squeeze", probability, g.integers(2))
-        other = g.op("assignment/certainty1", "Transpose", logs[1], perm=[0, 2, 1])
-        certainty = g.op("assignment/certainty", "Add", logs[0], other)
-        assigned = g.op("assignment/assigned", "Add", by_row, by_column)
-        g.op("scores", "Add", assigned, certainty)
+            probability = self.op(f"{name}/sigmoid", "Sigmoid", logit)
+            logs.append(self.op(f"{name}/log", "Log", probability))
+            self.op(f"matchability{i}", "Squeeze", probability, self.integers(2))
+        other = self.op("assignment/certainty1", "Transpose", logs[1], perm=[0, 2, 1])
+        certainty = self.op("assignment/certainty", "Add", logs[0], other)
+        assigned = self.op("assignment/assigned", "Add", by_row, by_column)
+        self.op("scores", "Add", assigned, certainty)
 
     def linear(self, name: str, x: str, weights: str, inputs: int, outputs: int, *, gain: float = 1.0) -> str:
         """Give x W + b, with W [inputs, outputs] as exporters transpose it."""
-        g = self.graph
         matrix = self.weight(f"{weights}.weight", inputs, outputs, gain / math.sqrt(inputs))
-        product = g.op(f"{name}/matmul", "MatMul", x, matrix)
-        return g.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))
+        product = self.op(f"{name}/matmul", "MatMul", x, matrix)
+        return self.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))
 
     def weight(self, name: str, inputs: int, outputs: int, deviation: float) -> str:
         """A random matrix; the final projection is near the identity, so that matches stand out."""
-        if name not in self._weights:
+        if name not in self._initializers:
             value = self._rng.standard_normal((inputs, outputs), np.float32) * np.float32(deviation)
             if name == "assignment.final_proj.weight":
                 value = np.float32(0.1) * value + np.float32(_SIMILARITY) * np.eye(inputs, dtype=np.float32)
-            self._weights[name] = value
-        return self.graph.constant(name, self._weights[name])
+            self.constant(name, value)
+        return name
 
     def vector(self, name: str, length: int, *, mean: float = 0.0) -> str:
         """A bias or a norm's weights: small random values around `mean`."""
-        if name not in self._weights:
+        if name not in self._initializers:
             value = self._rng.standard_normal(length, np.float32) * np.float32(0.05) + np.float32(mean)
             if name == "assignment.matchability.bias":
                 value = value + np.float32(_MATCHABLE)
-            self._weights[name] = value
-        return self.graph.constant(name, self._weights[name])
+            self.constant(name, value)
+        return name

@@ -25,9 +25,9 @@ _SLOW = {
     "LpPool", "LSTM", "MaxPool", "QLinearConv", "Resize", "RNN", "RoiAlign", "Scan", "STFT", "Upsample",
 }  # fmt: skip
 _SLOW_ELEMENTS = 1 << 14  # a loop in Python over this many elements still ends within a second
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
+_RANDOM = {
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+}  # fmt: skip
 _SWELLING_BYTES = 1 << 20  # smaller constants may be many times larger than what they are made of
 _SWELLING_TIMES = 8
 _MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
@@ -60,12 +60,9 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         return [_truncated(inputs[node.input[0]], inputs[node.input[1]])]
     if node.op_type == "ReduceMean" and not arrays[0].size:
         raise NodeRefused("it is the mean of no elements: ONNX does not define it, and runtimes differ")
-    value_infos = [
-        helper.make_tensor_value_info(name, elem_type(array.dtype), array.shape)
-        for name, array in inputs.items()
-    ]
+    infos = [helper.make_tensor_value_info(n, elem_type(a.dtype), a.shape) for n, a in inputs.items()]
     present = [name for name in node.output if name]
-    graph = helper.make_graph([node], "node", value_infos, [onnx.ValueInfoProto(name=n) for n in present])
+    graph = helper.make_graph([node], "node", infos, [onnx.ValueInfoProto(name=n) for n in present])
     domains = {"": opset, node.domain: opset if node.domain in ("", "ai.onnx") else 1}
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in domains.items()])
     try:
@@ -73,9 +70,8 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
     except Exception as error:  # the evaluator raises whatever NumPy raised
-        raise NodeRefused(
-            f"its constant value cannot be computed: {type(error).__name__}: {error}"
-        ) from error
+        why = f"its constant value cannot be computed: {type(error).__name__}: {error}"
+        raise NodeRefused(why) from error
     by_name = dict(zip(present, results, strict=True))
     return [by_name.get(name) for name in node.output]
 
@@ -203,9 +199,15 @@ class Builder:
         """A scalar constant of the type of `value`."""
         return self.constant(np.asarray(number).astype(value.dtype))
 
-    def __call__(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
-        """Emit a node with one output."""
-        return self.multi(op, inputs, 1, **attrs)[0]
+    def cast(self, value: Value, dtype: Any) -> Value:
+        """The value in a NumPy dtype, or itself where it has that."""
+        return value if value.dtype == dtype else self("Cast", value, to=elem_type(np.dtype(dtype)))
+
+    def __call__(self, op: str, *inputs: Value | float | None, **attrs: Any) -> Value:
+        """Emit a node with one output; a number stands for a scalar of the type of the last tensor."""
+        tensors = [v for v in inputs if isinstance(v, Value)]
+        given = [self.like(v, tensors[-1]) if isinstance(v, int | float) else v for v in inputs]
+        return self.multi(op, given, 1, **attrs)[0]
 
     def multi(self, op: str, inputs: Sequence[Value | None], outputs: int, **attrs: Any) -> list[Value]:
         """Emit a node at TARGET_OPSET; raises NodeRefused where its output shapes are not static."""
@@ -225,7 +227,7 @@ class Builder:
     def add(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> list[Value]:
         """Add a finished node of TARGET_OPSET whose inputs are values of this graph."""
         types = infer(node, TARGET_OPSET, inputs)
-        results = [self._typed(node, name, found) for name, found in zip(node.output, types, strict=True)]
+        results = [self._typed(name, found) for name, found in zip(node.output, types, strict=True)]
         folded = self._fold(node, inputs, results)
         if folded is not None:
             return folded
@@ -240,7 +242,7 @@ class Builder:
         self.values[value.name] = value
         return value
 
-    def _typed(self, node: onnx.NodeProto, name: str, found: onnx.TypeProto | None) -> Value:
+    def _typed(self, name: str, found: onnx.TypeProto | None) -> Value:
         shape = static_shape(found)
         if shape is None or found is None:
             raise NodeRefused("the shape of its output depends on the values of its inputs")
@@ -257,17 +259,13 @@ class Builder:
         if all(v.size == 0 for v in results):
             return [self.constant(np.zeros(v.shape, v.dtype), hint=v.name) for v in results]
         present = [v for v in inputs if v is not None]
+        data = {v.name: v.data for v in present if v.data is not None}
         if any(v.data is None for v in present):
             return None
-        arrays = [v.data for v in present]
         made, used = (sum(v.size * v.dtype.itemsize for v in group) for group in (results, present))
         if made > self._fold_limit or swells(made, used):
             return None
-        if not worth_folding(node.op_type, arrays, self._fold_limit):
+        if not worth_folding(node.op_type, [v.data for v in present], self._fold_limit):
             return None
-        data = {v.name: v.data for v in present if v.data is not None}
-        outputs = evaluate(node, TARGET_OPSET, data)
-        return [
-            self.constant(np.asarray(array, v.dtype), hint=v.name)
-            for array, v in zip(outputs, results, strict=True)
-        ]
+        made_of = zip(evaluate(node, TARGET_OPSET, data), results, strict=True)
+        return [self.constant(np.asarray(array, v.dtype), hint=v.name) for array, v in made_of]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -22,7 +22,6 @@ class Call:
     node: onnx.NodeProto
     inputs: tuple[Item | None, ...]
     attrs: dict[str, Any]
-    builder: Builder
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -65,6 +64,14 @@ class Call:
         """The data of input `index`, or None where it is left out."""
         return None if self.opt(index) is None else self.const(index, what)
 
+    def numbers(self, index: int, what: str) -> list[int]:
+        """The data of input `index`, which must be constant, as integers."""
+        return [int(v) for v in self.const(index, what).reshape(-1)]
+
+    def opt_numbers(self, index: int, what: str) -> list[int] | None:
+        """The data of input `index` as integers, or None where it is left out."""
+        return None if self.opt(index) is None else self.numbers(index, what)
+
     def tensors(self) -> list[Value]:
         """All inputs, each a tensor."""
         return [self.x(i) for i in range(len(self.inputs))]
@@ -91,19 +98,13 @@ class Call:
 Result = Item | Sequence[Item]
 Rule = Callable[[Builder, Call], Result]
 RULES: dict[tuple[str, str], Rule] = {}
+_Rule = TypeVar("_Rule", bound=Rule)
 
 
-def first_tensor(result: Result) -> Value:
-    """The first output of a rule that makes tensors."""
-    found = result[0] if isinstance(result, Sequence) else result
-    assert isinstance(found, Value)
-    return found
-
-
-def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
+def rule(*ops: str, domain: str = "") -> Callable[[_Rule], _Rule]:
     """Register a rewriting rule for operators."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: _Rule) -> _Rule:
         for op in ops:
             if (domain, op) in RULES:
                 raise ValueError(f"operator {op} has two rules")

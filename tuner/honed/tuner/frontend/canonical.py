@@ -7,6 +7,7 @@ model computes, and nothing is judged: a model that cannot be put right is left 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from functools import cache
 
 import onnx
@@ -61,9 +62,7 @@ def stand_in_types(graph: onnx.GraphProto) -> list[tuple[onnx.ValueInfoProto, on
     for value, may_lack_type in (*((v, False) for v in graph.input), *((v, True) for v in graph.output)):
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type" and not value.type.tensor_type.HasField("shape"):
-            before = onnx.TypeProto()
-            before.CopyFrom(value.type)
-            had.append((value, before))
+            had.append((value, deepcopy(value.type)))
             value.type.tensor_type.shape.SetInParent()
         elif kind is None and may_lack_type:
             had.append((value, onnx.TypeProto()))
@@ -81,7 +80,8 @@ def put_back(had: Iterable[tuple[onnx.ValueInfoProto, onnx.TypeProto]]) -> None:
             value.ClearField("type")
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those in their subgraphs, without recursion, which files could exhaust."""
     waiting = [nodes]
     while waiting:
         for node in waiting.pop():
@@ -92,7 +92,7 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def _spell_domains(model: onnx.ModelProto) -> None:
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in _all_nodes(nodes):
+        for node in all_nodes(nodes):
             if node.domain == "ai.onnx":
                 node.domain = ""
     for owner in (model, *model.functions):
@@ -107,15 +107,15 @@ def _spell_domains(model: onnx.ModelProto) -> None:
 def _import_domains(model: onnx.ModelProto) -> None:
     """Import the domains that ONNX Runtime knows without it, as it does: the newest version of each."""
     known = {opset.domain for opset in model.opset_import}
-    used = {node.domain for node in _all_nodes(model.graph.node)} & {_MLS, "com.microsoft"}
+    used = {node.domain for node in all_nodes(model.graph.node)} & {_MLS, "com.microsoft"}
     for domain in sorted(used - known):
-        version = _newest_ml() if domain == _MLS else 1
+        version = _newest(domain) if domain == _MLS else 1
         model.opset_import.append(onnx.helper.make_opsetid(domain, version))
 
 
 @cache
-def _newest_ml() -> int:
-    return int(max(schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == _MLS))
+def _newest(domain: str) -> int:
+    return int(max(each.since_version for each in onnx.defs.get_all_schemas() if each.domain == domain))
 
 
 def _deduplicate(graph: onnx.GraphProto) -> None:
@@ -160,12 +160,6 @@ def _in_order(graph: onnx.GraphProto) -> list[int]:
 def _keep(graph: onnx.GraphProto, order: list[int]) -> None:
     """Have a graph the nodes of these numbers, in this order."""
     if order != list(range(len(graph.node))):
-        kept = [_copied(graph.node[n]) for n in order]
+        kept = [deepcopy(graph.node[n]) for n in order]
         del graph.node[:]
         graph.node.extend(kept)
-
-
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy

@@ -9,7 +9,7 @@ import onnx
 
 from .builder import Builder
 from .call import Call, normal_axis
-from .rules.layout import cut, join, reshape
+from .rules.layout import join, pick, reshape, with_axis
 from .values import Item, NodeRefused, Unknown, Value
 
 MAX_TRIPS = 64  # of a loop; longer ones make more kernels than their launches are worth
@@ -66,21 +66,21 @@ def _bounded(b: Builder, before: int) -> None:
         raise NodeRefused(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
 
 
-def _known(value: Value | None, what: str) -> bool | None:
-    """A condition's value, None where it is left out."""
-    if value is None:
-        return None
-    if value.data is None:
-        raise NodeRefused(f"its {what} is computed at run time; loops are unrolled where it is known")
-    return bool(value.data.reshape(-1)[0])
+def _going(condition: Item | None) -> bool:
+    """Whether a loop goes on, as it does where no condition is given."""
+    if not isinstance(condition, Value):
+        return True
+    if condition.data is None:
+        raise NodeRefused("its condition is computed at run time; loops are unrolled where it is known")
+    return bool(condition.data.reshape(-1)[0])
 
 
 def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     graph = graph_of(c, "body")
-    trips = c.opt_const(0, "trip count")
-    most = None if trips is None else int(trips.reshape(-1)[0])
-    going = _known(c.opt(1), "condition") is not False
-    carried = _inputs(c, 2)
+    trips = c.opt_numbers(0, "trip count")
+    most = None if trips is None else trips[0]
+    going = _going(c.opt(1))
+    carried: list[Item] = [Unknown() if item is None else item for item in c.inputs[2:]]
     gathered: list[list[Item]] = [[] for _ in graph.output[1 + len(carried) :]]
     names = [i.name for i in graph.input]
     before, trip = len(b.nodes), 0
@@ -89,7 +89,7 @@ def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
             raise NodeRefused(f"it is not unrolled: it runs more than {MAX_TRIPS} times")
         inner: list[Item] = [b.constant(np.array(trip, np.int64)), b.constant(np.array(True)), *carried]
         outputs = body(graph, dict(zip(names, inner, strict=True)))
-        going = _known(_tensor(outputs[0]), "condition") is not False
+        going = _going(outputs[0])
         carried = outputs[1 : 1 + len(carried)]
         for row, item in zip(gathered, outputs[1 + len(carried) :], strict=True):
             row.append(item)
@@ -103,7 +103,7 @@ def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
         raise NodeRefused("its form before opset 9 is not compiled; export the model with a newer opset")
     graph = graph_of(c, "body")
     count = c.integer("num_scan_inputs")
-    items = [c.x(i) for i in range(len(c.inputs))]
+    items = c.tensors()
     carried: list[Item] = list(items[: len(items) - count])
     scanned = items[len(items) - count :]
     axes = [normal_axis(a, v.rank) for a, v in zip(_each(c, "scan_input_axes", count), scanned, strict=True)]
@@ -118,7 +118,7 @@ def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     names, before = [i.name for i in graph.input], len(b.nodes)
     for trip in range(length):
         slices = [
-            _slice(b, v, axis, length - 1 - trip if back else trip)
+            pick(b, v, axis, length - 1 - trip if back else trip)
             for v, axis, back in zip(scanned, axes, backwards, strict=True)
         ]
         outputs = body(graph, dict(zip(names, [*carried, *slices], strict=True)))
@@ -142,24 +142,10 @@ def _each(c: Call, name: str, count: int) -> list[int]:
     return found
 
 
-def _inputs(c: Call, since: int) -> list[Item]:
-    return [Unknown() if item is None else item for item in c.inputs[since:]]
-
-
-def _tensor(item: Item) -> Value | None:
-    return item if isinstance(item, Value) else None
-
-
-def _slice(b: Builder, x: Value, axis: int, place: int) -> Value:
-    shape = [n for i, n in enumerate(x.shape) if i != axis]
-    return reshape(b, cut(b, x, axis, place, place + 1), shape)
-
-
 def _stacked(b: Builder, row: Sequence[Item], axis: int) -> Value:
     """Tensors of one shape along a new axis."""
     parts = [item for item in row if isinstance(item, Value)]
     if not parts or len(parts) < len(row) or len({(p.dtype, p.shape) for p in parts}) != 1:
         raise NodeRefused("what it gathers over its steps is empty, or not of one shape")
     place = normal_axis(axis, parts[0].rank + 1)
-    shape = [*parts[0].shape[:place], 1, *parts[0].shape[place:]]
-    return join(b, [reshape(b, p, shape) for p in parts], place)
+    return join(b, [with_axis(b, p, place) for p in parts], place)

@@ -20,7 +20,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
 
 from .normalise import Normalised
-from .partnodes import PART_OP
+from .walk import PART_OP
 
 op, nn = relax.op, relax.op.nn
 
@@ -129,6 +129,7 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "GreaterOrEqual": op.greater_equal, "BitwiseAnd": op.bitwise_and, "BitwiseOr": op.bitwise_or,
     "BitwiseXor": op.bitwise_xor, "Where": op.where,
 }  # fmt: skip
+_SHIFTS = {b"LEFT": op.left_shift, b"RIGHT": op.right_shift}
 _REDUCTIONS: Mapping[str, Callable[..., Any]] = {
     "ReduceSum": op.sum, "ReduceMean": op.mean, "ReduceMax": op.max, "ReduceMin": op.min,
     "ReduceProd": op.prod,
@@ -143,33 +144,11 @@ def _reduction(function: Callable[..., Any]) -> Import:
     return lambda node: function(node.inputs[0], node.numbers(1), bool(node.attrs.get("keepdims", 1)))
 
 
-def _shift(node: Node) -> Any:
-    return (op.left_shift if node.attrs["direction"] == b"LEFT" else op.right_shift)(*node.inputs)
-
-
-def _cast(node: Node) -> Any:
-    return op.astype(node.inputs[0], _dtype(node.attrs["to"]))
-
-
-def _expand(node: Node) -> Any:
-    return op.broadcast_to(node.inputs[0], np.broadcast_shapes(tuple(node.shape()), tuple(node.numbers(1))))
-
-
-def _slice(node: Node) -> Any:
-    starts, ends, axes, steps = (node.numbers(i) for i in range(1, 5))
-    return op.strided_slice(node.inputs[0], axes, starts, ends, steps)
-
-
 def _pad(node: Node) -> Any:
     pads, rank = node.numbers(1), len(node.shape())
     widths = [w for axis in range(rank) for w in (pads[axis], pads[axis + rank])]
     value = node.inputs[2].value.numpy().reshape(-1)[0].item()
     return nn.pad(node.inputs[0], widths, pad_value=value)
-
-
-def _layer_norm(node: Node) -> Any:
-    axes = list(range(node.attrs["axis"], len(node.shape())))
-    return nn.layer_norm(*node.inputs, axes=axes, epsilon=node.attrs["epsilon"])
 
 
 def _extreme(function: Callable[..., Any]) -> Import:
@@ -213,16 +192,20 @@ CORE: Mapping[str, Import] = {
     "ArgMax": _extreme(op.argmax),
     "ArgMin": _extreme(op.argmin),
     "AveragePool": _pool(_AVG_POOL, count_include_pad=True),
-    "BitShift": _shift,
-    "Cast": _cast,
+    "BitShift": lambda node: _SHIFTS[node.attrs["direction"]](*node.inputs),
+    "Cast": lambda node: op.astype(node.inputs[0], _dtype(node.attrs["to"])),
     "Concat": lambda node: op.concat(list(node.inputs), axis=node.attrs["axis"]),
     "Conv": _conv,
     "ConvInteger": _conv,
-    "Expand": _expand,
+    "Expand": lambda node: op.broadcast_to(
+        node.inputs[0], np.broadcast_shapes(tuple(node.shape()), tuple(node.numbers(1)))
+    ),
     # "clip" keeps every index, however wrong, inside the buffer.
     "Gather": lambda node: op.take(*node.inputs, axis=node.attrs["axis"], mode="clip"),
     "Identity": lambda node: node.inputs[0],
-    "LayerNormalization": _layer_norm,
+    "LayerNormalization": lambda node: nn.layer_norm(
+        *node.inputs, axes=list(range(node.attrs["axis"], len(node.shape()))), epsilon=node.attrs["epsilon"]
+    ),
     "LogSoftmax": lambda node: nn.log_softmax(node.inputs[0], axis=node.attrs["axis"]),
     "MatMul": _matmul,
     "MatMulInteger": _matmul,
@@ -231,7 +214,9 @@ CORE: Mapping[str, Import] = {
     "Pad": _pad,
     PART_OP: _cpu_part,
     "Reshape": lambda node: op.reshape(node.inputs[0], node.numbers(1)),
-    "Slice": _slice,
+    "Slice": lambda node: op.strided_slice(
+        node.inputs[0], node.numbers(3), node.numbers(1), node.numbers(2), node.numbers(4)
+    ),
     "Softmax": lambda node: nn.softmax(node.inputs[0], axis=node.attrs["axis"]),
     "Transpose": lambda node: op.permute_dims(node.inputs[0], list(node.attrs["perm"])),
 }

@@ -15,7 +15,7 @@ from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
-from .canonical import canonise, drop_unneeded, put_back, stand_in_types
+from .canonical import all_nodes, canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _MAX_VERSION = 2**31 - 1  # of operators
@@ -63,11 +63,9 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     local = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
     for node in model.graph.node:
-        if node.domain or (node.domain, node.op_type) in local:
+        if node.domain or (node.domain, node.op_type) in local or node.op_type in RUNTIMES_OWN:
             continue
         found = schema(node.op_type, opset)
-        if node.op_type in RUNTIMES_OWN:
-            continue
         if found is None or found.deprecated:
             name = node.name or (node.output[0] if node.output else "")
             unknown.setdefault(shown(node.op_type, 80), []).append(shown(name, 80))
@@ -162,13 +160,5 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
 
 def _body(nodes: Iterable[onnx.NodeProto], known: set[_Key]) -> _Body:
     """The nodes of a graph or function with those of its branches, and how often they call which function."""
-    count, calls = 0, Counter[_Key]()
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            count += 1
-            if (node.domain, node.op_type) in known:
-                calls[node.domain, node.op_type] += 1
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-    return _Body(count, calls)
+    found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
+    return _Body(len(found), Counter(key for key in found if key in known))

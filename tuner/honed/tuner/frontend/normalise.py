@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,11 +17,9 @@ from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usual
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
-from .partnodes import NO_PARTS, Parts
-from .reasons import Reasons
 from .signature import TensorSpec, carried
-from .values import Item, NodeRefused, Unknown, Value
-from .walk import Walker, begin
+from .values import Item, NodeRefused, Reasons, Unknown, Value
+from .walk import Parts, Walker
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
@@ -59,7 +58,7 @@ def normalise(
     fp64: bool = True,
     limits: FrontendLimits | None = None,
     passes: Sequence[Pass] = PASSES,
-    parts: Parts = NO_PARTS,
+    parts: Parts | None = None,
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
@@ -68,21 +67,21 @@ def normalise(
     `precision` cannot be met by the model or the device.
     """
     limits, found = limits or FrontendLimits(), Reasons()
-    start = begin(model, shapes or {}, limits, found)
-    items = Walker(start, found, limits.fold_bytes, parts).graph(model.graph, start.scope, start.opsets)
+    walker = Walker(model, shapes or {}, limits, found, parts)
+    items = walker.walk()
     outputs = _output_specs(model, items, found)
     found.check()
     values = [item for item in items if isinstance(item, Value)]
-    graph = _assemble(start.builder, start.inputs, outputs, values, model.graph.name or "model")
+    graph = _assemble(walker.builder, walker.inputs, outputs, values, model.graph.name or "model")
     graph, applied = improve(graph, passes)
     notes = _convert(graph, precision, fp16=fp16, fp64=fp64)
     return Normalised(
         model=_model(graph),
-        inputs=start.inputs,
+        inputs=walker.inputs,
         outputs=tuple(outputs),
-        notes=start.notes + notes,
+        notes=walker.notes + notes,
         precision=_label(graph),
-        opset=start.opsets.get("", 1),
+        opset=walker.opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
         applied=applied,
     )
@@ -90,8 +89,7 @@ def normalise(
 
 def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
     """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
-    model = onnx.ModelProto()
-    model.CopyFrom(normalised.model)
+    model = deepcopy(normalised.model)
     _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
     return replace(normalised, model=model, precision=_label(model.graph))
 
@@ -194,11 +192,24 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
         raise InvalidArgument(f"precision {precision!r} does not exist; use auto, fp32 or fp16")
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
-    types, notes = _mapping(_float_types(graph), precision, fp16=fp16, fp64=fp64)
+    present, notes = _float_types(graph), []
+    types: dict[int, int] = {}  # which element type becomes which
+    if precision == "fp32":
+        types = {t: _SINGLE for t in present if t != _SINGLE}
+    elif precision == "fp16":
+        types = {t: _HALF for t in present if t != _HALF}
+    else:
+        for missing, bits, name in ((not fp16, 16, "cl_khr_fp16"), (not fp64, 64, "cl_khr_fp64")):
+            kind = _HALF if bits == 16 else _DOUBLE
+            if missing and kind in present:
+                types[kind] = _SINGLE
+                notes.append(
+                    f"the model's float{bits} arithmetic is computed in float32: the device has no {name}"
+                )
     kept = put_casts(graph, usually(graph)) if types.get(_SINGLE) == _HALF else frozenset()
     if types:
         _retype(graph, types, kept)
-    return notes
+    return tuple(notes)
 
 
 def _label(graph: onnx.GraphProto) -> str:
@@ -207,25 +218,6 @@ def _label(graph: onnx.GraphProto) -> str:
     if _HALF in present:
         return "fp16" if present == {_HALF} else "mixed"
     return "fp64" if present == {_DOUBLE} else "fp32"
-
-
-def _mapping(
-    present: set[int], precision: Precision, *, fp16: bool, fp64: bool
-) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Which element type becomes which, and what to tell the user about it."""
-    if precision == "fp32":
-        return {t: _SINGLE for t in present if t != _SINGLE}, ()
-    types: dict[int, int] = {}
-    notes: list[str] = []
-    if _HALF in present and not fp16:
-        types[_HALF] = _SINGLE
-        notes.append("the model's float16 arithmetic is computed in float32: the device has no cl_khr_fp16")
-    if precision == "fp16":
-        types.update({t: _HALF for t in present if t != _HALF})
-    elif _DOUBLE in present and not fp64:
-        types[_DOUBLE] = _SINGLE
-        notes.append("the model's float64 arithmetic is computed in float32: the device has no cl_khr_fp64")
-    return types, tuple(notes)
 
 
 def _float_types(graph: onnx.GraphProto) -> set[int]:

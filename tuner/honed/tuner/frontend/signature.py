@@ -14,8 +14,7 @@ from honed.onnxfile.reading import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
-from .reasons import Reasons
-from .values import NodeRefused, elem_type, numpy_dtype
+from .values import NodeRefused, Reasons, elem_type, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
 CARRIED = frozenset(d.name for d in DTYPES)
@@ -131,55 +130,38 @@ def _bind(
         if given is None:
             raise NodeRefused(f"its shape is not given; add --shape {info.name}=...")
         return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
-    indices = range(len(info.type.tensor_type.shape.dim))
-    shape = [_size(info, index, given, named, inner, notes) for index in indices]
-    if None in shape:
-        raise NodeRefused(_unbound(info, [index for index in indices if shape[index] is None]))
-    sizes = tuple(size for size in shape if size is not None)
-    if any(d > MAX_DIMENSION for d in sizes):
-        raise NodeRefused(f"a dimension is larger than {MAX_DIMENSION}")
-    return TensorSpec(name=info.name, dtype=dtype.name, shape=sizes)
-
-
-def _size(
-    info: onnx.ValueInfoProto,
-    index: int,
-    given: tuple[int, ...] | None,
-    named: Mapping[str, int],
-    inner: Collection[str],
-    notes: list[str],
-) -> int | None:
-    """One dimension as a number; None where nothing says what it is."""
     dims = info.type.tensor_type.shape.dim
-    dim, label = dims[index], dims[index].dim_param or UNNAMED
-    if _is_static(dim):
-        if given is not None and given[index] != dim.dim_value:
-            raise InvalidArgument(
-                f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
+    labels = [dim.dim_param or UNNAMED for dim in dims]
+    known = [int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
+    if given is None:
+        sizes = [
+            named.get(label) if size is None else size for label, size in zip(labels, known, strict=True)
+        ]
+        if len(dims) > 1 and sizes[0] is None and labels[0] not in inner:
+            sizes[0] = 1
+            notes.append(
+                f"the leading dimension of input {info.name!r} ({labels[0]}) is taken as 1; "
+                "--shape changes it"
             )
-        return int(dim.dim_value)
-    if given is not None:
-        return given[index]
-    if label in named:
-        return named[label]
-    if index == 0 and len(dims) > 1 and label not in inner:
-        notes.append(
-            f"the leading dimension of input {info.name!r} ({label}) is taken as 1; --shape changes it"
+    else:
+        _check_given(info.name, given, known)
+        sizes = list(given)
+    unbound = [label for label, size in zip(labels, sizes, strict=True) if size is None]
+    if unbound:
+        template = ",".join(
+            label if size is None else str(size) for label, size in zip(labels, known, strict=True)
         )
-        return 1
-    return None
+        raise NodeRefused(
+            f"its dimension{'s' * (len(unbound) > 1)} {', '.join(unbound)} must be given: "
+            f"add --shape {info.name}={template} with numbers"
+        )
+    shape = tuple(size for size in sizes if size is not None)
+    if any(d > MAX_DIMENSION for d in shape):
+        raise NodeRefused(f"a dimension is larger than {MAX_DIMENSION}")
+    return TensorSpec(name=info.name, dtype=dtype.name, shape=shape)
 
 
-def _unbound(info: onnx.ValueInfoProto, indices: Sequence[int]) -> str:
-    """What to do about dimensions that nothing says."""
-    dims = info.type.tensor_type.shape.dim
-    names = ", ".join(dims[index].dim_param or UNNAMED for index in indices)
-    template = ",".join(str(d.dim_value) if _is_static(d) else (d.dim_param or UNNAMED) for d in dims)
-    return (
-        f"its dimension{'s' * (len(indices) > 1)} {names} must be given: "
-        f"add --shape {info.name}={template} with numbers"
-    )
-
-
-def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    return bool(dim.HasField("dim_value")) and dim.dim_value >= 0
+def _check_given(name: str, given: Sequence[int], known: Sequence[int | None]) -> None:
+    for index, (number, size) in enumerate(zip(given, known, strict=True)):
+        if size not in (None, number):
+            raise InvalidArgument(f"--shape {name}: dimension {index} is {size} in the model, not {number}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -14,10 +15,9 @@ from honed.onnxfile.contrib_schemas import with_stand_ins
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads
 from .load import FrontendLimits
-from .reasons import Reasons
 from .signature import TensorSpec
-from .values import Array, Item, NodeRefused, Unknown, Value, numpy_dtype
-from .walk import Scope, Walker, begin
+from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
+from .walk import Scope, Walker
 
 _SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
 BEHIND = "what follows on those has a shape that depends on the data"
@@ -73,7 +73,6 @@ class NodeSurvey:
     types: Mapping[str, TensorSpec]
     met: Mapping[str, TensorSpec]
     constants: Mapping[str, Array]
-    notes: tuple[str, ...]
 
 
 def survey(
@@ -93,54 +92,43 @@ def survey(
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
     limits, found = FrontendLimits(), Reasons()
-    start = begin(model, shapes, limits, found)
-    if start.refused or found.general:
+    surveyor = _Surveyor(model, shapes, limits, found)
+    if found.general:
         return None
-    surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
-    surveyor.model, surveyor.learnt, surveyor.assumed, surveyor.as_met = model, learnt, assumed, as_met
+    surveyor.learnt, surveyor.assumed, surveyor.as_met = learnt, assumed, as_met
+    surveyor.found, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
-    surveyor.graph(model.graph, scope, start.opsets)
-    constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
-    types = _types(scope, surveyor.open)
+    surveyor.walk()
+    values = {name: item for name, item in surveyor.scope.items() if isinstance(item, Value)}
+    constants = {name: value.data for name, value in values.items() if value.data is not None}
+    types = _types(values, surveyor.open)
     return NodeSurvey(
-        inputs=start.inputs,
+        inputs=surveyor.inputs,
         nodes=tuple(surveyor.found),
         types=types,
         met={name: _as_met(spec, learnt.get(name)) for name, spec in types.items()},
         constants=constants,
-        notes=start.notes,
     )
 
 
 class _Surveyor(Walker):
     """Goes on where a node of the main graph is refused."""
 
-    model: onnx.ModelProto
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, Learnt]
     assumed: int | None
     as_met: bool
+    found: list[SurveyedNode]
+    open: dict[str, onnx.TypeProto | None]  # types of values that are not static, if known
 
-    def _nodes(
-        self,
-        nodes: Sequence[onnx.NodeProto],
-        scope: Scope,
-        opsets: Mapping[str, int],
-        attributes: Mapping[str, onnx.AttributeProto],
-    ) -> None:
+    def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         if self._depth:
-            super()._nodes(nodes, scope, opsets, attributes)
+            super()._visit(node, scope, opsets)
             return
-        self.found: list[SurveyedNode] = []
-        self.open: dict[str, onnx.TypeProto | None] = {}  # types of values that are not static, if known
-        for index, node in enumerate(nodes):
-            given = tuple(dict.fromkeys(reads(node)))
-            why = self._judged(node, given, scope, opsets)
-            made = [scope.get(name) for name in node.output if name]
-            folded = all(map(_constant, made))
-            self.found.append(
-                SurveyedNode(index=index, node=node, reads=given, why=why, folded=folded and not why)
-            )
+        given = tuple(dict.fromkeys(reads(node)))
+        why = self._judged(node, given, scope, opsets)
+        folded = not why and all(_constant(scope.get(name)) for name in node.output if name)
+        self.found.append(SurveyedNode(index=len(self.found), node=node, reads=given, why=why, folded=folded))
 
     def _judged(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
@@ -168,17 +156,17 @@ class _Surveyor(Walker):
                 continue
             try:
                 dtype = numpy_dtype(kind.tensor_type.elem_type)
-                scope[name] = self._builder.input(self._builder.unique(f"{name}/surveyed"), dtype, shape)
+                scope[name] = self.builder.input(self.builder.unique(f"{name}/surveyed"), dtype, shape)
             except NodeRefused:
                 self.open[name] = kind
         return "" if all(_constant(scope[name]) for name in node.output if name) else why
 
     def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
         """Emit a node; where it cannot be, why, and nothing is emitted."""
-        kept = len(self._builder.nodes)
+        kept = len(self.builder.nodes)
         reasons, self._reasons = self._reasons, Reasons()
         try:
-            super()._nodes([node], scope, opsets, {})
+            super()._visit(node, scope, opsets)
             if self._reasons.count():
                 why = self._reasons.whys()[0]
             elif any(isinstance(scope[name], Unknown) for name in node.output if name):
@@ -187,7 +175,7 @@ class _Surveyor(Walker):
                 return ""
         finally:
             self._reasons = reasons
-        del self._builder.nodes[kept:]
+        del self.builder.nodes[kept:]
         return why
 
     def _inferred(
@@ -251,12 +239,11 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
     """A tensor of the sizes that both have in common; None where they are no tensors of one rank."""
     if one is None or other is None or not (_typed(one) and _typed(other)):
         return None
-    mine, yours = one.tensor_type, other.tensor_type
-    if mine.elem_type != yours.elem_type or len(mine.shape.dim) != len(yours.shape.dim):
+    sizes, others = _sizes(one.tensor_type), _sizes(other.tensor_type)
+    if one.tensor_type.elem_type != other.tensor_type.elem_type or len(sizes) != len(others):
         return None
-    pairs = zip(mine.shape.dim, yours.shape.dim, strict=True)
-    same = [a.dim_value if a.HasField("dim_value") and a == b else None for a, b in pairs]
-    return helper.make_tensor_type_proto(mine.elem_type, same)
+    same = [a if a == b and a >= 0 else None for a, b in zip(sizes, others, strict=True)]
+    return helper.make_tensor_type_proto(one.tensor_type.elem_type, same)
 
 
 def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
@@ -283,18 +270,12 @@ def _as_met(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
     return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, met, strict=True)))
 
 
-def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
-    found: dict[str, TensorSpec] = {}
-    for name, item in scope.items():
-        if isinstance(item, Value):
-            found[name] = TensorSpec(name=name, dtype=item.dtype.name, shape=item.shape)
+def _types(values: Mapping[str, Value], open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
+    found = {n: TensorSpec(name=n, dtype=value.dtype.name, shape=value.shape) for n, value in values.items()}
     for name, kind in open_.items():
         tensor = kind.tensor_type if kind is not None and kind.HasField("tensor_type") else None
-        if tensor is None or not tensor.HasField("shape"):
-            continue
-        try:
-            dtype = numpy_dtype(tensor.elem_type)
-        except NodeRefused:
-            continue
-        found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
+        if tensor is not None and tensor.HasField("shape"):
+            with suppress(NodeRefused):
+                dtype = numpy_dtype(tensor.elem_type)
+                found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
     return found

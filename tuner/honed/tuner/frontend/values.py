@@ -1,9 +1,9 @@
-"""What flows along the edges while a graph is normalised: tensors of known type, and structures of them."""
+"""What flows along the edges while a graph is normalised, and why nodes of it are refused."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,13 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from honed.onnxfile.reading import shown
+from honed.protocol.errors import ModelRefused
+
 Array = npt.NDArray[Any]
+SHOWN_NODES = 3
+# Why an operator without any rule is refused.
+UNSUPPORTED = "the operator is not compiled"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,3 +85,45 @@ def numpy_dtype(elem: int) -> np.dtype[Any]:
     except KeyError:
         raise NodeRefused(f"element type number {elem} does not exist") from None
     return found
+
+
+@dataclass(slots=True)
+class Reasons:
+    """Refusals gathered over a whole graph, so that the user sees all of them at once."""
+
+    general: list[str] = field(default_factory=list)
+    _nodes: dict[tuple[str, str, int, str], list[str]] = field(default_factory=dict)
+
+    def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
+        """Note that a node cannot be compiled."""
+        name = shown(node.name or next((o for o in node.output if o), node.op_type), 80)
+        names = self._nodes.setdefault((shown(node.op_type, 80), shown(domain, 80), opset, shown(why)), [])
+        if name not in names:
+            names.append(name)
+
+    def count(self) -> int:
+        """How many nodes and other things were noted."""
+        return len(self.general) + sum(map(len, self._nodes.values()))
+
+    def whys(self) -> tuple[str, ...]:
+        """One clause for each kind of node, without the nodes and without what to do about them."""
+        return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
+
+    def texts(self) -> tuple[str, ...]:
+        """One sentence for each reason."""
+        found = [shown(text) for text in self.general]
+        for (op, domain, opset, why), names in self._nodes.items():
+            listed = ", ".join(names[:SHOWN_NODES]) + (", ..." if len(names) > SHOWN_NODES else "")
+            nodes = f"node {listed}" if len(names) == 1 else f"{len(names)} nodes: {listed}"
+            found.append(f"{op} ({domain or 'ai.onnx'}, opset {opset}; {nodes}): {why}")
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raise ModelRefused where there is any."""
+        texts = self.texts()
+        if len(texts) == 1:
+            raise ModelRefused(f"the model cannot be compiled: {texts[0]}", texts)
+        if texts:
+            operators = ", ".join(dict.fromkeys(op for op, _, _, _ in self._nodes))
+            named = f" (operators {operators})" if operators else ""
+            raise ModelRefused(f"the model cannot be compiled, for {len(texts)} reasons{named}", texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,20 @@ from onnx import helper, numpy_helper
 
 from honed.protocol.errors import ModelRefused
 
-from . import (
-    reasons,
-    rules,  # noqa: F401 - importing them registers them
-)
+from . import rules  # noqa: F401 - importing them registers them
 from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
 from .call import RULES, Call
 from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits, check_expansion
-from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .signature import TensorSpec, bind_inputs
-from .values import Array, Item, Listing, NodeRefused, Unknown, Value
+from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value
 
 Scope = dict[str, Item]
+# In the graph that is given one node of PART_DOMAIN stands for a part of the model that the CPU engine runs,
+# with its number as attribute `part`; a file's own nodes of this name are refused, as of any that is unknown.
+# In the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
+PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"
+Parts = Mapping[int, Sequence[TensorSpec]]  # the outputs of each part
 MAX_DEPTH = 32  # functions within functions, and branches within branches
 MAX_NODES = 200_000  # in the normalised graph
 MAX_STEPS = 300_000  # source nodes visited, those in functions once for each call
@@ -42,62 +43,45 @@ _SEQUENCES = frozenset(
 _MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A model as its walk begins: a builder that has its inputs, with static shapes."""
-
-    inputs: tuple[TensorSpec, ...]
-    notes: tuple[str, ...]
-    refused: frozenset[str]  # inputs
-    builder: Builder
-    scope: Scope
-    opsets: Mapping[str, int]
-    functions: Mapping[tuple[str, str], onnx.FunctionProto]
-
-
-def begin(
-    model: onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...]],
-    limits: FrontendLimits,
-    found: reasons.Reasons,
-) -> Start:
-    """Bind the inputs; raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`."""
-    check_expansion(model, MAX_STEPS)
-    specs, notes, refused = bind_inputs(model, shapes, found)
-    builder = Builder(
-        [v.name for v in (*model.graph.input, *model.graph.output)],
-        fold_limit_bytes=limits.fold_bytes,
-        tensor_limit_bytes=limits.tensor_bytes,
-        constant_limit_bytes=limits.constant_bytes,
-    )
-    scope: Scope = {name: Unknown() for name in refused}
-    for spec in specs:
-        if spec.name not in refused:
-            scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
-    functions = {(f.domain, f.name): f for f in model.functions}
-    return Start(specs, notes, refused, builder, scope, opsets, functions)
-
-
 class Walker:
-    """Rebuilds source graphs in a Builder, at its opset."""
+    """Rebuilds a model in a Builder, at its opset: `inputs` have static shapes, `scope` its values."""
 
     def __init__(
         self,
-        start: Start,
-        found: reasons.Reasons,
-        fold_limit_bytes: int,
-        parts: Parts = NO_PARTS,
+        model: onnx.ModelProto,
+        shapes: Mapping[str, tuple[int, ...]],
+        limits: FrontendLimits,
+        found: Reasons,
+        parts: Parts | None = None,
     ) -> None:
-        """`parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it."""
+        """Bind the inputs; `parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it.
+
+        Raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`.
+        """
+        check_expansion(model, MAX_STEPS)
+        self.inputs, self.notes, refused = bind_inputs(model, shapes, found)
+        self.builder = Builder(
+            [v.name for v in (*model.graph.input, *model.graph.output)],
+            fold_limit_bytes=limits.fold_bytes,
+            tensor_limit_bytes=limits.tensor_bytes,
+            constant_limit_bytes=limits.constant_bytes,
+        )
+        self.scope: Scope = {name: Unknown() for name in refused}
+        for spec in self.inputs:
+            self.scope[spec.name] = self.builder.input(spec.name, spec.numpy, spec.shape)
+        self.opsets = {_spelled(o.domain): o.version for o in model.opset_import} or {"": 1}
+        self.model = model
+        self._functions = {(f.domain, f.name): f for f in model.functions}
         self._parts = parts
-        self._builder = start.builder
-        self._functions = start.functions
         self._reasons = found
-        self._fold_limit = fold_limit_bytes
+        self._fold_limit = limits.fold_bytes
         self._depth = 0
         self._steps = 0
         self._bodies = 0
+
+    def walk(self) -> list[Item]:
+        """Add the nodes of the model; its outputs."""
+        return self.graph(self.model.graph, self.scope, self.opsets)
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
@@ -110,7 +94,7 @@ class Walker:
 
     def _initialiser(self, name: str, proto: Any, read: Callable[[Any], Array]) -> Item:
         try:
-            return self._builder.constant(read(proto), hint=name)
+            return self.builder.constant(read(proto), hint=name)
         except (NodeRefused, *_MISFITS) as error:
             self._reasons.general.append(f"initialiser {name!r}: {' '.join(str(error).split())}")
             return Unknown()
@@ -123,32 +107,34 @@ class Walker:
         attributes: Mapping[str, onnx.AttributeProto],
     ) -> None:
         for node in nodes:
-            bound = _bind_attributes(node, attributes)
-            domain = "" if bound.domain == "ai.onnx" else bound.domain
-            self._builder.scope = bound.name or next((o for o in bound.output if o), bound.op_type)
-            try:
-                items = self._node(bound, domain, opsets, scope)
-            except NodeRefused as refusal:
-                self._reasons.add(bound, domain, opsets.get(domain, 0), str(refusal))
-                items = []
-            except _MISFITS as error:
-                text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
-                self._reasons.add(bound, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
-                items = []
-            for index, name in enumerate(node.output):
-                if name:
-                    scope[name] = items[index] if index < len(items) else Unknown()
+            self._visit(_bind_attributes(node, attributes), scope, opsets)
+
+    def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
+        """Put what a node makes into the scope, or note why it is refused."""
+        domain = _spelled(node.domain)
+        self.builder.scope = node.name or next((o for o in node.output if o), node.op_type)
+        items: Sequence[Item] = []
+        try:
+            items = self._node(node, domain, opsets, scope)
+        except NodeRefused as refusal:
+            self._reasons.add(node, domain, opsets.get(domain, 0), str(refusal))
+        except _MISFITS as error:
+            text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
+            self._reasons.add(node, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
+        for index, name in enumerate(node.output):
+            if name:
+                scope[name] = items[index] if index < len(items) else Unknown()
 
     def _node(
         self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
     ) -> Sequence[Item]:
         self._steps += 1
-        if len(self._builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
+        if len(self.builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
             raise ModelRefused(f"the model grows beyond {MAX_NODES} nodes when it is expanded; split it")
         opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
         if domain == PART_DOMAIN and self._parts:
-            return part_values(self._builder, node, inputs, self._parts)
+            return _part_values(self.builder, node, inputs, self._parts)
         if any(isinstance(item, Unknown) for item in inputs):
             self._judge_by_name(node, domain, opsets)
             return []
@@ -159,7 +145,6 @@ class Walker:
             node=node,
             inputs=inputs,
             attrs={a.name: _plain(a) for a in node.attribute},
-            builder=self._builder,
         )
         folded = self._fold(call)
         if folded is not None:
@@ -169,38 +154,33 @@ class Walker:
             return self._flow(call, opsets, scope)
         known = RULES.get((domain, call.op))
         if known is not None:
-            result = known(self._builder, call)
+            result = known(self.builder, call)
             return list(result) if isinstance(result, Sequence) else [result]
         return self._expand(call)
 
     def _fold(self, call: Call) -> list[Item] | None:
         values = [v for v in call.inputs if v is not None]
-        if call.domain or call.op in _SEQUENCES or not values:
-            return None
-        if any(not isinstance(v, Value) or v.data is None for v in values):
-            return None
         tensors = [v for v in values if isinstance(v, Value)]
-        arrays = [v.data for v in tensors]
+        arrays = [v.data for v in tensors if v.data is not None]
+        if call.domain or call.op in _SEQUENCES or not values or len(arrays) < len(values):
+            return None
         if not worth_folding(call.op, arrays, self._fold_limit):
             return None
-        try:
-            shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
-        except NodeRefused:
-            return None  # the rule for the operator decides
-        if call.op not in _SHAPED_BY_VALUES:
-            known = [s for s in shapes if s is not None]
-            made = sum(math.prod(s) for s in known) * 8  # the widest element type
-            used = sum(a.nbytes for a in arrays if a is not None)
-            other = ("", call.op) in RULES and swells(made, used)
-            if len(known) < len(shapes) or made > self._fold_limit or other:
-                return None
         node = _renamed(call)
         try:
-            outputs = evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
+            shapes = [static_shape(t) for t in infer(node, call.opset, tensors)]
+            if call.op not in _SHAPED_BY_VALUES:
+                known = [s for s in shapes if s is not None]
+                made = sum(math.prod(s) for s in known) * 8  # the widest element type
+                used = sum(a.nbytes for a in arrays)
+                other = ("", call.op) in RULES and swells(made, used)
+                if len(known) < len(shapes) or made > self._fold_limit or other:
+                    return None
+            outputs = evaluate(node, call.opset, dict(zip((v.name for v in tensors), arrays, strict=True)))
         except NodeRefused:
-            return None
+            return None  # the rule for the operator decides
         return [
-            Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
+            Unknown() if array is None else self.builder.constant(np.asarray(array), hint=name)
             for array, name in zip(outputs, node.output, strict=True)
         ]
 
@@ -209,22 +189,21 @@ class Walker:
         if function is None:
             function = _schema_function(call)
         if function is None:
-            raise NodeRefused(reasons.UNSUPPORTED)
+            raise NodeRefused(UNSUPPORTED)
         if self._depth >= MAX_DEPTH:
             raise NodeRefused(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
         missing = {name: "" for name in function.input if name not in scope}
-        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-        attributes = {a.name: a for a in function.attribute_proto}
-        attributes.update({a.name: a for a in call.node.attribute})
-        outer = self._builder.scope
+        opsets = {_spelled(o.domain): o.version for o in function.opset_import}
+        attributes = {a.name: a for a in (*function.attribute_proto, *call.node.attribute)}
+        outer = self.builder.scope
         inner = [_prefixed(n, outer, missing) for n in function.node]
         self._depth += 1
         try:
             self._nodes(inner, scope, opsets, attributes)
         finally:
             self._depth -= 1
-            self._builder.scope = outer
+            self.builder.scope = outer
         return [scope.get(name, Unknown()) for name in function.output]
 
     def _flow(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
@@ -235,7 +214,7 @@ class Walker:
             if call.op == "If" and (condition := call.x(0)).data is not None:
                 chosen = "then_branch" if bool(condition.data.reshape(-1)[0]) else "else_branch"
                 return self.graph(graph_of(call, chosen), dict(scope), opsets)
-            return flow(self._builder, call, lambda g, inner: self._body(g, {**scope, **inner}, opsets))
+            return flow(self.builder, call, lambda g, inner: self._body(g, {**scope, **inner}, opsets))
         finally:
             self._depth -= 1
 
@@ -244,13 +223,13 @@ class Walker:
         self._bodies += 1
         if self._bodies > MAX_BODIES:
             raise NodeRefused(f"loops and branches of the model become more than {MAX_BODIES} graphs")
-        kept, outer = self._reasons, self._builder.scope
-        self._reasons = reasons.Reasons()
+        kept, outer = self._reasons, self.builder.scope
+        self._reasons = Reasons()
         try:
             items = self.graph(graph, scope, opsets)
             texts = self._reasons.texts()
         finally:
-            self._reasons, self._builder.scope = kept, outer
+            self._reasons, self.builder.scope = kept, outer
         if texts:
             raise NodeRefused(f"a graph within it cannot be compiled: {texts[0]}")
         return items
@@ -259,25 +238,25 @@ class Walker:
         """Refuse what is unsupported whatever its inputs are."""
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
-                self._judge_graph(graph, opsets)
+                for inner in graph.node:
+                    self._judge_by_name(inner, _spelled(inner.domain), opsets)
         op = node.op_type
         if (domain, op) in RULES or (domain, op) in self._functions or (op in FLOW and not domain):
             return
         definition = schema(op, opsets.get(domain, 1), domain)
         if definition is None or not (definition.has_function or definition.has_context_dependent_function):
-            self._reasons.add(node, domain, opsets.get(domain, 0), reasons.UNSUPPORTED)
+            self._reasons.add(node, domain, opsets.get(domain, 0), UNSUPPORTED)
 
-    def _judge_graph(self, graph: onnx.GraphProto, opsets: Mapping[str, int]) -> None:
-        for node in graph.node:
-            self._judge_by_name(node, "" if node.domain == "ai.onnx" else node.domain, opsets)
+
+def _spelled(domain: str) -> str:
+    """Return ONNX's own domain as "", whichever of its two names it has."""
+    return "" if domain == "ai.onnx" else domain
 
 
 def _renamed(call: Call) -> onnx.NodeProto:
     """The node with its inputs under their names in the normalised graph."""
-    node = onnx.NodeProto()
-    node.CopyFrom(call.node)
-    del node.input[:]
-    node.input.extend(v.name if isinstance(v, Value) else "" for v in call.inputs)
+    node = deepcopy(call.node)
+    node.input[:] = [v.name if isinstance(v, Value) else "" for v in call.inputs]
     return node
 
 
@@ -294,51 +273,39 @@ def _schema_function(call: Call) -> onnx.FunctionProto | None:
     definition = schema(call.op, call.opset, call.domain)
     if definition is None:
         return None
-    function = onnx.FunctionProto()
+    body: bytes | None = None
     if definition.has_function:
         versions = [v for v in definition.function_opset_versions if v <= call.opset]
-        body = definition.get_function_with_opset_version(max(versions)) if versions else None
+        if versions:
+            body = definition.get_function_with_opset_version(max(versions))
     elif definition.has_context_dependent_function:
         versions = [v for v in definition.context_dependent_function_opset_versions if v <= call.opset]
         types = [v.type_proto().SerializeToString() if isinstance(v, Value) else b"" for v in call.inputs]
-        renamed = _renamed(call).SerializeToString()
-        body = (
-            definition.get_context_dependent_function_with_opset_version(max(versions), renamed, types)
-            if versions
-            else None
-        )
-    else:
-        return None
-    if not body:
-        return None
-    function.ParseFromString(body)
-    return function
+        if versions:
+            body = definition.get_context_dependent_function_with_opset_version(
+                max(versions), _renamed(call).SerializeToString(), types
+            )
+    return onnx.FunctionProto.FromString(body) if body else None
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """The node with references to a function's attributes replaced by the values given."""
     if not any(a.ref_attr_name for a in node.attribute):
         return node
-    bound = onnx.NodeProto()
-    bound.CopyFrom(node)
+    bound = deepcopy(node)
     del bound.attribute[:]
     for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            bound.attribute.append(attribute)
-        elif attribute.ref_attr_name in attributes:
-            value = onnx.AttributeProto()
-            value.CopyFrom(attributes[attribute.ref_attr_name])
-            value.name = attribute.name
+        value = attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if value is not None:
             bound.attribute.append(value)
+            bound.attribute[-1].name = attribute.name
     return bound
 
 
 def _prefixed(node: onnx.NodeProto, prefix: str, missing: Mapping[str, str]) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = f"{prefix}/{node.name or node.op_type}"
-    del copy.input[:]
-    copy.input.extend(missing.get(name, name) for name in node.input)
+    copy.input[:] = [missing.get(name, name) for name in node.input]
     return copy
 
 
@@ -353,3 +320,26 @@ def _dense(sparse: onnx.SparseTensorProto) -> Array:
 def _plain(attribute: onnx.AttributeProto) -> Any:
     value = helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _part_values(
+    builder: Builder, node: onnx.NodeProto, inputs: Sequence[Item | None], parts: Parts
+) -> list[Item]:
+    """The outputs of a part."""
+    given = [item for item in inputs if isinstance(item, Value)]
+    if len(given) != len(inputs):
+        raise NodeRefused("what it is given is not compiled")
+    number = next(int(a.i) for a in node.attribute if a.name == "part")
+    found: list[Item] = []
+    for index, (name, spec) in enumerate(zip(node.output, parts[number], strict=True)):
+        made = helper.make_node(
+            PART_OP,
+            [value.name for value in given],
+            [builder.unique(f"{name}/part")],
+            name=name,
+            part=number,
+            output=index,
+            **({"shape": list(spec.shape)} if spec.shape else {}),
+        )
+        found.append(builder.opaque(made, spec.numpy, spec.shape))
+    return found

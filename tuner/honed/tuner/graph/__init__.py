@@ -11,17 +11,12 @@ from itertools import accumulate
 
 import onnx
 
-from .chains import fold_chains
-from .columns import permute_columns, slice_first
-from .factors import fold_factors
+from .folding import fold_chains, fold_factors, fold_pads
 from .graph import Graph
 from .lengths import round_lengths
-from .moves import join_moves
-from .norms import join_norms
-from .pads import fold_pads
+from .moves import join_moves, join_norms
 from .pairs import join_pairs
-from .parts import split_parts
-from .siblings import combine_siblings
+from .products import combine_siblings, permute_columns, slice_first, split_parts
 from .twins import merge_twins
 
 __all__ = ["PASSES", "Applied", "Pass", "improve", "passes_behind"]
@@ -66,8 +61,11 @@ def improve(
     """A normalised graph after the passes; itself where none applied."""
     graph, applied = Graph.read(proto), []
     for one in passes:
-        before = {id(node) for node in graph.nodes}
         made, times = one.run(graph)
+        if not times:
+            applied.append(Applied(one.name, 0))
+            continue
+        before = {id(node) for node in graph.nodes}
         changed = frozenset(node.output[0] for node in made.nodes if id(node) not in before)
         applied.append(Applied(one.name, times, changed))
         graph = made

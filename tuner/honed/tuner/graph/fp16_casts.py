@@ -136,9 +136,8 @@ class _Casts:
     def _other(self, name: str, other: str, in_single: bool) -> Iterator[onnx.NodeProto]:
         """Make the form of a value that has the other type."""
         if name in self._constants:
-            copy = self._graph.initializer.add()
-            copy.CopyFrom(self._constants[name])
-            copy.name = other
+            self._graph.initializer.append(self._constants[name])
+            self._graph.initializer[-1].name = other
             self._made.add(other)
             self._kept.add(other)
         else:
@@ -146,9 +145,8 @@ class _Casts:
             yield _cast(name, other)
 
     def _describe(self, name: str, *, like: str, in_single: bool) -> None:
-        info = self._graph.value_info.add()
-        info.CopyFrom(self._known[like])
-        info.name = name
+        self._graph.value_info.append(self._known[like])
+        self._graph.value_info[-1].name = name
         self._made.add(name)
         if in_single:
             self._kept.add(name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from onnx import helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Replaced = dict[str, list[onnx.NodeProto]]  # the nodes that take the place of the one that makes a value
+ELEMENTWISE = {
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Cos", "Cosh", "Div", "Equal", "Erf", "Exp",
+    "Floor", "Greater", "GreaterOrEqual", "Identity", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min",
+    "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Relu", "Round", "Sigmoid", "Sin", "Sinh", "Sqrt", "Sub", "Tan",
+    "Tanh", "Where", "Xor",
+}  # fmt: skip
+REDUCTIONS = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +33,14 @@ class TensorType:
     elem: int
     shape: Shape
 
+    def along(self, axis: int, extent: int) -> TensorType:
+        """The type with another extent of one axis, counted from the front."""
+        return TensorType(self.elem, (*self.shape[:axis], extent, *self.shape[axis + 1 :]))
 
-@dataclass(slots=True)
+
+@dataclass
 class Graph:
-    """Nodes in topological order. `types` knows every value and constant."""
+    """Nodes in topological order, none of which changes. `types` knows every value and constant."""
 
     name: str
     nodes: list[onnx.NodeProto]
@@ -76,17 +90,28 @@ class Graph:
         """A constant as a list of integers."""
         return [int(v) for v in self.constants[name].reshape(-1)]
 
-    def producers(self) -> dict[str, onnx.NodeProto]:
+    @cached_property
+    def makers(self) -> dict[str, onnx.NodeProto]:
         """The node that makes each value."""
         return {node.output[0]: node for node in self.nodes}
 
-    def users(self) -> dict[str, list[onnx.NodeProto]]:
+    @cached_property
+    def readers(self) -> dict[str, list[onnx.NodeProto]]:
         """The nodes that read each value, one that reads it twice once."""
         found: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.input):
                 found.setdefault(name, []).append(node)
         return found
+
+    def uses(self, value: str) -> list[onnx.NodeProto]:
+        """The nodes that read a value, none where it is an output as well."""
+        return [] if value in self.outputs else self.readers.get(value, [])
+
+    def only(self, value: str) -> onnx.NodeProto | None:
+        """The one node that reads a value, where there is one and the value is no output."""
+        found = self.uses(value)
+        return found[0] if len(found) == 1 else None
 
     def digest(self, name: str) -> bytes:
         """What is equal for constants of equal type and content."""
@@ -127,8 +152,7 @@ class Graph:
 
     def slice(self, given: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
         """A Slice of one axis, from `start` up to `end`, that makes `output`."""
-        shape = self.shape(given)
-        kind = TensorType(self.types[given].elem, (*shape[:axis], end - start, *shape[axis + 1 :]))
+        kind = self.types[given].along(axis, end - start)
         return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
 
     def reversed(self, given: str, output: str, axis: int) -> onnx.NodeProto:
@@ -140,7 +164,7 @@ class Graph:
         """One-dimensional constants of one element each, named after the output they are for."""
         return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
 
-    def replacing(self, replaced: Mapping[str, Sequence[onnx.NodeProto]]) -> Graph:
+    def replacing(self, replaced: Replaced) -> Graph:
         """The graph with others in the place of the nodes that make these values."""
         return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
 
@@ -176,11 +200,9 @@ def axis_of(node: onnx.NodeProto, rank: int) -> int:
     return int(helper.get_node_attr_value(node, "axis")) % rank
 
 
-def copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node that can be changed: graphs share theirs."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
+def perm_of(node: onnx.NodeProto) -> list[int]:
+    """The axes of what a Transpose is given, in the order of its result."""
+    return list(helper.get_node_attr_value(node, "perm"))
 
 
 def _type(kind: onnx.TypeProto.Tensor) -> TensorType:

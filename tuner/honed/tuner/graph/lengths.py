@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from .graph import Array, Graph, Shape, TensorType, axis_of, copied
-from .stacking import ELEMENTWISE, REDUCTIONS
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, perm_of
 
 
 class Beyond(Enum):
@@ -95,15 +94,14 @@ def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
 
 def _softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
     axis = axis_of(node, len(graph.shape(node.input[0])))
-    last = {n: kind for n, kind in given[0].items() if kind is Beyond.LAST}
-    if axis not in last:
-        return Rounding(operands=(frozenset(last),), result=last)
-    return Rounding(operands=(frozenset(last),), result={**last, axis: Beyond.ZERO}, masked=axis)
+    found = _beside(given, set())
+    if axis not in found.result:
+        return found
+    return replace(found, result={**found.result, axis: Beyond.ZERO}, masked=axis)
 
 
 def _log_softmax(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    axis = axis_of(node, len(graph.shape(node.input[0])))
-    return _beside(given, {axis})
+    return _beside(given, {axis_of(node, len(graph.shape(node.input[0])))})
 
 
 def _layer_norm(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
@@ -119,13 +117,11 @@ def _slice(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Round
 def _reduction(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
     rank = len(graph.shape(node.input[0]))
     summed = {axis % rank for axis in graph.numbers(node.input[1])}
-    if len(graph.shape(node.output[0])) == rank:
-        return _beside(given, summed)
-    kept = [axis for axis in range(rank) if axis not in summed]
     found = _beside(given, summed)
-    return Rounding(
-        operands=found.operands, result={kept.index(axis): kind for axis, kind in found.result.items()}
-    )
+    if len(graph.shape(node.output[0])) == rank:
+        return found
+    kept = [axis for axis in range(rank) if axis not in summed]
+    return replace(found, result={kept.index(axis): kind for axis, kind in found.result.items()})
 
 
 def _beside(given: tuple[Axes, ...], taken: set[int]) -> Rounding:
@@ -135,7 +131,7 @@ def _beside(given: tuple[Axes, ...], taken: set[int]) -> Rounding:
 
 
 def _transpose(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    order = list(helper.get_node_attr_value(node, "perm"))
+    order = perm_of(node)
     moved = {order.index(axis): kind for axis, kind in given[0].items()}
     return Rounding(operands=(frozenset(given[0]),), result=moved)
 
@@ -264,7 +260,7 @@ class _Rewriting:
         operands = [self._version(*one) for one in zip(node.input, found.operands, strict=True)]
         if found.masked is not None:
             operands[0] = self._masked(operands[0], found.masked, f"{name}/scores")
-        made = copied(node)
+        made = deepcopy(node)
         made.input[:] = operands
         made.output[0] = made.name = self._named(name, found.result)
         kind = self._old.types[name]
@@ -295,7 +291,9 @@ class _Rewriting:
         if name in self._old.constants:
             array = self._old.constants[name]
             for axis in axes:
-                array = self._extended(array, axis)
+                beside = [(0, 0)] * array.ndim
+                beside[axis] = (0, self._more - self._length)
+                array = np.pad(array, beside, mode="edge")
             return self._graph.constant(array, f"{name}/rounded")
         self.changes += 1
         has = frozenset[int]() if name in self._old.inputs else frozenset(self._axes.get(name, {}))
@@ -304,26 +302,21 @@ class _Rewriting:
         for n, (axis, longer) in enumerate(sorted(steps)):
             last = n == len(steps) - 1
             to = self._named(name, axes) if last else self._graph.unique(f"{name}/part")
-            self._nodes += self._longer(value, to, axis) if longer else [self._shorter(value, to, axis)]
+            if longer:
+                self._nodes += self._longer(value, to, axis)
+            else:
+                self._nodes.append(self._graph.slice(value, to, axis, 0, self._length))
             value = to
         return value
-
-    def _shorter(self, value: str, to: str, axis: int) -> onnx.NodeProto:
-        return self._graph.slice(value, to, axis, 0, self._length)
 
     def _longer(self, value: str, to: str, axis: int) -> Iterator[onnx.NodeProto]:
         """Nodes that repeat the last element of an axis."""
         last = self._graph.unique(f"{to}/last")
         yield self._graph.slice(value, last, axis, self._length - 1, self._length)
-        kind = self._graph.types[value]
-        shape = (*kind.shape[:axis], self._more, *kind.shape[axis + 1 :])
         parts = (value, *(last,) * (self._more - self._length))
-        yield self._graph.node("Concat", parts, to, TensorType(kind.elem, shape), axis=axis)
-
-    def _extended(self, array: Array, axis: int) -> Array:
-        beside = [(0, 0)] * array.ndim
-        beside[axis] = (0, self._more - self._length)
-        return np.pad(array, beside, mode="edge")
+        yield self._graph.node(
+            "Concat", parts, to, self._graph.types[value].along(axis, self._more), axis=axis
+        )
 
     def _masked(self, value: str, axis: int, to: str) -> str:
         """The value with the least of its type added beyond the last element of an axis."""

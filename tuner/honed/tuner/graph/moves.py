@@ -1,4 +1,4 @@
-"""Slices of one value that are joined again, where that is a transpose of it.
+"""What exporters took apart becomes one operator again: transposes written as slices, layer normalisations.
 
 Exporters write cells cut out of an image (unfolds whose windows do not overlap, space to depth, patches
 merged) as a slice for each offset or window and a concatenation: hundreds of nodes that move each element
@@ -8,67 +8,51 @@ once. What they come to is found out by doing it to the places of the elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Shape, TensorType
+from .graph import Array, Graph, Replaced, Shape, TensorType, perm_of
+from .products import WIDE, by_rows
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
 _MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """All that moves elements from `source` to a value, in topological order."""
-
-    source: str
-    nodes: tuple[onnx.NodeProto, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A transpose of a value seen with axes of other `extents`."""
-
-    extents: Shape
-    perm: tuple[int, ...]
-
-
 def join_moves(graph: Graph) -> tuple[Graph, int]:
     """The graph with a transpose in place of such nodes, and how many values are made so."""
-    found, producers, users = graph.copy(), graph.producers(), graph.users()
+    found = graph.copy()
     order = {node.output[0]: n for n, node in enumerate(graph.nodes)}
-    replaced: dict[str, list[onnx.NodeProto]] = {}
+    replaced: Replaced = {}
     dropped: set[str] = set()  # values that nothing reads any more, and those that are made otherwise
     needed = set(graph.outputs)
     for node in reversed(graph.nodes):
         value = node.output[0]
-        if value not in needed and all(reader.output[0] in dropped for reader in users.get(value, ())):
+        if value not in needed and all(
+            reader.output[0] in dropped for reader in graph.readers.get(value, ())
+        ):
             dropped.add(value)
             continue
-        for tree in reversed(_trees(value, producers, order)):
-            turn = _turn(graph, tree, value)
+        for source, nodes in reversed(_trees(graph, value, order)):
+            turn = _turn(graph, source, nodes, value)
             if turn is not None:
-                replaced[value] = _turned(found, tree.source, value, turn)
+                replaced[value] = _turned(found, source, value, *turn)
                 dropped.add(value)
-                needed.add(tree.source)
+                needed.add(source)
                 break
-    if not replaced:
-        return graph, 0
     return found.replacing(replaced), len(replaced)
 
 
-def _trees(value: str, producers: Mapping[str, onnx.NodeProto], order: Mapping[str, int]) -> list[_Tree]:
-    """What makes a value out of one other by moving and joining alone, the smallest tree first."""
+def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[tuple[str, list[onnx.NodeProto]]]:
+    """The values that moving and joining alone make a value of, the nearest first, and all nodes between."""
     nodes: list[onnx.NodeProto] = []
-    found: list[_Tree] = []
+    found: list[tuple[str, list[onnx.NodeProto]]] = []
     given, joins = {value}, False
     while True:
         latest = max(given, key=lambda name: order.get(name, -1))
-        node = producers.get(latest)
+        node = graph.makers.get(latest)
         if node is None or node.op_type not in _MOVING:
             return found
         joins |= node.op_type == "Concat"
@@ -76,16 +60,21 @@ def _trees(value: str, producers: Mapping[str, onnx.NodeProto], order: Mapping[s
         given.remove(latest)
         given.update(node.input if node.op_type == "Concat" else node.input[:1])
         if joins and len(given) == 1:
-            found.append(_Tree(min(given), tuple(reversed(nodes))))
+            found.append((min(given), nodes[::-1]))
 
 
-def _turn(graph: Graph, tree: _Tree, value: str) -> _Turn | None:
-    """The transpose that a tree is; None where it is none, or too large to find out."""
-    count = math.prod(graph.shape(tree.source))
+def _turn(
+    graph: Graph, source: str, nodes: Sequence[onnx.NodeProto], value: str
+) -> tuple[Shape, list[int]] | None:
+    """The transpose that nodes are, which sees its source with axes of some extents: these, and their order.
+
+    None where they are none, or too large to find out.
+    """
+    count = math.prod(graph.shape(source))
     if not 0 < count == math.prod(graph.shape(value)) <= _MOST_ELEMENTS:
         return None
-    places = {tree.source: np.arange(count, dtype=np.int32).reshape(graph.shape(tree.source))}
-    for node in tree.nodes:
+    places = {source: np.arange(count, dtype=np.int32).reshape(graph.shape(source))}
+    for node in nodes:
         places[node.output[0]] = _moved(graph, node, places)
     axes = _axes(places[value].reshape(-1))
     if axes is None:
@@ -97,8 +86,7 @@ def _turn(graph: Graph, tree: _Tree, value: str) -> _Turn | None:
         if stride != inside:
             return None
         inside *= extent
-    extents = tuple(axes[n][0] for n in outer_first)
-    return _Turn(extents, tuple(outer_first.index(n) for n in range(len(axes))))
+    return tuple(axes[n][0] for n in outer_first), [outer_first.index(n) for n in range(len(axes))]
 
 
 def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
@@ -107,7 +95,7 @@ def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> A
     if node.op_type == "Reshape":
         return given.reshape(graph.shape(node.output[0]))
     if node.op_type == "Transpose":
-        return given.transpose(helper.get_node_attr_value(node, "perm"))
+        return given.transpose(perm_of(node))
     if node.op_type == "Concat":
         parts = [places[name] for name in node.input]
         return np.concatenate(parts, axis=int(helper.get_node_attr_value(node, "axis")))
@@ -135,12 +123,13 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
     return found[::-1]
 
 
-def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.NodeProto]:
+def _turned(
+    graph: Graph, source: str, value: str, extents: Shape, perm: Sequence[int]
+) -> list[onnx.NodeProto]:
     """Nodes that make `value` out of `source`. A leading axis of 1 stays one: other passes go by it."""
     elem, shape = graph.types[source].elem, graph.shape(value)
     ones = (1,) if shape[:1] == graph.shape(source)[:1] == (1,) else ()
-    extents = (*ones, *turn.extents)
-    perm = [*range(len(ones)), *(len(ones) + axis for axis in turn.perm)]
+    extents, perm = (*ones, *extents), [*range(len(ones)), *(len(ones) + axis for axis in perm)]
     split, turned = graph.unique(f"{value}/split"), graph.unique(f"{value}/turned")
     kind = TensorType(elem, tuple(extents[axis] for axis in perm))
     return [
@@ -148,3 +137,58 @@ def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.Nod
         graph.node("Transpose", [split], turned, kind, perm=perm),
         graph.reshape(turned, value, shape),
     ]
+
+
+def join_norms(graph: Graph) -> tuple[Graph, int]:
+    """The graph with LayerNormalization wherever its parts stand, and how often they did."""
+    found = graph.copy()
+    made = [one for node in graph.nodes if (one := _norm(graph, found, node)) is not None]
+    replaced = {one.output[0]: one for one in made}
+    return found.tidied(replaced.get(node.output[0], node) for node in graph.nodes), len(made)
+
+
+def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """A node for `to` in the place of a Div of a centred value by its deviation, with what follows."""
+    if node.op_type != "Div" or graph.types[node.output[0]].elem not in WIDE:
+        return None
+    made = graph.makers
+    centred, deviation = (made.get(name) for name in node.input)
+    if centred is None or centred.op_type != "Sub" or deviation is None or deviation.op_type != "Sqrt":
+        return None
+    given, mean = centred.input
+    shifted = made.get(deviation.input[0])
+    if _meant(graph, made.get(mean)) != given or shifted is None or shifted.op_type != "Add":
+        return None
+    variance, epsilon = shifted.input
+    if variance in graph.constants:
+        variance, epsilon = epsilon, variance
+    square = made.get(_meant(graph, made.get(variance)))
+    if square is None or square.op_type != "Mul" or set(square.input) != {centred.output[0]}:
+        return None
+    inner = (mean, square.output[0], variance, shifted.output[0], deviation.output[0])
+    alone = len(graph.uses(centred.output[0])) == 2 and all(graph.only(name) is not None for name in inner)
+    if not alone or epsilon not in graph.constants or graph.constants[epsilon].size != 1:
+        return None
+    ones = np.ones(graph.shape(given)[-1:], graph.constants[epsilon].dtype)
+    value, scale = _step(graph, "Mul", node.output[0], ones)
+    value, offset = _step(graph, "Add", value, np.zeros_like(ones))
+    inputs = (given, to.constant(scale, f"{value}/scale"), to.constant(offset, f"{value}/offset"))
+    kind, least = graph.types[value], float(graph.constants[epsilon].item())
+    return to.node("LayerNormalization", inputs, value, kind, axis=len(kind.shape) - 1, epsilon=least)
+
+
+def _meant(graph: Graph, node: onnx.NodeProto | None) -> str:
+    """The value whose mean along rows a node is, as its shape tells; empty where it is something else."""
+    if node is None or node.op_type != "ReduceMean":
+        return ""
+    along = graph.shape(node.output[0]) == (*graph.shape(node.input[0])[:-1], 1)
+    return str(node.input[0]) if along else ""
+
+
+def _step(graph: Graph, op: str, value: str, neutral: Array) -> tuple[str, Array]:
+    """What comes of a value and the constant that is next done to its rows; the value where there is none."""
+    reader = graph.only(value)
+    constant = by_rows(graph, reader, op, value) if reader is not None else None
+    if reader is None or constant is None:
+        return value, neutral
+    return str(reader.output[0]), graph.constants[constant].reshape(-1)

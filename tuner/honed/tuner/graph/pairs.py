@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import helper
 
-from .graph import Graph, Shape, TensorType, axis_of, copied
-from .products import GraphUses
+from .graph import Graph, Replaced, Shape, TensorType, axis_of, perm_of
 
 _UNARY = frozenset({"Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Erf", "Exp", "Sqrt", "Abs", "Cos", "Sin"})
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
@@ -42,34 +41,29 @@ class _Pair:
 
 def join_pairs(graph: Graph) -> tuple[Graph, int]:
     """The graph with such slices joined, and how many are gone."""
-    found, uses = graph.copy(), GraphUses.of(graph)
-    replaced: dict[str, list[onnx.NodeProto]] = {}
+    found = graph.copy()
+    replaced: Replaced = {}
     places = {node.output[0]: n for n, node in enumerate(graph.nodes)}
     joined = 0
-    for first, second in _neighbours(graph, uses):
-        pair = _grown(graph, uses, places, first, second)
-        ends = _ends(graph, uses, pair)
+    for first, second in _neighbours(graph):
+        pair = _grown(graph, places, first, second)
+        ends = _ends(graph, pair)
         if pair.computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
             replaced |= _replaced(found, pair, *ends)
             joined += 1
-    if not joined:
-        return graph, 0
     return found.replacing(replaced), joined
 
 
-def _neighbours(graph: Graph, uses: GraphUses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+def _neighbours(graph: Graph) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Slices of equal width along one axis of a value, of which the second begins where the first ends."""
-    for value in graph.producers():
-        slices = [node for node in uses.all(value) if _bounds(graph, node) is not None]
-        begins = {_bounds(graph, node): node for node in slices}
-        for node in slices:
+    for value in graph.makers:
+        begins = {b: node for node in graph.uses(value) if (b := _bounds(graph, node)) is not None}
+        for node in graph.uses(value):
             bounds = _bounds(graph, node)
-            if bounds is None:
-                continue
-            axis, start, end = bounds
-            other = begins.get((axis, end, 2 * end - start))
-            if other is not None:
-                yield node, other
+            if bounds is not None:
+                axis, start, end = bounds
+                if (other := begins.get((axis, end, 2 * end - start))) is not None:
+                    yield node, other
 
 
 def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
@@ -82,42 +76,31 @@ def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
     return axes[0], starts[0], ends[0]
 
 
-def _grown(
-    graph: Graph,
-    uses: GraphUses,
-    places: Mapping[str, int],
-    first: onnx.NodeProto,
-    second: onnx.NodeProto,
-) -> _Pair:
+def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
     """The largest region that two slices have in common; `places` are those of nodes in the graph."""
     pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
     bounds = _bounds(graph, first)
     assert bounds is not None
     pair.axes[first.output[0]] = bounds[0]
-    waiting = [places[node.output[0]] for node in uses.users.get(first.output[0], [])]
+    waiting = [places[node.output[0]] for node in graph.readers.get(first.output[0], [])]
     heapq.heapify(waiting)
-    before = -1
     while waiting:  # in the order of the graph, what reads the region
-        place = heapq.heappop(waiting)
-        node = graph.nodes[place]
-        if place == before or node.output[0] in pair.others:
-            continue
-        before = place
-        axis = _axis_after(graph, node, pair)
-        twin = _twin(graph, uses, node, pair) if axis is not None else None
+        node = graph.nodes[heapq.heappop(waiting)]
+        axis = None if node.output[0] in pair.others else _axis_after(graph, node, pair)
+        twin = _twin(graph, node, pair) if axis is not None else None
         if axis is not None and twin is not None:
             pair.nodes.append(node)
             pair.others[node.output[0]] = twin.output[0]
             pair.axes[node.output[0]] = axis
-            for reader in uses.users.get(node.output[0], []):
+            for reader in graph.readers.get(node.output[0], []):
                 heapq.heappush(waiting, places[reader.output[0]])
     return pair
 
 
-def _twin(graph: Graph, uses: GraphUses, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
+def _twin(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
     """The node that makes the same of the second's values."""
     given = next(name for name in node.input if name in pair.others)
-    for other in uses.users.get(pair.others[given], []):
+    for other in graph.readers.get(pair.others[given], []):
         alike = other.op_type == node.op_type and list(other.attribute) == list(node.attribute)
         typed = graph.types[other.output[0]] == graph.types[node.output[0]]
         if alike and typed and len(other.input) == len(node.input):
@@ -149,7 +132,7 @@ def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
         return None
     axis = pair.axes[given]
     if node.op_type == "Transpose":
-        return int(list(helper.get_node_attr_value(node, "perm")).index(axis))
+        return perm_of(node).index(axis)
     if node.op_type == "Reshape":
         return _reshaped_axis(graph.shape(given), axis, shape)
     if node.op_type == "Slice" and _bounds(graph, node) is not None:
@@ -181,84 +164,66 @@ def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
     return next((n for n, extent in enumerate(after) if math.prod(after[:n]) == outer and extent > 1), None)
 
 
-def _ends(graph: Graph, uses: GraphUses, pair: _Pair) -> tuple[str, list[int] | None] | None:
+def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
     """The one value that others read of what the first becomes, and the transpose of one of the two.
 
     None where there are several, or none.
     """
-    inside = {id(node) for node in pair.nodes}
-    second = {pair.others[node.output[0]] for node in pair.nodes}
-    names = [
-        name
-        for name in pair.others
-        if name in graph.outputs or any(id(user) not in inside for user in uses.users.get(name, []))
-    ]
-    if len(names) != 1 or names[0] in graph.outputs or pair.others[names[0]] in graph.outputs:
-        return None
-    if any(
-        user.output[0] not in second
-        for other in second - {pair.others[names[0]]}
-        for user in uses.users.get(other, [])
+    ends = [name for name in pair.others if _leaves(graph, name, pair.others)]
+    seconds = set(pair.others.values())
+    if len(ends) != 1 or any(
+        user.output[0] not in seconds
+        for other in seconds - {pair.others[ends[0]]}
+        for user in graph.readers.get(other, [])
     ):
         return None
-    both = (names[0], pair.others[names[0]])
-    if not all(_for_products(uses, value) for value in both):
+    both = (ends[0], pair.others[ends[0]])
+    if not all(_for_products(graph, value) for value in both):
         return None
-    turned = (_perm(uses, value) for value in both)
-    return names[0], next((perm for perm in turned if perm is not None), None)
+    turned = (_transpose(graph, value) for value in both)
+    return ends[0], next((perm_of(node) for node in turned if node is not None), None)
 
 
-def _for_products(uses: GraphUses, value: str) -> bool:
+def _leaves(graph: Graph, name: str, inside: Container[str]) -> bool:
+    """Whether a value is an output, or read outside a region."""
+    return name in graph.outputs or any(user.output[0] not in inside for user in graph.readers.get(name, []))
+
+
+def _for_products(graph: Graph, value: str) -> bool:
     """Whether products alone read a value, as it is or transposed: they read slices where they lie.
 
     All else would be fused with what is computed before, or take a copy.
     """
-    node = uses.only(value)
-    readers = uses.all(node.output[0] if node is not None and node.op_type == "Transpose" else value)
+    turned = _transpose(graph, value)
+    readers = graph.uses(value if turned is None else turned.output[0])
     return bool(readers) and all(reader.op_type == "MatMul" for reader in readers)
 
 
-def _perm(uses: GraphUses, value: str) -> list[int] | None:
-    """How a value is transposed, where nothing else reads it."""
-    node = uses.only(value)
-    if node is None or node.op_type != "Transpose":
-        return None
-    return list(helper.get_node_attr_value(node, "perm"))
+def _transpose(graph: Graph, value: str) -> onnx.NodeProto | None:
+    """The node that transposes a value, where nothing else reads it."""
+    node = graph.only(value)
+    return node if node is not None and node.op_type == "Transpose" else None
 
 
-def _replaced(
-    graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None
-) -> dict[str, list[onnx.NodeProto]]:
+def _replaced(graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None) -> Replaced:
     """What takes the place of the nodes of both, by their values."""
     names = {name: graph.unique(f"{name}/pairs") for name in pair.others}
-    replaced: dict[str, list[onnx.NodeProto]] = {
-        name: [] for pair_of in pair.others.items() for name in pair_of
-    }
+    replaced: Replaced = {name: [] for pair_of in pair.others.items() for name in pair_of}
     new = [_of_both(graph, node, pair, names) for node in pair.nodes]
-    whole, axis, shape = names[end], pair.axes[end], graph.shape(end)
+    whole, axis = names[end], pair.axes[end]
     back: list[int] | None = None
     if perm is not None:
-        turned = graph.unique(f"{whole}/turned")
-        kind = graph.types[whole]
-        new.append(
-            graph.node(
-                "Transpose",
-                [whole],
-                turned,
-                TensorType(kind.elem, tuple(kind.shape[p] for p in perm)),
-                perm=perm,
-            )
-        )
+        turned, kind = graph.unique(f"{whole}/turned"), graph.types[whole]
+        kind = TensorType(kind.elem, tuple(kind.shape[p] for p in perm))
+        new.append(graph.node("Transpose", [whole], turned, kind, perm=perm))
         back = [perm.index(n) for n in range(len(perm))]
         whole, axis = turned, perm.index(axis)
     width = graph.shape(whole)[axis] // 2
     for n, value in enumerate((end, pair.others[end])):
         part = value if back is None else graph.unique(f"{value}/part")
-        taken = [graph.slice(whole, part, axis, n * width, (n + 1) * width)]
+        new.append(graph.slice(whole, part, axis, n * width, (n + 1) * width))
         if back is not None:
-            kind = TensorType(graph.types[value].elem, shape)
-            taken.append(graph.node("Transpose", [part], value, kind, perm=back))
-        new += taken
+            new.append(graph.node("Transpose", [part], value, graph.types[value], perm=back))
     replaced[end] = new
     return replaced
 
@@ -267,15 +232,15 @@ def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, s
     """A node of both parts in the place of the first's."""
     value = node.output[0]
     name, kind, axis = names[value], graph.types[value], pair.axes[value]
-    shape = (*kind.shape[:axis], 2 * kind.shape[axis], *kind.shape[axis + 1 :])
+    both = kind.along(axis, 2 * kind.shape[axis])
     if node is pair.first:
         bounds = _bounds(graph, node)
         assert bounds is not None
         return graph.slice(node.input[0], name, bounds[0], bounds[1], 2 * bounds[2] - bounds[1])
     if node.op_type == "Reshape":
-        return graph.reshape(names[node.input[0]], name, shape)
-    copy = copied(node)
+        return graph.reshape(names[node.input[0]], name, both.shape)
+    copy = deepcopy(node)
     copy.input[:] = [names.get(given, given) for given in node.input]
     copy.output[0] = copy.name = name
-    graph.types[name] = TensorType(kind.elem, shape)
+    graph.types[name] = both
     return copy

@@ -8,20 +8,85 @@ them, and what stacking and taking apart launches more.
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
-from .graph import Graph, Shape, TensorType, copied
-from .stacking import ELEMENTWISE, LAUNCHED, Role, roles
+from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, perm_of
 
 # Of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
 _MOST_ELEMENTS = 1 << 25
+# What a fusing compiler launches a kernel for, wherever it stands.
+LAUNCHED = REDUCTIONS | frozenset(
+    {"MatMul", "Conv", "MaxPool", "AveragePool", "Softmax", "LogSoftmax", "LayerNormalization"}
+    | {"ArgMax", "ArgMin"}
+)
 Key = tuple[object, ...]
 Places = dict[str, tuple[int, int]]  # of a value: the number of its group, and which twin makes it
+
+
+class Role(enum.Enum):
+    """What an operand is to twins."""
+
+    STACKED = "stacked along axis 0, once for each twin"
+    BROADCAST = "stacked where it differs, at the rank of the result"
+    BATCHED = "likewise, but constants do not differ"
+    SAME = "the same for all twins"
+
+
+def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
+    """The role of each operand; None where twins of the node cannot be one.
+
+    Then its result has a leading axis of 1, and so has every operand that may be stacked (those of BROADCAST
+    and BATCHED once they have the rank of the result).
+    """
+    shape = graph.shape(node.output[0])
+    if not shape or shape[0] != 1 or "" in node.input:
+        return None
+    count = len(node.input)
+    if node.op_type in ELEMENTWISE:
+        return (Role.BROADCAST,) * count
+    if node.op_type == "MatMul":
+        return _product(graph, node)
+    if node.op_type == "Concat":
+        return (Role.STACKED,) * count if axis_of(node, len(shape)) else None
+    first = graph.shape(node.input[0]) if node.input else ()  # a part of constants alone has none
+    if first[:1] != (1,) or not _keeps_batch(graph, node):
+        return None
+    return (Role.STACKED, *(Role.SAME,) * (count - 1))
+
+
+def _product(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
+    ranks = [len(graph.shape(name)) for name in node.input]
+    if min(ranks) < 2:
+        return None
+    return (Role.STACKED, Role.SAME) if max(ranks) == 2 else (Role.BATCHED, Role.BATCHED)
+
+
+def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether an operator treats the parts of its first operand along axis 0 each by itself."""
+    op, rank = node.op_type, len(graph.shape(node.input[0]))
+    if op in ("Conv", "MaxPool", "AveragePool", "Reshape"):
+        return True
+    if op in ("Softmax", "LogSoftmax", "LayerNormalization", "ArgMax", "ArgMin", "Gather"):
+        return axis_of(node, rank) > 0
+    if op in REDUCTIONS:
+        return all(axis % rank for axis in graph.numbers(node.input[1]))
+    if op == "Transpose":
+        return perm_of(node)[0] == 0
+    if op == "Expand":
+        return rank == len(graph.shape(node.output[0]))
+    if op == "Slice":
+        return all(axis % rank for axis in graph.numbers(node.input[3]))
+    if op == "Pad":
+        pads = graph.numbers(node.input[1])
+        return pads[0] == pads[rank] == 0
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +182,15 @@ def find_groups(graph: Graph) -> list[Group]:
     return finder.groups
 
 
-def _levels(graph: Graph) -> Iterator[list[onnx.NodeProto]]:
+def _levels(graph: Graph) -> list[list[onnx.NodeProto]]:
     """The nodes by the length of the longest path that leads to them."""
     depth: dict[str, int] = {}
-    levels: list[list[onnx.NodeProto]] = []
+    levels: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
         at = max((depth[name] + 1 for name in node.input if name in depth), default=0)
         depth[node.output[0]] = at
-        if at == len(levels):
-            levels.append([])
-        levels[at].append(node)
-    yield from levels
+        levels.setdefault(at, []).append(node)
+    return list(levels.values())
 
 
 def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
@@ -151,7 +214,7 @@ def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
 
 def _readers(graph: Graph) -> dict[str, list[str]]:
     """What reads each value: the values of nodes, "" for an output of the model."""
-    found = {name: [n.output[0] for n in nodes] for name, nodes in graph.users().items()}
+    found = {name: [n.output[0] for n in nodes] for name, nodes in graph.readers.items()}
     for name in graph.outputs:
         found.setdefault(name, []).append("")
     return found
@@ -273,7 +336,7 @@ class _Merger:
             first = group.values[0]
             kind = self.graph.types[first]
             self.stacks[group.values] = self.graph.unique(f"{first}/twins")
-            self.graph.types[self.stacks[group.values]] = TensorType(kind.elem, _times(kind.shape, group))
+            self.graph.types[self.stacks[group.values]] = kind.along(0, len(group.nodes))
         for node in self.graph.nodes:
             number, twin = self.place.get(node.output[0], (-1, -1))
             if number < 0:
@@ -287,7 +350,7 @@ class _Merger:
         return self.graph.tidied(self.made)
 
     def _merge(self, group: Group) -> onnx.NodeProto:
-        node = copied(group.nodes[0])
+        node = deepcopy(group.nodes[0])
         node.output[0] = node.name = self.stacks[group.values]
         rank = len(self.graph.shape(node.output[0]))
         for position, role in enumerate(group.roles):
@@ -310,7 +373,7 @@ class _Merger:
         if names not in self.stacks:
             name = self.graph.unique(f"{names[0]}/stacked")
             kind = self.graph.types[names[0]]
-            stacked = TensorType(kind.elem, (len(names), *kind.shape[1:]))
+            stacked = kind.along(0, len(names))
             if all(n in self.graph.constants for n in names):
                 name = self.graph.constant(np.concatenate([self.graph.constants[n] for n in names]), name)
             elif (source := self._source(names)) is None:
@@ -347,7 +410,3 @@ class _Merger:
             return self.graph.constant(self.graph.constants[name].reshape(shape), output)
         self.made.append(self.graph.reshape(name, output, shape))
         return output
-
-
-def _times(shape: Shape, group: Group) -> Shape:
-    return (len(group.nodes), *shape[1:])

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.execution.proof import compare
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
+from honed.tuner.graph.graph import Graph
 from honed.tuner.prove import confined
 
-# ---- A float32 graph computed on the processor as a device would in fp16, to see how
-# far off its outputs are ----
-#
+# A float32 graph is computed on the processor as a device would in fp16, to see how far off its outputs are.
 # Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result
 # is rounded: what one operation in fp16 gives. Nodes are evaluated with ONNX Runtime where it can, else
 # with ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice
@@ -142,8 +142,7 @@ class Operators:
 
 def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
     """A graph of one node, whose values have names that say nothing and no shapes."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = "node"
     given = []
     for index, name in enumerate(node.input):
@@ -218,13 +217,10 @@ class Simulation:
     def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
         self._graph = model.graph
         self._sets = sets
-        infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-        types = {i.name: i.type.tensor_type.elem_type for i in infos}
-        types |= {t.name: t.data_type for t in model.graph.initializer}
-        self._shapes = {
-            i.name: tuple(int(d.dim_value) for d in i.type.tensor_type.shape.dim) for i in infos
-        } | {t.name: tuple(t.dims) for t in model.graph.initializer}
-        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        known = Graph.read(model.graph)
+        types = {name: kind.elem for name, kind in known.types.items()}
+        self._shapes = {name: kind.shape for name, kind in known.types.items()}
+        self._constants = known.constants
         self._halved = {
             name: saturated(value, np.float16).astype(np.float32)
             for name, value in self._constants.items()
@@ -352,8 +348,6 @@ def _error(expected: Array, found: Array) -> float:
     return compare(expected, found, 0.0).error
 
 
-# ---- Finds what is to be kept in float32, from errors alone: the most sensitive first, in few trials ----
-
 Error = Callable[[Exemptions], float]
 # A group of operators that alone errs by less of the bound than this is not looked at more closely.
 _NEGLIGIBLE = 1 / 16
@@ -436,7 +430,8 @@ def _least(
 ) -> frozenset[str]:
     """Units to keep for an error within the bound, the most sensitive first; keeping all is known to do.
 
-    Groups of units are halved, the one that errs most first, as long as there are trials left.
+    Groups of units are halved, the one that errs most first, as long as there are trials left; then as few
+    groups as do are kept.
     """
     if not units:
         return frozenset()
@@ -449,18 +444,8 @@ def _least(
         at, middle = groups.index(coarse), len(coarse.units) // 2
         parts = (coarse.units[:middle], coarse.units[middle:])
         groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
-    ranked = sorted(groups, key=lambda g: -g.alone)
-    return _fewest([frozenset(g.units) for g in ranked], error, bound, left)
-
-
-def _fewest(
-    ranked: Sequence[frozenset[str]],
-    error: Callable[[frozenset[str]], float],
-    bound: float,
-    left: Callable[[], int],
-) -> frozenset[str]:
-    """The union of the first few sets, as few as do."""
-    fewest, enough = 0, len(ranked)
+    ranked = [frozenset(group.units) for group in sorted(groups, key=lambda g: -g.alone)]
+    fewest, enough = 0, len(ranked)  # of the first ones, those that do
     while fewest < enough and left() > 0:
         middle = (fewest + enough) // 2
         if error(frozenset().union(*ranked[:middle])) <= bound:

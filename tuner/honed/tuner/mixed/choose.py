@@ -23,8 +23,8 @@ from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import all_single, in_half
-from honed.tuner.frontend.partnodes import PART_OP
 from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.walk import PART_OP
 from honed.tuner.graph.fp16_casts import Array, Exemptions, operators
 from honed.tuner.prove import confined, inputs
 from honed.tuner.prove.graphs import bind_shapes

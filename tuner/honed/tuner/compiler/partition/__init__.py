@@ -1,9 +1,9 @@
-"""Models of the parts of a model, out of the nodes of each."""
+"""Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -11,10 +11,10 @@ from onnx import helper, numpy_helper
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.engines import HIGHEST
-from honed.tuner.frontend.partnodes import PART_DOMAIN, Parts
 from honed.tuner.frontend.signature import CARRIED, TensorSpec
 from honed.tuner.frontend.survey import BEHIND, Learnt, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
+from honed.tuner.frontend.walk import PART_DOMAIN, Parts
 from honed.tuner.prove.graphs import bind_shapes
 
 from . import valuetypes
@@ -35,11 +35,39 @@ class Extractor:
         """Whether a value is known when compiling, or kept in the file."""
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
-    def part(
-        self, nodes: Sequence[SurveyedNode], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-    ) -> onnx.ModelProto:
-        """The nodes alone."""
-        return self._made([one.node for one in nodes], inputs, outputs, self._read(nodes))
+    def spec(self, name: str) -> TensorSpec:
+        """The type of a value; what the file says of an output where inference does not know."""
+        known = self._survey.types.get(name)
+        if known is None:
+            declared = next((v.type.tensor_type for v in self._model.graph.output if v.name == name), None)
+            if declared is None or not declared.HasField("shape"):
+                raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
+            # Sizes are not believed: files state those of other inputs.
+            open_ = (-1,) * len(declared.shape.dim)
+            known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
+        if known.dtype not in CARRIED:
+            raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
+        return known
+
+    def part(self, nodes: Sequence[SurveyedNode], elsewhere: Container[str], *, sized: bool) -> PartModel:
+        """The nodes alone; `elsewhere` are the values that are read outside of them."""
+        made = dict.fromkeys(name for one in nodes for name in one.node.output if name)
+        given = dict.fromkeys(name for one in nodes for name in one.reads)
+        taken = tuple(self.spec(name) for name in given if name not in made and not self.constant(name))
+        gives = tuple(self.spec(name) for name in made if name in elsewhere)
+        model = self._made([one.node for one in nodes], taken, gives, given)
+        sized = sized and any(-1 in spec.shape for spec in taken)
+        whys = sorted(dict.fromkeys(one.why for one in nodes if one.why), key=lambda why: why == BEHIND)
+        return PartModel(
+            model=model,
+            inputs=taken,
+            outputs=gives,
+            nodes=len(nodes),
+            flops=sum(flops(one.node, self._survey.met) for one in nodes),
+            why=tuple(whys[:MAX_REASONS]),
+            sized=sized,
+            by_rows=sized and by_rows(model, taken, gives),
+        )
 
     def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
         """The model as it was given without some of its nodes, by number, and without what only they need.
@@ -82,14 +110,11 @@ class Extractor:
                 )
             else:
                 nodes += [one.node for one in stretch]
-                read |= self._read(stretch)
+                read |= _read(stretch)
         read -= {spec.name for spec in self._survey.inputs}  # without elements they are constants, too
         model = self._made(nodes, (), outputs, read)
         model.graph.input.extend(self._model.graph.input)
         return model
-
-    def _read(self, nodes: Iterable[SurveyedNode]) -> set[str]:
-        return {name for one in nodes for name in one.reads}
 
     def _made(
         self,
@@ -118,6 +143,10 @@ class Extractor:
         )
 
 
+def _read(nodes: Iterable[SurveyedNode]) -> set[str]:
+    return {name for one in nodes for name in one.reads}
+
+
 def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
@@ -126,8 +155,6 @@ def carried(spec: TensorSpec | None) -> bool:
     """Whether a value can be handed from part to part: a tensor of known sizes and of a type that travels."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
-
-# ---- Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine ----
 
 MAX_NODES = 20_000  # dividing more may take minutes
 
@@ -333,12 +360,13 @@ def _cut(
     odd = [stage for stage in stages if placed.part(stage)]
     if len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise NodeRefused("no stretch of it that can be compiled has work that pays")
-    parts = {
-        stage: _part(model, found, extractor, stages, stage, outputs, sized=placed.sized(stage))
-        for stage in odd
-    }
+    parts: dict[int, PartModel] = {}
+    for stage in odd:
+        others = (_read(ones) for other, ones in stages.items() if other != stage)
+        elsewhere = {*outputs}.union(*others)
+        parts[stage] = extractor.part(stages[stage], elsewhere, sized=placed.sized(stage))
     behind = [stage for stage in odd if stage >= placed.behind]
-    specs = tuple(_output(model, found, name) for name in outputs)
+    specs = tuple(extractor.spec(name) for name in outputs)
     gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
     given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
     program = given
@@ -372,53 +400,3 @@ def _compiled_outputs(
     if not gives:
         raise NodeRefused("nothing that can be compiled of it is used by the rest")
     return tuple(gives.values())
-
-
-def _part(
-    model: onnx.ModelProto,
-    found: NodeSurvey,
-    extractor: Extractor,
-    stages: Mapping[int, Sequence[SurveyedNode]],
-    stage: int,
-    outputs: Sequence[str],
-    *,
-    sized: bool,
-) -> PartModel:
-    nodes = stages[stage]
-    made = [name for one in nodes for name in one.node.output if name]
-    own = set(made)
-    elsewhere = {
-        name for other, ones in stages.items() if other != stage for one in ones for name in one.reads
-    }
-    given = dict.fromkeys(name for one in nodes for name in one.reads)
-    taken = tuple(_output(model, found, n) for n in given if n not in own and not extractor.constant(n))
-    wanted = [name for name in made if name in elsewhere or name in outputs]
-    gives = tuple(_output(model, found, name) for name in wanted)
-    whys = list(dict.fromkeys(one.why for one in nodes if one.why and one.why != BEHIND))
-    whys += [BEHIND] if any(one.why == BEHIND for one in nodes) else []
-    part = extractor.part(nodes, taken, gives)
-    sized = sized and any(-1 in spec.shape for spec in taken)
-    return PartModel(
-        model=part,
-        inputs=taken,
-        outputs=gives,
-        nodes=len(nodes),
-        flops=sum(flops(one.node, found.met) for one in nodes),
-        why=tuple(whys[:MAX_REASONS]),
-        sized=sized,
-        by_rows=sized and by_rows(part, taken, gives),
-    )
-
-
-def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
-    """The type of a value; what the file says of an output where inference does not know."""
-    known = found.types.get(name)
-    if known is None:
-        declared = next((v.type.tensor_type for v in model.graph.output if v.name == name), None)
-        if declared is None or not declared.HasField("shape"):
-            raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
-        open_ = (-1,) * len(declared.shape.dim)  # sizes are not believed: files state those of other inputs
-        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
-    if known.dtype not in CARRIED:
-        raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
-    return known

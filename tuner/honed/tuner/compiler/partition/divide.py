@@ -1,4 +1,9 @@
-"""Estimates of what a node computes, in operations: enough to tell where the work of a model is."""
+"""Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay.
+
+Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
+last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
+leave the part that makes it. Work is estimated in operations.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +45,6 @@ def elements(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
 
 def _sizes(spec: TensorSpec | None) -> tuple[int, ...]:
     return tuple(size if size >= 0 else OPEN for size in spec.shape) if spec is not None else (1,)
-
-
-# ---- Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay ----
-#
-# Pure.
-#
-# Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
-# last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
-# leave the part that makes it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

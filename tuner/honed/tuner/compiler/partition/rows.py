@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper
 
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
-from honed.tuner.frontend.values import Array
 
 _ROWS = 97  # that the part is looked at with; no size of a model's own is likely to be as many
 _ELEMENTWISE = """
@@ -24,6 +24,7 @@ _OF_IMAGES = """
 AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
 InstanceNormalization LRN MaxPool SpaceToDepth
 """  # what they do to the first axis is to go along it
+_REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"}
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
 
@@ -105,22 +106,18 @@ class _KnownRows:
         rows = all(name in self.rows for name in node.input) if several else self._only(node, 0)
         return rows and axis % max(1, rank) > 0
 
-    def axes(self, node: onnx.NodeProto) -> Sequence[int] | None:
-        """What an attribute or the second input says; None where neither does."""
+    def axes(self, node: onnx.NodeProto) -> Sequence[int]:
+        """What an attribute or the second input says; none where neither does."""
         given = _attribute(node, "axes", None)
-        if given is None and len(node.input) > 1 and node.input[1]:
-            constant: Array | None = self.survey.constants.get(node.input[1])
-            return None if constant is None else [int(axis) for axis in constant.ravel()]
-        return None if given is None else list(given)
+        if given is None and len(node.input) > 1:
+            given = self.survey.constants.get(node.input[1], np.array([])).ravel()
+        return [] if given is None else [int(axis) for axis in given]
 
-    def _reduces(self, node: onnx.NodeProto) -> bool:
-        axes, rank = self.axes(node), len(self.shape(node.input[0]))
-        return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes or ())
-
-    def _moves_axes(self, node: onnx.NodeProto) -> bool:
+    def _changes_axes(self, node: onnx.NodeProto) -> bool:
+        """Whether it drops or inserts axes behind the first."""
         axes = self.axes(node)
         rank = max(len(self.shape(node.input[0])), len(self.shape(node.output[0])))
-        return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes or ())
+        return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes)
 
     def _multiplies(self, node: onnx.NodeProto) -> bool:
         left, right = (self.shape(name) for name in node.input[:2])
@@ -133,10 +130,6 @@ class _KnownRows:
         same = len(added) < 2 or added[0] == 1
         return same and self._only(node, 0) and not _attribute(node, "transA", 0)
 
-    def _reshapes(self, node: onnx.NodeProto) -> bool:
-        """Whether each row stays one: all sizes but the first are its own."""
-        return node.input[0] in self.rows
-
     def _gathers(self, node: onnx.NodeProto) -> bool:
         axis = int(_attribute(node, "axis", 0)) % max(1, len(self.shape(node.input[0])))
         return self._only(node, 1) if axis == 0 else self._only(node, 0)
@@ -146,30 +139,20 @@ class _KnownRows:
         rank = len(self.shape(node.input[0]))
         return self._only(node, 0) and constant is not None and all(a % rank > 0 for a in constant.tolist())
 
-    def _transposes(self, node: onnx.NodeProto) -> bool:
-        return list(_attribute(node, "perm", []))[:1] == [0]
-
-    def _flattens(self, node: onnx.NodeProto) -> bool:
-        return int(_attribute(node, "axis", 1)) == 1
-
-    def _regions(self, node: onnx.NodeProto) -> bool:
-        return self._only(node, 1, 2)
-
 
 _RULES: Mapping[str, Callable[[_KnownRows, onnx.NodeProto], bool]] = {
-    "Flatten": _KnownRows._flattens,
+    "Flatten": lambda _, node: int(_attribute(node, "axis", 1)) == 1,
     "Gather": _KnownRows._gathers,
     "Gemm": _KnownRows._gemm,
     "MatMul": _KnownRows._multiplies,
-    "Reshape": _KnownRows._reshapes,
-    "RoiAlign": _KnownRows._regions,
+    # Each row stays one: all sizes but the first are its own.
+    "Reshape": lambda known, node: node.input[0] in known.rows,
+    "RoiAlign": lambda known, node: known._only(node, 1, 2),
     "Slice": _KnownRows._slices,
-    "Squeeze": _KnownRows._moves_axes,
-    "Transpose": _KnownRows._transposes,
-    "Unsqueeze": _KnownRows._moves_axes,
+    "Transpose": lambda _, node: list(_attribute(node, "perm", []))[:1] == [0],
     **dict.fromkeys(
-        ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"),
-        _KnownRows._reduces,
+        _REDUCTIONS | {"Squeeze", "Unsqueeze"},
+        _KnownRows._changes_axes,
     ),
 }
 

@@ -85,7 +85,11 @@ def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, li
     infos = [node for node in _session(model).get_outputs() if node.type.startswith("tensor(")]
     known = {node.name: node for node in infos if node.name in names}
     met = _run(folder, model, list(known), sets)
-    return {name: (_dtype(str(node.type)), _sizes(node.shape), met.get(name)) for name, node in known.items()}
+    kinds = {name: node.type.removeprefix("tensor(").removesuffix(")") for name, node in known.items()}
+    return {
+        name: (_NAMES.get(kinds[name], kinds[name]), _sizes(node.shape), met.get(name))
+        for name, node in known.items()
+    }
 
 
 def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) -> dict[str, list[int]]:
@@ -124,11 +128,6 @@ def _session(model: onnx.ModelProto) -> Any:
 def _sizes(shape: Sequence[int | str | None]) -> list[int] | None:
     """As ONNX Runtime tells of a shape; None for [], which may be a scalar's or an unknown one."""
     return [size if isinstance(size, int) else -1 for size in shape] or None
-
-
-def _dtype(kind: str) -> str:
-    kind = kind.removeprefix("tensor(").removesuffix(")")
-    return _NAMES.get(kind, kind)
 
 
 if __name__ == "__main__":

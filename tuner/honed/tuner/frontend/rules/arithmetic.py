@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto
@@ -17,6 +18,7 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+Activation = Callable[..., Value]  # of a builder, a tensor and numbers
 
 
 @rule(*_UNARY)
@@ -63,11 +65,11 @@ def power(b: Builder, c: Call) -> Value:
     if exponent is not None and y.rank <= x.rank:
         simple = {0.5: lambda: b("Sqrt", x), 1.0: lambda: x, 2.0: lambda: b("Mul", x, x)}
         simple[3.0] = lambda: b("Mul", x, b("Mul", x, x))
-        simple[-1.0] = lambda: b("Div", b.like(1, x), x)
+        simple[-1.0] = lambda: b("Div", 1, x)
         if exponent in simple and (x.is_float or exponent in (1.0, 2.0, 3.0)):
             return simple[exponent]()
     if x.is_float:
-        return b("Pow", x, b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y)
+        return b("Pow", x, b.cast(y, x.dtype))
     wide = TensorProto.FLOAT if x.dtype.itemsize <= 2 else TensorProto.DOUBLE
     result = b("Pow", b("Cast", x, to=wide), b("Cast", y, to=wide))
     return b("Cast", b("Round", result) if y.dtype.kind in "iu" else result, to=elem_type(x.dtype))
@@ -79,10 +81,8 @@ def modulo(b: Builder, c: Call) -> Value:
     x, y = c.x(0), c.x(1)
     if not x.is_float:
         # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
-        to = elem_type(x.dtype) if x.dtype.itemsize >= 4 else TensorProto.INT32
-        wide = [v if elem_type(v.dtype) == to else b("Cast", v, to=to) for v in (x, y)]
-        result = b("Mod", *wide, fmod=c.integer("fmod"))
-        return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
+        wide = x.dtype if x.dtype.itemsize >= 4 else np.int32
+        return b.cast(b("Mod", b.cast(x, wide), b.cast(y, wide), fmod=c.integer("fmod")), x.dtype)
     return b("Mod", x, y, fmod=1)
 
 
@@ -97,7 +97,7 @@ def variadic(b: Builder, c: Call) -> Value:
     """Folded two by two."""
     op = {"Sum": "Add", "Mean": "Add"}.get(c.op, c.op)
     total = functools.reduce(lambda x, y: b(op, x, y), c.tensors())
-    return b("Div", total, b.like(len(c.inputs), total)) if c.op == "Mean" else total
+    return b("Div", total, len(c.inputs)) if c.op == "Mean" else total
 
 
 @rule("Where")
@@ -106,17 +106,31 @@ def where(b: Builder, c: Call) -> Value:
     return b("Where", c.x(0), c.x(1), c.x(2))
 
 
-@rule("Reciprocal")
-def reciprocal(b: Builder, c: Call) -> Value:
+def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]:
+    """Register a function of a tensor, and of attributes with these defaults, as the rule for an operator."""
+
+    def register(function: Activation) -> Activation:
+        @functools.wraps(function)
+        def applied(b: Builder, c: Call) -> Value:
+            return function(b, c.x(), *(c.number(name, default) for name, default in defaults.items()))
+
+        rule(op)(applied)
+        return function
+
+    return register
+
+
+@activation("Reciprocal")
+def reciprocal(b: Builder, x: Value) -> Value:
     """1 / x."""
-    return b("Div", b.like(1, c.x()), c.x())
+    return b("Div", 1, x)
 
 
 @rule("IsInf")
 def is_inf(b: Builder, c: Call) -> Value:
     """Comparisons with the infinities asked for."""
     x = c.x()
-    high, low = b("Equal", x, b.like(np.inf, x)), b("Equal", x, b.like(-np.inf, x))
+    high, low = b("Equal", x, np.inf), b("Equal", x, -np.inf)
     if not c.integer("detect_negative", 1):
         return high if c.integer("detect_positive", 1) else b("Less", x, x)
     return b("Or", high, low) if c.integer("detect_positive", 1) else low
@@ -135,7 +149,7 @@ def clip(b: Builder, c: Call) -> Value:
     else:
         low, high = c.opt(1), c.opt(2)
     if x.is_float:
-        most = np.finfo(x.dtype).max
+        most = float(np.finfo(x.dtype).max)
         low, high = (b.like(end, x) if v is None else v for v, end in ((low, -most), (high, most)))
     return _bounded(b, "Min", _bounded(b, "Max", x, low), high)
 
@@ -157,7 +171,7 @@ def cast(b: Builder, c: Call) -> Value:
     to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
         raise NodeRefused(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
-    return x if elem_type(x.dtype) == to else b("Cast", x, to=to)
+    return b.cast(x, numpy_dtype(to))
 
 
 @rule("Identity")
@@ -181,22 +195,31 @@ def dropout(b: Builder, c: Call) -> list[Value]:
     return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
 
 
+def mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
+    """`share` of the old value, the rest of the new one."""
+    return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
+
+
+def plus(b: Builder, x: Value, *others: Value | None) -> Value:
+    """The sum of `x` and the others that are there."""
+    return functools.reduce(lambda y, other: y if other is None else b("Add", y, other), others, x)
+
+
 @rule("Relu")
 def relu(b: Builder, c: Call) -> Value:
     """max(x, 0)."""
     x = c.x()
-    return b("Relu", x) if x.is_float else b("Max", x, b.like(0, x))
+    return b("Relu", x) if x.is_float else b("Max", x, 0)
 
 
 def _positive_or(b: Builder, x: Value, otherwise: Value) -> Value:
-    return b("Where", b("Less", x, b.like(0, x)), otherwise, x)
+    return b("Where", b("Less", x, 0), otherwise, x)
 
 
-@rule("LeakyRelu")
-def leaky_relu(b: Builder, c: Call) -> Value:
+@activation("LeakyRelu", alpha=0.01)
+def leaky_relu(b: Builder, x: Value, alpha: float) -> Value:
     """`x` below 0 times alpha."""
-    x = c.x()
-    return _positive_or(b, x, b("Mul", x, b.like(c.number("alpha", 0.01), x)))
+    return _positive_or(b, x, b("Mul", x, alpha))
 
 
 @rule("PRelu")
@@ -213,88 +236,74 @@ def elu(b: Builder, c: Call) -> Value:
     """`x` above 0, alpha * (exp(x) - 1) below; Selu scales the whole, Celu divides inside exp by alpha."""
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
-    inner = b("Div", x, b.like(alpha, x)) if c.op == "Celu" else x
+    inner = b("Div", x, alpha) if c.op == "Celu" else x
     # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
-    grown = b("Exp", b("Min", inner, b.like(0, x)))
-    result = _positive_or(b, x, b("Mul", b("Sub", grown, b.like(1, x)), b.like(alpha, x)))
+    grown = b("Exp", b("Min", inner, 0))
+    result = _positive_or(b, x, b("Mul", b("Sub", grown, 1), alpha))
     if c.op != "Selu":
         return result
-    return b("Mul", result, b.like(c.number("gamma", 1.05070102214813232421875), x))
+    return b("Mul", result, c.number("gamma", 1.05070102214813232421875))
 
 
-@rule("HardSigmoid")
-def hard_sigmoid(b: Builder, c: Call) -> Value:
+@activation("HardSigmoid", alpha=0.2, beta=0.5)
+def hard_sigmoid(b: Builder, x: Value, alpha: float, beta: float) -> Value:
     """max(0, min(1, alpha * x + beta))."""
-    x = c.x()
-    line = b("Add", b("Mul", x, b.like(c.number("alpha", 0.2), x)), b.like(c.number("beta", 0.5), x))
-    return b("Min", b("Max", line, b.like(0, x)), b.like(1, x))
+    return b("Min", b("Max", b("Add", b("Mul", x, alpha), beta), 0), 1)
 
 
-@rule("HardSwish")
-def hard_swish(b: Builder, c: Call) -> Value:
+@activation("HardSwish")
+def hard_swish(b: Builder, x: Value) -> Value:
     """`x` * hard sigmoid of x with alpha 1/6, beta 1/2."""
-    x = c.x()
-    line = b("Add", b("Mul", x, b.like(1 / 6, x)), b.like(0.5, x))
-    return b("Mul", x, b("Min", b("Max", line, b.like(0, x)), b.like(1, x)))
+    return b("Mul", x, hard_sigmoid(b, x, 1 / 6, 0.5))
 
 
-@rule("ThresholdedRelu")
-def thresholded_relu(b: Builder, c: Call) -> Value:
+@activation("ThresholdedRelu", alpha=1.0)
+def thresholded_relu(b: Builder, x: Value, alpha: float) -> Value:
     """`x` above alpha, else 0."""
-    x = c.x()
-    return b("Where", b("Less", b.like(c.number("alpha", 1.0), x), x), x, b.like(0, x))
+    return b("Where", b("Less", alpha, x), x, 0)
 
 
-@rule("Shrink")
-def shrink(b: Builder, c: Call) -> Value:
+@activation("Shrink", lambd=0.5, bias=0.0)
+def shrink(b: Builder, x: Value, lambd: float, bias: float) -> Value:
     """`x` moved towards 0 by bias outside [-lambd, lambd], 0 inside."""
-    x = c.x()
-    lambd, bias = b.like(c.number("lambd", 0.5), x), b.like(c.number("bias", 0.0), x)
-    negative = b.like(-c.number("lambd", 0.5), x)
-    inner = b("Where", b("Less", lambd, x), b("Sub", x, bias), b.like(0, x))
-    return b("Where", b("Less", x, negative), b("Add", x, bias), inner)
+    inner = b("Where", b("Less", lambd, x), b("Sub", x, bias), 0)
+    return b("Where", b("Less", x, -lambd), b("Add", x, bias), inner)
 
 
-def softplus_of(b: Builder, x: Value) -> Value:
-    """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-|x|))."""
-    small = b("Exp", b("Neg", b("Abs", x)))
-    return b("Add", b("Max", x, b.like(0, x)), b("Log", b("Add", small, b.like(1, x))))
-
-
-@rule("Softplus")
-def softplus(b: Builder, c: Call) -> Value:
+@activation("Softplus")
+def softplus(b: Builder, x: Value) -> Value:
     """log(1 + exp(x))."""
-    return softplus_of(b, c.x())
+    # Without overflow: max(x, 0) + log(1 + exp(-|x|)).
+    small = b("Exp", b("Neg", b("Abs", x)))
+    return b("Add", b("Max", x, 0), b("Log", b("Add", small, 1)))
 
 
-@rule("Softsign")
-def softsign(b: Builder, c: Call) -> Value:
+@activation("Softsign")
+def softsign(b: Builder, x: Value) -> Value:
     """`x` / (1 + |x|)."""
-    x = c.x()
-    return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
+    return b("Div", x, b("Add", b("Abs", x), 1))
 
 
-@rule("Mish")
-def mish(b: Builder, c: Call) -> Value:
+@activation("Mish")
+def mish(b: Builder, x: Value) -> Value:
     """`x` * tanh(softplus(x))."""
-    return b("Mul", c.x(), b("Tanh", softplus_of(b, c.x())))
+    return b("Mul", x, b("Tanh", softplus(b, x)))
 
 
-@rule("Swish")
-def swish(b: Builder, c: Call) -> Value:
+@activation("Swish", alpha=1.0)
+def swish(b: Builder, x: Value, alpha: float) -> Value:
     """`x` * sigmoid(alpha * x)."""
-    x, alpha = c.x(), c.number("alpha", 1.0)
-    return b("Mul", x, b("Sigmoid", x if alpha == 1.0 else b("Mul", x, b.like(alpha, x))))
+    return b("Mul", x, b("Sigmoid", x if alpha == 1.0 else b("Mul", x, alpha)))
 
 
 def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
     """`x` times the normal distribution function of x, by erf or by tanh (Hendrycks and Gimpel 2016)."""
     if tanh:
-        cubed = b("Mul", b("Mul", b("Mul", x, x), x), b.like(0.044715, x))
-        curve = b("Tanh", b("Mul", b("Add", x, cubed), b.like(np.sqrt(2 / np.pi), x)))
+        cubed = b("Mul", b("Mul", b("Mul", x, x), x), 0.044715)
+        curve = b("Tanh", b("Mul", b("Add", x, cubed), np.sqrt(2 / np.pi)))
     else:
-        curve = b("Erf", b("Mul", x, b.like(np.sqrt(0.5), x)))
-    return b("Mul", b("Mul", x, b.like(0.5, x)), b("Add", curve, b.like(1, x)))
+        curve = b("Erf", b("Mul", x, np.sqrt(0.5)))
+    return b("Mul", b("Mul", x, 0.5), b("Add", curve, 1))
 
 
 @rule("Gelu")

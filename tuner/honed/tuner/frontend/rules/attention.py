@@ -15,7 +15,8 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .layout import cut, join, pieces, reshape, transpose
+from .arithmetic import plus
+from .layout import cut, join, pick, pieces, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import integer_product, scaled_product
 
@@ -53,7 +54,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
     seen: Value
     if given.shape in ((batch, total), (batch, asking, total)):
         between = 1 if given.rank == 3 else 2
-        seen = b("Greater", reshape(b, given, [batch, *[1] * between, *given.shape[1:]]), b.like(0, given))
+        seen = b("Greater", reshape(b, given, [batch, *[1] * between, *given.shape[1:]]), 0)
     elif given.shape in ((batch,), (2 * batch,)):
         places = b.constant(np.arange(total, dtype=given.dtype))
         ends = reshape(b, cut(b, given, 0, 0, batch), [batch, 1, 1, 1])
@@ -64,7 +65,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
     else:
         raise NodeRefused(f"its mask of shape {list(given.shape)} is not supported; give one for each place")
     hidden = b.like(c.number("mask_filter_value", -10000.0), heads.q)
-    return b("Where", seen, b.like(0, heads.q), hidden)
+    return b("Where", seen, 0, hidden)
 
 
 def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
@@ -73,9 +74,8 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = matmul(b, heads.q, transpose(b, heads.k, [0, 1, 3, 2]))
-    scores = b("Mul", scores, b.like(scale, scores))
-    for added in (mask, bias):
-        scores = scores if added is None else b("Add", scores, added)
+    scores = b("Mul", scores, scale)
+    scores = plus(b, scores, mask, bias)
     if c.integer("unidirectional") and asking > 1:
         before = np.tri(asking, total, heads.past, dtype=np.bool_)
         before[-1] = True  # for ONNX Runtime the last one sees all that there is
@@ -85,20 +85,12 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
     return reshape(b, found, [batch, asking, count * heads.v.shape[3]])
 
 
-def _behind(b: Builder, past: Value | None, new: Value) -> Value:
-    return new if past is None or past.size == 0 else join(b, [past, new], 2)
-
-
-def _plain_state(c: Call) -> None:
+def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
+    """Attention over [B, S, queries, keys and values], and the state."""
     if c.integer("past_present_share_buffer") or c.integer("do_rotary"):
         raise NodeRefused(
             "it keeps its state in a shared buffer, or turns positions itself; export it without that"
         )
-
-
-def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
-    """Attention over [B, S, queries, keys and values], and the state."""
-    _plain_state(c)
     count, sizes = c.integer("num_heads"), c.ints("qkv_hidden_sizes")
     if not sizes:
         sizes = [whole.shape[2] // 3] * 3
@@ -107,17 +99,12 @@ def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: in
     q, k, v = (_apart(b, part, count) for part in pieces(b, whole, 2, sizes))
     state, new = c.opt(past), k.shape[2]
     if state is not None:
-        k, v = (_behind(b, _side(b, state, i), side) for i, side in enumerate((k, v)))
+        k, v = (join(b, [pick(b, state, 0, i), side], 2) for i, side in enumerate((k, v)))
     heads = Heads(q=q, k=k, v=v, past=k.shape[2] - new)
     answer = _attend(b, c, heads, _mask(b, c, mask, heads), c.opt(bias) if bias else None)
     if not c.wants(1):
         return [answer]
-    return [answer, join(b, [reshape(b, side, [1, *side.shape]) for side in (k, v)], 0)]
-
-
-def _side(b: Builder, state: Value, index: int) -> Value:
-    """Keys (0) or values (1) of a state [2, B, N, T, H]."""
-    return reshape(b, cut(b, state, 0, index, index + 1), state.shape[1:])
+    return [answer, join(b, [with_axis(b, side, 0) for side in (k, v)], 0)]
 
 
 @rule("Attention", domain=DOMAIN)
@@ -126,7 +113,7 @@ def attention(b: Builder, c: Call) -> list[Value]:
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
         raise NodeRefused("it keeps its state in a shared buffer; export it without that")
-    return _projected(b, c, whole if bias is None else b("Add", whole, bias), mask=3, past=4, bias=5)
+    return _projected(b, c, plus(b, whole, bias), mask=3, past=4, bias=5)
 
 
 @rule("QAttention", domain=DOMAIN)
@@ -154,7 +141,8 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
         q, k, v = (b("Add", x, part) for x, part in zip((q, k, v), pieces(b, bias, 0, sizes), strict=True))
     k, v = (x if x.rank == 4 else _apart(b, x, count) for x in (k, v))
     new = k.shape[2]
-    k, v = _behind(b, c.opt(6), k), _behind(b, c.opt(7), v)
+    past = c.opt(6), c.opt(7)
+    k, v = (x if old is None else join(b, [old, x], 2) for old, x in zip(past, (k, v), strict=True))
     heads = Heads(q=_apart(b, q, count), k=k, v=v, past=k.shape[2] - new)
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
 
@@ -195,9 +183,9 @@ def _turned(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bo
     half = width // 2
     pairs = reshape(b, x, [*outer, half, 2] if interleaved else [*outer, 2, half])
     axis = len(outer) + (1 if interleaved else 0)
-    first, second = (reshape(b, cut(b, pairs, axis, i, i + 1), [*outer, half]) for i in (0, 1))
+    first, second = pick(b, pairs, axis, 0), pick(b, pairs, axis, 1)
     low = b("Sub", b("Mul", first, cosine), b("Mul", second, sine))
     high = b("Add", b("Mul", second, cosine), b("Mul", first, sine))
     if not interleaved:
         return join(b, [low, high], len(outer))
-    return reshape(b, join(b, [reshape(b, v, [*outer, half, 1]) for v in (low, high)], axis), x.shape)
+    return reshape(b, join(b, [with_axis(b, v, axis) for v in (low, high)], axis), x.shape)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, first_tensor, normal_axis, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.call import RULES, Call, Result, normal_axis, rule
+from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .arithmetic import gelu_of
+from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry
-from .layout import transpose
+from .layout import flattened, join, pad_rule, reshape, transpose, with_axis
 from .linear import gemm, matmul
-from .normalisation import standardised
-from .quantisation import requantise, saturated, single
+from .pooling import averaged, max_pool
+from .quantisation import (
+    dynamically_quantised,
+    integer_product,
+    qlinear_conv,
+    requantise,
+    saturated,
+    scaled_product,
+    single,
+    widened,
+)
 from .recurrence import activate
-from .reduction import reduce
+from .reduction import reduce, standardised
+
+DOMAIN = "com.microsoft"
+_NEWEST = 13  # as which an operator is read whose inputs are those of this opset
 
 
-@rule("FusedMatMul", "TransposeMatMul", domain="com.microsoft")
+@rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)
 def fused_matmul(b: Builder, c: Call) -> Value:
     """ONNX Runtime's alpha * A' * B' with axes transposed on request: the last two, batches before rows."""
     x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
-    return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+    return result if alpha == 1.0 else b("Mul", result, alpha)
 
 
 def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
@@ -37,73 +52,68 @@ def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
     return transpose(b, x, order)
 
 
-@rule("FusedGemm", domain="com.microsoft")
+@rule("FusedGemm", domain=DOMAIN)
 def fused_gemm(b: Builder, c: Call) -> Value:
     """Gemm, then an activation."""
-    y = first_tensor(gemm(b, c))
     name = c.text("activation", "").lower()
-    return activate(b, y, name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
+    return activate(b, gemm(b, c), name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
-@rule("Gelu", domain="com.microsoft")
+@rule("Gelu", domain=DOMAIN)
 def gelu_microsoft(b: Builder, c: Call) -> Value:
     """ONNX Runtime's own Gelu, by erf."""
     return gelu_of(b, c.x(), tanh=False)
 
 
-@rule("BiasGelu", domain="com.microsoft")
+@rule("BiasGelu", domain=DOMAIN)
 def bias_gelu(b: Builder, c: Call) -> Value:
     """Gelu of x + bias, by erf."""
     return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
 
 
-@rule("FastGelu", domain="com.microsoft")
+@rule("FastGelu", domain=DOMAIN)
 def fast_gelu(b: Builder, c: Call) -> Value:
     """Gelu of x (+ bias), by tanh."""
-    bias = c.opt(1)
-    return gelu_of(b, c.x() if bias is None else b("Add", c.x(), bias), tanh=True)
+    return gelu_of(b, plus(b, c.x(), c.opt(1)), tanh=True)
 
 
-@rule("QuickGelu", domain="com.microsoft")
+@rule("QuickGelu", domain=DOMAIN)
 def quick_gelu(b: Builder, c: Call) -> Value:
     """`x` * sigmoid(alpha * x)."""
     x = c.x()
-    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.number("alpha", 1.702), x))))
+    return b("Mul", x, b("Sigmoid", b("Mul", x, c.number("alpha", 1.702))))
 
 
-@rule("FusedConv", domain="com.microsoft")
+@rule("FusedConv", domain=DOMAIN)
 def fused_conv(b: Builder, c: Call) -> Value:
     """Conv, plus another tensor where one is given, then an activation."""
     x, g = geometry(b, c, c.x(0), c.x(1))
-    y, other = channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3)
-    y = y if other is None else b("Add", y, other)
+    y = plus(b, channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3))
     name, params = c.text("activation", ""), [float(p) for p in c.attrs.get("activation_params", [])]
-    if name in ("Relu", "Sigmoid", "Tanh"):
-        return b(name, y)
-    if name == "LeakyRelu" and len(params) == 1:
-        return b("Where", b("Less", y, b.like(0, y)), b("Mul", y, b.like(params[0], y)), y)
     if name == "Clip" and len(params) == 2:
-        return b("Min", b("Max", y, b.like(params[0], y)), b.like(params[1], y))
-    if name == "HardSigmoid" and len(params) == 2:
-        line = b("Add", b("Mul", y, b.like(params[0], y)), b.like(params[1], y))
-        return b("Min", b("Max", line, b.like(0, y)), b.like(1, y))
+        return b("Min", b("Max", y, params[0]), params[1])
+    if name in ("Relu", "Sigmoid", "Tanh") or (name, len(params)) in (("LeakyRelu", 1), ("HardSigmoid", 2)):
+        return activate(b, y, name.lower(), *(*params, 0.0, 0.0)[:2])
     raise NodeRefused(
         f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions"
     )
 
 
-@rule("SkipLayerNormalization", domain="com.microsoft")
+@rule("SkipLayerNormalization", domain=DOMAIN)
 def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """Layer normalisation of the sum of two tensors (and a bias), along the last axis."""
-    total = b("Add", c.x(0), c.x(1))
-    bias = c.opt(4)
-    total = total if bias is None else b("Add", total, bias)
+    total = _skipped(b, c, 4)
+    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
+    y = plus(b, y, c.opt(3))
+    return [y, y, y, total]
+
+
+def _skipped(b: Builder, c: Call, bias: int) -> Value:
+    """The sum of the first two inputs, and the one of number `bias`."""
+    total = plus(b, c.x(0), c.x(1), c.opt(bias))
     if c.wants(1) or c.wants(2):
         raise NodeRefused("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
-    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
-    beta = c.opt(3)
-    y = y if beta is None else b("Add", y, beta)
-    return [y, y, y, total]
+    return total
 
 
 def less_zero(b: Builder, x: Value, zero: Value | None) -> Value:
@@ -119,23 +129,27 @@ def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
 
 def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
     """`y` in steps of `scale`, of the type of `like` where no zero point gives one."""
-    return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
+    return requantise(b, b("Div", y, scale), _zero_or(b, zero, like))
+
+
+def _zero_or(b: Builder, zero: Value | None, like: Value) -> Value:
+    return b.constant(np.zeros((), like.dtype)) if zero is None else zero
 
 
 def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
     """round(steps + zero), saturated: halves go to the even result, where `quantised` takes the even step."""
-    zero = b.constant(np.zeros((), like.dtype)) if zero is None else zero
+    zero = _zero_or(b, zero, like)
     return saturated(b, b("Round", b("Add", steps, single(b, zero))), zero)
 
 
-@rule("QLinearAdd", domain="com.microsoft")
+@rule("QLinearAdd", domain=DOMAIN)
 def qlinear_add(b: Builder, c: Call) -> Value:
     """The sum in float32 of dequantised tensors, quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
     return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
 
 
-@rule("QLinearMul", domain="com.microsoft")
+@rule("QLinearMul", domain=DOMAIN)
 def qlinear_multiply(b: Builder, c: Call) -> Value:
     """The product of integers less their zero points, scaled and quantised again."""
     x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
@@ -143,18 +157,16 @@ def qlinear_multiply(b: Builder, c: Call) -> Value:
     return rounded_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
 
 
-@rule("QLinearSigmoid", "QLinearLeakyRelu", domain="com.microsoft")
+@rule("QLinearSigmoid", "QLinearLeakyRelu", domain=DOMAIN)
 def qlinear_unary(b: Builder, c: Call) -> Value:
     """The function in float32 of a dequantised tensor, quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
-    if c.op == "QLinearSigmoid":
-        y = b("Sigmoid", x)
-    else:
-        y = b("Where", b("Less", x, b.like(0, x)), b("Mul", x, b.like(c.number("alpha", 0.01), x)), x)
+    name = c.op.removeprefix("QLinear").lower()
+    y = activate(b, x, name, c.number("alpha", 0.01), 0.0)
     return quantised(b, y, c.x(3), c.opt(4), c.x(0))
 
 
-@rule("QLinearGlobalAveragePool", domain="com.microsoft")
+@rule("QLinearGlobalAveragePool", domain=DOMAIN)
 def qlinear_global_average(b: Builder, c: Call) -> Value:
     """The mean over the spatial axes of a dequantised tensor, quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
@@ -163,10 +175,207 @@ def qlinear_global_average(b: Builder, c: Call) -> Value:
     return quantised(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
 
 
-@rule("QLinearConcat", domain="com.microsoft")
+@rule("QLinearConcat", domain=DOMAIN)
 def qlinear_concat(b: Builder, c: Call) -> Value:
     """Dequantised tensors joined and quantised again."""
     parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
-    joined = parts[0] if len(parts) == 1 else b("Concat", *parts, axis=axis)
-    return quantised(b, joined, c.x(0), c.opt(1), c.x(2))
+    return quantised(b, join(b, parts, axis), c.x(0), c.opt(1), c.x(2))
+
+
+@rule("DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Range", "Trilu", domain=DOMAIN)
+def as_in_onnx(b: Builder, c: Call) -> Result:
+    """As ONNX's operator of this name."""
+    return RULES["", c.op](b, replace(c, domain="", opset=_NEWEST))
+
+
+@rule("Pad", domain=DOMAIN)
+def pad_microsoft(b: Builder, c: Call) -> Value:
+    """As ONNX's Pad; its amounts may be a row."""
+    amounts = b.constant(c.const(1, "pads").reshape(-1))
+    call = replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:]))
+    return pad_rule(b, call)
+
+
+@rule("ExpandDims", domain=DOMAIN)
+def expand_dims(b: Builder, c: Call) -> Value:
+    """Insert a dimension of size 1."""
+    x = c.x(0)
+    return with_axis(b, x, normal_axis(c.numbers(1, "axis")[0], x.rank + 1))
+
+
+@rule("MatMulInteger16", domain=DOMAIN)
+def matmul_integer_16(b: Builder, c: Call) -> Value:
+    """A product of 16-bit integers in int32."""
+    return matmul(b, widened(b, c.x(0), None, 0), widened(b, c.x(1), None, 0))
+
+
+def _channels_first(b: Builder, x: Value) -> Value:
+    return transpose(b, x, [0, x.rank - 1, *range(1, x.rank - 1)])
+
+
+def _channels_last(b: Builder, x: Value) -> Value:
+    return transpose(b, x, [0, *range(2, x.rank), 1])
+
+
+@rule("QLinearConv", domain=DOMAIN)
+def quantised_conv(b: Builder, c: Call) -> Value:
+    """As ONNX's QLinearConv; channels may be the last axis."""
+    if not c.integer("channels_last"):
+        return qlinear_conv(b, c)
+    call = replace(c, inputs=(_channels_first(b, c.x(0)), *c.inputs[1:]))
+    return _channels_last(b, qlinear_conv(b, call))
+
+
+@rule("NhwcMaxPool", domain=DOMAIN)
+def max_pool_channels_last(b: Builder, c: Call) -> Value:
+    """As ONNX's MaxPool; channels are the last axis."""
+    call = replace(c, domain="", opset=_NEWEST, inputs=(_channels_first(b, c.x(0)),))
+    return _channels_last(b, max_pool(b, call)[0])
+
+
+@rule("QLinearWhere", domain=DOMAIN)
+def qlinear_where(b: Builder, c: Call) -> Value:
+    """Selection from dequantised tensors, quantised again."""
+    x, y = (real(b, c.x(i), c.x(i + 1), c.x(i + 2)) for i in (1, 4))
+    chosen = b("Where", b("Cast", c.x(0), to=TensorProto.BOOL), x, y)
+    return quantised(b, chosen, c.x(7), c.x(8), c.x(1))
+
+
+@rule("MatMulNBits", domain=DOMAIN)
+def matmul_few_bits(b: Builder, c: Call) -> Value:
+    """A product with weights of 2, 4 or 8 bits, which are constants and made floats while compiling."""
+    bits, block = c.integer("bits", 4), c.integer("block_size")
+    terms, columns = c.integer("K"), c.integer("N")
+    if bits not in (2, 4, 8) or block < 16 or columns < 1 or terms < 1:
+        raise NodeRefused(f"its weights of {bits} bits in blocks of {block} are not supported")
+    if c.integer("accuracy_level") > 3 or c.integer("weight_prepacked") or c.opt(4) is not None:
+        raise NodeRefused(
+            "it quantises its input, or its weights are ordered for one machine; export it without that"
+        )
+    blocks = -(-terms // block)
+    packed = c.const(1, "weights").reshape(columns * blocks, -1)
+    scales = c.const(2, "scales").reshape(columns, blocks, 1)
+    values = _unpacked(packed, bits, block).reshape(columns, blocks, block).astype(scales.dtype)
+    zero = _zero_points(c, bits, columns, blocks)
+    dense = ((values - zero) * scales).reshape(columns, blocks * block)[:, :terms]
+    return plus(b, matmul(b, c.x(0), b.constant(dense.T.astype(c.x(0).dtype))), c.opt(5))
+
+
+def _unpacked(packed: Array, bits: int, count: int) -> Array:
+    """The first `count` numbers of each row, the lowest bits of a byte first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    each = (packed[:, :, None] >> shifts) & np.uint8((1 << bits) - 1)
+    return each.reshape(packed.shape[0], -1)[:, :count]
+
+
+def _zero_points(c: Call, bits: int, columns: int, blocks: int) -> Array:
+    """[columns, blocks, 1]: as packed as the weights, or of their scales' type."""
+    given = c.opt_const(3, "zero points")
+    if given is None:
+        return np.array(1 << (bits - 1)).astype(c.x(2).dtype)
+    if given.dtype == np.uint8:
+        given = _unpacked(given.reshape(columns, -1), bits, blocks)
+    return given.reshape(columns, blocks, 1).astype(c.x(2).dtype)
+
+
+@rule("MatMulIntegerToFloat", domain=DOMAIN)
+def matmul_integer_to_float(b: Builder, c: Call) -> Value:
+    """A product of 8-bit integers in int32, scaled to float32, plus a bias."""
+    for index in (2, 4):
+        given = c.opt(index)
+        if given is not None and given.size > 1:
+            raise NodeRefused("it has scales for the rows of its first input")
+    product = integer_product(b, c.x(0), c.opt(4), c.x(1), c.opt(5))
+    return scaled_product(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
+
+
+@rule("DynamicQuantizeMatMul", domain=DOMAIN)
+def dynamic_quantize_matmul(b: Builder, c: Call) -> Value:
+    """The input quantised by its own range, a product of integers, scaled to float32, plus a bias."""
+    x, scale, zero = dynamically_quantised(b, c.x(0))
+    return scaled_product(b, integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
+
+
+@rule("QGemm", domain=DOMAIN)
+def quantised_gemm(b: Builder, c: Call) -> Value:
+    """A product of 8-bit integers plus an int32 bias, scaled; quantised where a scale is given for that."""
+    x, y = widened(b, c.x(0), c.opt(2), 0), c.x(3)
+    wide = widened(b, y, c.opt(5), 0 if c.integer("transB") else 1)
+    x = transpose(b, x, [1, 0]) if c.integer("transA") else x
+    wide = transpose(b, wide, [1, 0]) if c.integer("transB") else wide
+    total = plus(b, matmul(b, x, wide), c.opt(6))
+    scale = c.x(1), c.x(4)
+    result = b("Mul", single(b, total), b("Mul", b("Mul", *scale), c.number("alpha", 1.0)))
+    to = c.opt(7)
+    return result if to is None else quantised(b, result, to, c.opt(8), c.x(0))
+
+
+@rule("QLinearAveragePool", domain=DOMAIN)
+def qlinear_average_pool(b: Builder, c: Call) -> Value:
+    """Averages in float32 of a dequantised tensor, quantised again."""
+    x = real(b, c.x(0), c.x(1), c.opt(2))
+    x = _channels_first(b, x) if c.integer("channels_last") else x
+    y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
+    y = _channels_last(b, y) if c.integer("channels_last") else y
+    return rounded_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
+
+
+@rule("QLinearSoftmax", domain=DOMAIN)
+def qlinear_softmax(b: Builder, c: Call) -> Value:
+    """Softmax in float32 of a dequantised tensor, quantised again."""
+    x = real(b, c.x(0), c.x(1), c.opt(2))
+    axis = normal_axis(c.integer("axis", -1), x.rank)
+    flat = x
+    if c.integer("opset") < 13:
+        flat, axis = flattened(b, x, axis), 1
+    if flat.shape[axis] == 1:
+        raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
+    shares = reshape(b, b("Softmax", flat, axis=axis), x.shape)
+    # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
+    steps = b("Floor", b("Div", 1, c.x(3)))
+    return requantise(b, b("Mul", shares, steps), _zero_or(b, c.opt(4), c.x(0)))
+
+
+@rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
+def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
+    """The sum of two tensors (and a bias) over the root of its mean square along the last axis."""
+    total = _skipped(b, c, 3)
+    wide = single(b, total)
+    square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
+    root = b("Sqrt", b("Add", square, c.number("epsilon", 1e-5)))
+    scaled = b("Mul", b("Div", wide, root), single(b, c.x(2)))
+    y = b.cast(scaled, total.dtype)
+    return [y, y, y, total]
+
+
+@rule("EmbedLayerNormalization", domain=DOMAIN)
+def embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+    """Embeddings of words, positions and segments added up, and normalised along the last axis."""
+    return _embedded(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
+
+
+@rule("QEmbedLayerNormalization", domain=DOMAIN)
+def quantised_embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+    """EmbedLayerNormalization whose tables are of 8-bit integers."""
+    tables = [real(b, c.x(i), c.x(i + 6), c.x(i + 11)) for i in (2, 3, 5, 6)]
+    segments = None if c.opt(4) is None else real(b, c.x(4), c.x(10), c.x(15))
+    return _embedded(b, c, [*tables[:2], segments, *tables[2:]], None)
+
+
+def _embedded(b: Builder, c: Call, tables: Sequence[Value | None], positions: Value | None) -> list[Value]:
+    """`tables` are of words, positions and segments, which may be left out; then come gamma and beta."""
+    words, segments, mask = c.x(0), c.opt(1), c.opt(7)
+    of_words, of_positions, of_segments, gamma, beta = tables
+    total = b("Gather", of_words, words, axis=0)
+    if positions is None:
+        positions = b.constant(np.arange(words.shape[1], dtype=np.int64)[None, :])
+    total = b("Add", total, b("Gather", of_positions, positions, axis=0))
+    if segments is not None and of_segments is not None:
+        total = b("Add", total, b("Gather", of_segments, segments, axis=0))
+    y = standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12))
+    y = b("Add", b("Mul", y, gamma), beta)
+    if mask is None:
+        return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]
+    present = b("Cast", b("Equal", mask, 1), to=TensorProto.INT32)
+    return [y, b("ReduceSum", present, b.ints(1), keepdims=0), total]

@@ -11,7 +11,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .layout import cut, pad, reshape
+from .layout import backwards, cut, pad, pad_axis, reshape, transpose, with_axis
 
 MAX_SPATIAL = 3
 
@@ -22,6 +22,12 @@ def window(c: Call, name: str, spatial: int, default: int = 1) -> list[int]:
     if len(found) != spatial or min(found) < 0 or (name != "output_padding" and min(found) < 1):
         raise NodeRefused(f"its {name} {found} do not fit {spatial} spatial dimensions")
     return found
+
+
+def explicit_pads(c: Call, spatial: int) -> list[int]:
+    """The `pads` attribute, zeros where there is none or `auto_pad` is VALID."""
+    given = None if c.text("auto_pad", "NOTSET") == "VALID" else c.ints("pads")
+    return given or [0] * (2 * spatial)
 
 
 def spatial_pads(
@@ -38,7 +44,7 @@ def spatial_pads(
             before.append(small if mode == "SAME_UPPER" else total - small)
             after.append(total - before[-1])
         return before, after
-    given = [0] * (2 * spatial) if mode == "VALID" else (c.ints("pads") or [0] * (2 * spatial))
+    given = explicit_pads(c, spatial)
     if mode not in ("NOTSET", "VALID") or len(given) != 2 * spatial:
         raise NodeRefused(f"its auto_pad {mode} or pads {given} do not fit {spatial} spatial dimensions")
     return given[:spatial], given[spatial:]
@@ -174,12 +180,11 @@ def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     high = [r - p for r, p in zip(reach, g.after, strict=True)]
     stretched = without_negative(b, stretched, low, high)
     kernel = reshape(b, w, [g.group, w.shape[0] // g.group, *w.shape[1:]])
-    kernel = b("Transpose", kernel, perm=[0, 2, 1, *range(3, kernel.rank)])
+    kernel = transpose(b, kernel, [0, 2, 1, *range(3, kernel.rank)])
     kernel = reshape(b, kernel, [w.shape[1] * g.group, w.shape[0] // g.group, *w.shape[2:]])
     for axis in range(2, kernel.rank):
-        size = kernel.shape[axis]
-        if size > 1:
-            kernel = b("Slice", kernel, b.ints(-1), b.ints(-size - 1), b.ints(axis), b.ints(-1))
+        if kernel.shape[axis] > 1:
+            kernel = backwards(b, kernel, axis)
     ones = [1] * len(g.strides)
     whole = Geometry(strides=ones, dilations=g.dilations, before=low, after=high, group=g.group)
     return convolve(b, stretched, kernel, whole)
@@ -197,7 +202,7 @@ def _transposed_pads(
     elif mode in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * s for n, s in zip(extents, strides, strict=True)]
     if wanted is None:
-        given = [0] * (2 * spatial) if mode == "VALID" else (c.ints("pads") or [0] * (2 * spatial))
+        given = explicit_pads(c, spatial)
         return given[:spatial], given[spatial:]
     before, after = [], []
     for index, (size, goal) in enumerate(zip(full, wanted, strict=True)):
@@ -217,11 +222,7 @@ def _stretch(b: Builder, x: Value, strides: Sequence[int]) -> Value:
         extent = x.shape[axis]
         if stride == 1 or extent == 1:
             continue
-        apart = reshape(b, x, [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]])
-        none = [0] * apart.rank
-        after = [*none]
-        after[axis + 1] = stride - 1
-        padded = pad(b, apart, none, after, 0)
+        padded = pad_axis(b, with_axis(b, x, axis + 1), axis + 1, 0, stride - 1)
         merged = reshape(b, padded, [*x.shape[:axis], extent * stride, *x.shape[axis + 1 :]])
         x = cut(b, merged, axis, 0, (extent - 1) * stride + 1)
     return x

@@ -17,7 +17,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 
-from .layout import cut, expand, pad, reshape, transpose
+from .layout import along, cut, expand, pad, pad_axis, pick, reshape, strides_of, transpose, with_axis
 from .reduction import reduce
 
 MAX_RANGE = 1 << 26  # elements of a constant made by Range
@@ -30,11 +30,10 @@ def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Val
     if indices.data is not None:
         if indices.size and (indices.data.min() < -extent or indices.data.max() >= extent):
             raise NodeRefused(f"its constant {what} is out of range for {extent} elements")
-        return b.constant(
-            np.where(indices.data < 0, indices.data + extent, indices.data).astype(indices.dtype)
-        )
-    negative = b("Less", indices, b.like(0, indices))
-    return b("Where", negative, b("Add", indices, b.like(extent, indices)), indices)
+        counted = np.where(indices.data < 0, indices.data + extent, indices.data)
+        return b.constant(counted.astype(indices.dtype))
+    negative = b("Less", indices, 0)
+    return b("Where", negative, b("Add", indices, extent), indices)
 
 
 def flat_gather(b: Builder, data: Value, places: Value) -> Value:
@@ -59,15 +58,15 @@ def gather(b: Builder, c: Call) -> Value:
 
 def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
     """`x` at `indices` (counted from the front) along an axis, every other coordinate kept."""
-    strides = _strides(x.shape)
+    strides = strides_of(x.shape)
     base = np.zeros(indices.shape, np.int64)
     for i, extent in enumerate(indices.shape):
         if i != axis:
-            base = base + np.arange(extent).reshape([-1] + [1] * (len(indices.shape) - i - 1)) * strides[i]
-    wide = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
+            base = base + along(np.arange(extent), i, indices.rank) * strides[i]
+    wide = b.cast(indices, np.int64)
     # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
-    bounded = b("Min", b("Max", wide, b.like(0, wide)), b.like(x.shape[axis] - 1, wide))
-    scaled = b("Mul", bounded, b.like(strides[axis], bounded))
+    bounded = b("Min", b("Max", wide, 0), x.shape[axis] - 1)
+    scaled = b("Mul", bounded, strides[axis])
     return flat_gather(b, x, b("Add", scaled, b.constant(base)) if base.any() else scaled)
 
 
@@ -95,19 +94,13 @@ def gather_nd(b: Builder, c: Call) -> Value:
     return reshape(b, taken, [*indices.shape[:-1], *inner])
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
 def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
     """Flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
     total: Value | None = None
-    for i, (extent, stride) in enumerate(zip(shape, _strides(shape), strict=True)):
-        column = reshape(b, cut(b, indices, indices.rank - 1, i, i + 1), indices.shape[:-1])
-        column = wrapped(b, column, extent)
-        column = b("Cast", column, to=TensorProto.INT64) if column.dtype != np.int64 else column
-        column = b("Min", b("Max", column, b.like(0, column)), b.like(extent - 1, column))
-        part = b("Mul", column, b.like(stride, column)) if stride != 1 else column
+    for i, (extent, stride) in enumerate(zip(shape, strides_of(shape), strict=True)):
+        column = b.cast(wrapped(b, pick(b, indices, indices.rank - 1, i), extent), np.int64)
+        column = b("Min", b("Max", column, 0), extent - 1)
+        part = b("Mul", column, stride) if stride != 1 else column
         total = part if total is None else b("Add", total, part)
     return b.constant(np.zeros(indices.shape[:-1], np.int64)) if total is None else total
 
@@ -132,8 +125,7 @@ def scatter_elements(
         return _by_map(b, x, updates, np.ravel_multi_index(tuple(grid), x.shape))
     order = [i for i in range(x.rank) if i != axis] + [axis]
     data, idx, upd = (transpose(b, v, order) for v in (x, indices, updates))
-    wide = b("Cast", idx, to=TensorProto.INT64) if idx.dtype != np.int64 else idx
-    none = [0] * data.rank
+    wide, none = b.cast(idx, np.int64), [0] * data.rank
     missing = [d - i for d, i in zip(data.shape[:-1], idx.shape[:-1], strict=True)] + [0]
     wide, upd = pad(b, wide, none, missing, -1), pad(b, upd, none, missing, 0)
     rows, width, slots = math.prod(data.shape[:-1]), data.shape[-1], wide.shape[-1]
@@ -190,19 +182,19 @@ def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: s
     meant = b("Equal", reshape(b, places, [rows, slots, 1]), b.constant(np.arange(width, dtype=np.int64)))
     if reduction == "none":
         order = b.constant(np.arange(slots, dtype=np.int64).reshape(1, slots, 1))
-        last = reduce(b, "ReduceMax", b("Where", meant, order, b.like(-1, order)), [1], keepdims=False)
-        flat = b("Max", last, b.like(0, last))
+        last = reduce(b, "ReduceMax", b("Where", meant, order, -1), [1], keepdims=False)
+        flat = b("Max", last, 0)
         if rows > 1:
             flat = b("Add", flat, b.constant((np.arange(rows, dtype=np.int64) * slots).reshape(rows, 1)))
         chosen = b("Gather", reshape(b, updates, [rows * slots, inner]), flat, axis=0)
-        found = reshape(b, b("Less", last, b.like(0, last)), [rows, width, 1])
+        found = reshape(b, b("Less", last, 0), [rows, width, 1])
         return b("Where", found, x, chosen)
     neutral, fold, combine = _reduction(x, reduction)
     spread = b(
         "Where",
         reshape(b, meant, [rows, slots, width, 1]),
         reshape(b, updates, [rows, slots, 1, inner]),
-        b.like(neutral, x),
+        neutral,
     )
     return b(combine, x, reduce(b, fold, spread, [1], keepdims=False))
 
@@ -225,14 +217,13 @@ def _reduction(x: Value, name: str) -> tuple[float, str, str]:
 def one_hot(b: Builder, c: Call) -> Value:
     """Each index compared with every place; one out of range is off everywhere."""
     indices, values = c.x(0), c.x(2)
-    depth = int(c.const(1, "depth").reshape(-1)[0])
+    (depth, *_) = c.numbers(1, "depth")
     axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
-    whole = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
-    whole = b("Where", b("Less", whole, b.like(0, whole)), b("Add", whole, b.like(depth, whole)), whole)
-    apart = reshape(b, whole, [*indices.shape[:axis], 1, *indices.shape[axis:]])
-    places = np.arange(depth, dtype=np.int64).reshape([-1] + [1] * (indices.rank - axis))
-    hit = b("Equal", apart, b.constant(places))
-    off, on = (reshape(b, cut(b, values, 0, i, i + 1), []) for i in range(2))
+    whole = b.cast(indices, np.int64)
+    whole = b("Where", b("Less", whole, 0), b("Add", whole, depth), whole)
+    places = along(np.arange(depth, dtype=np.int64), axis, indices.rank + 1)
+    hit = b("Equal", with_axis(b, whole, axis), b.constant(places))
+    off, on = pick(b, values, 0, 0), pick(b, values, 0, 1)
     return b("Where", hit, on, off)
 
 
@@ -241,7 +232,7 @@ def top_k(b: Builder, c: Call) -> list[Value]:
     """Each element's rank is counted; rank r's place is then the r-th result. Ties go to the lower index."""
     x = c.x()
     axis = normal_axis(c.integer("axis", -1), x.rank)
-    count = c.integer("k") if c.opset < 10 else int(c.const(1, "k").reshape(-1)[0])
+    count = c.integer("k") if c.opset < 10 else c.numbers(1, "k")[0]
     size = x.shape[axis]
     if not 0 <= count <= size or x.size * size > MAX_WORK:
         raise NodeRefused(
@@ -257,9 +248,7 @@ def top_k(b: Builder, c: Call) -> list[Value]:
     rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
     wanted = b.constant(np.arange(count, dtype=np.int32))
     numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
-    places = reduce(
-        b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, b.like(0, numbers)), [1], keepdims=False
-    )
+    places = reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
     best = gather_elements(b, rows, places, 1)
     back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
     return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
@@ -269,15 +258,14 @@ def top_k(b: Builder, c: Call) -> list[Value]:
 def cumulative_sum(b: Builder, c: Call) -> Value:
     """Sums of neighbours at doubling distances (Hillis and Steele 1986)."""
     x = c.x()
-    axis = normal_axis(int(c.const(1, "axis").reshape(-1)[0]), x.rank)
+    axis = normal_axis(c.numbers(1, "axis")[0], x.rank)
     size = x.shape[axis]
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
     def shifted(v: Value, distance: int) -> Value:
-        kept = cut(b, v, axis, distance, size) if reverse else cut(b, v, axis, 0, size - distance)
-        before, after = [0] * v.rank, [0] * v.rank
-        (after if reverse else before)[axis] = distance
-        return pad(b, kept, before, after, 0)
+        if reverse:
+            return pad_axis(b, cut(b, v, axis, distance, size), axis, 0, distance)
+        return pad_axis(b, cut(b, v, axis, 0, size - distance), axis, distance, 0)
 
     if size == 0:
         return x
@@ -301,7 +289,7 @@ def reverse_sequence(b: Builder, c: Call) -> Value:
     along = [1] * x.rank
     along[batch] = x.shape[batch]
     length = reshape(b, b("Cast", lengths, to=TensorProto.INT64), along)
-    mirrored = b("Sub", b("Sub", length, b.like(1, length)), step)
+    mirrored = b("Sub", b("Sub", length, 1), step)
     places = b("Where", b("Less", step, length), mirrored, step)
     return gather_elements(b, x, expand(b, places, x.shape), time)
 
@@ -312,9 +300,8 @@ def compress(b: Builder, c: Call) -> Value:
     x = c.x()
     chosen = np.flatnonzero(c.const(1, "condition")).astype(np.int64)
     if "axis" not in c.attrs:
-        x, axis = reshape(b, x, [x.size]), 0
-    else:
-        axis = normal_axis(c.integer("axis"), x.rank)
+        x = reshape(b, x, [x.size])
+    axis = normal_axis(c.integer("axis"), x.rank)
     return b("Gather", x, wrapped(b, b.constant(chosen), x.shape[axis], "condition"), axis=axis)
 
 
@@ -350,5 +337,5 @@ def tensor_scatter(b: Builder, c: Call) -> Value:
         first = b("Cast", start, to=elem_type(places.dtype))
         places = b("Add", places, reshape(b, first, [start.size] + [1] * (cache.rank - 1)))
     if c.text("mode", "linear") == "circular":
-        places = b("Mod", places, b.like(extent, places))
+        places = b("Mod", places, extent)
     return scatter_elements(b, cache, expand(b, places, update.shape), update, axis, "none")

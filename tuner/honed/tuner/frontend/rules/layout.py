@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from onnx import numpy_helper
@@ -37,10 +37,45 @@ def cut(b: Builder, x: Value, axis: int, start: int, end: int, step: int = 1) ->
     return b("Slice", x, b.ints(start), b.ints(end), b.ints(axis), b.ints(step))
 
 
+def backwards(b: Builder, x: Value, axis: int) -> Value:
+    """All elements along an axis, the last first."""
+    return b("Slice", x, b.ints(-1), b.ints(-x.shape[axis] - 1), b.ints(axis), b.ints(-1))
+
+
 def join(b: Builder, parts: Sequence[Value], axis: int) -> Value:
     """Parts along an axis; empty ones are left out."""
     kept = [p for p in parts if p.size] or list(parts[:1])
     return kept[0] if len(kept) == 1 else b("Concat", *kept, axis=axis)
+
+
+def pick(b: Builder, x: Value, axis: int, place: int) -> Value:
+    """Element `place` along an axis, which is dropped."""
+    return without_axes(b, cut(b, x, axis, place, place + 1), [axis])
+
+
+def with_axis(b: Builder, x: Value, axis: int) -> Value:
+    """`x` with another axis, of 1, before `axis`."""
+    return reshape(b, x, [*x.shape[:axis], 1, *x.shape[axis:]])
+
+
+def without_axes(b: Builder, x: Value, axes: Container[int]) -> Value:
+    """`x` without axes of 1."""
+    return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in axes])
+
+
+def flattened(b: Builder, x: Value, axis: int) -> Value:
+    """`x` in two dimensions, split at an axis."""
+    return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+
+
+def along(array: Array, axis: int, rank: int) -> Array:
+    """One-dimensional data so that it broadcasts along an axis of a tensor of `rank` dimensions."""
+    return array.reshape([-1] + [1] * (rank - axis - 1))
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """How far apart the neighbours along each axis lie."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def pad(b: Builder, x: Value, before: Sequence[int], after: Sequence[int], fill: float) -> Value:
@@ -50,11 +85,17 @@ def pad(b: Builder, x: Value, before: Sequence[int], after: Sequence[int], fill:
     return b("Pad", x, b.ints(*before, *after), b.like(fill, x))
 
 
+def pad_axis(b: Builder, x: Value, axis: int, before: int, after: int) -> Value:
+    """`x` with zeros before and after it along one axis."""
+    low, high = ([n if i == axis else 0 for i in range(x.rank)] for n in (before, after))
+    return pad(b, x, low, high, 0)
+
+
 @rule("Reshape")
 def reshape_rule(b: Builder, c: Call) -> Value:
     """The shape is known when compiling: -1 and 0 are resolved."""
     x = c.x()
-    wanted = c.ints("shape") if c.opset < 5 else [int(v) for v in c.const(1, "shape")]
+    wanted = c.ints("shape") if c.opset < 5 else c.numbers(1, "shape")
     if wanted is None:
         raise NodeRefused("its shape is missing")
     if not c.integer("allowzero"):
@@ -71,26 +112,20 @@ def reshape_rule(b: Builder, c: Call) -> Value:
     return reshape(b, x, wanted)
 
 
-def given_axes(c: Call, since: int, what: str = "axes") -> list[int] | None:
+def given_axes(c: Call, since: int) -> list[int] | None:
     """Axes as an attribute before opset `since`, as input 1 after; None where not given."""
-    if c.opset < since:
-        return c.ints("axes")
-    found = c.opt_const(1, what)
-    return None if found is None else [int(v) for v in found.reshape(-1)]
+    return c.ints("axes") if c.opset < since else c.opt_numbers(1, "axes")
 
 
 @rule("Squeeze")
 def squeeze(b: Builder, c: Call) -> Value:
     """Drop dimensions of size 1."""
     x, axes = c.x(), given_axes(c, 13)
-    dropped = (
-        {i for i, d in enumerate(x.shape) if d == 1}
-        if axes is None
-        else {normal_axis(a, x.rank) for a in axes}
-    )
+    ones = [i for i, d in enumerate(x.shape) if d == 1]
+    dropped = {normal_axis(a, x.rank) for a in (ones if axes is None else axes)}
     if any(x.shape[i] != 1 for i in dropped):
         raise NodeRefused(f"it squeezes axes {sorted(dropped)} of shape {list(x.shape)}, which are not all 1")
-    return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in dropped])
+    return without_axes(b, x, dropped)
 
 
 @rule("Unsqueeze")
@@ -109,8 +144,7 @@ def unsqueeze(b: Builder, c: Call) -> Value:
 def flatten(b: Builder, c: Call) -> Value:
     """Two dimensions, split at an axis."""
     x = c.x()
-    axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
-    return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+    return flattened(b, x, normal_axis(c.integer("axis", 1), x.rank, end=True))
 
 
 @rule("Transpose")
@@ -150,8 +184,7 @@ def split(b: Builder, c: Call) -> list[Value]:
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     sizes = c.ints("split") if c.opset < 13 else None
-    if sizes is None and c.opt(1) is not None:
-        sizes = [int(v) for v in c.const(1, "split")]
+    sizes = c.opt_numbers(1, "split") if sizes is None else sizes
     if sizes is None:
         count = c.integer("num_outputs", len(c.outputs))
         chunk = -(-x.shape[axis] // count)
@@ -174,10 +207,8 @@ def slice_rule(b: Builder, c: Call) -> Value:
     if c.opset < 10:
         starts, ends, axes, steps = c.ints("starts") or [], c.ints("ends") or [], c.ints("axes"), None
     else:
-        starts, ends = _list(c.const(1, "starts")), _list(c.const(2, "ends"))
-        given_axes_, given_steps = c.opt_const(3, "axes"), c.opt_const(4, "steps")
-        axes = None if given_axes_ is None else _list(given_axes_)
-        steps = None if given_steps is None else _list(given_steps)
+        starts, ends = c.numbers(1, "starts"), c.numbers(2, "ends")
+        axes, steps = c.opt_numbers(3, "axes"), c.opt_numbers(4, "steps")
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -203,15 +234,11 @@ def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
     return min(max(start, 0), extent - 1), min(max(end, -1), extent - 1)
 
 
-def _list(array: Array) -> list[int]:
-    return [int(v) for v in array.reshape(-1)]
-
-
 @rule("Expand")
 def expand_rule(b: Builder, c: Call) -> Value:
     """Two-way broadcasting to a shape."""
     x = c.x()
-    wanted = [int(v) for v in c.const(1, "shape")]
+    wanted = c.numbers(1, "shape")
     try:
         return expand(b, x, np.broadcast_shapes(x.shape, tuple(wanted)))
     except ValueError:
@@ -224,7 +251,7 @@ def tile(b: Builder, c: Call) -> Value:
     x = c.x()
     if c.opset < 6:
         raise NodeRefused("its form before opset 6 is not supported; export with a newer opset")
-    repeats = [int(v) for v in c.const(1, "repeats")]
+    repeats = c.numbers(1, "repeats")
     if len(repeats) != x.rank or min(repeats, default=0) < 0:
         raise NodeRefused(f"its repeats {repeats} do not fit a tensor of {x.rank} dimensions")
     apart = [d for extent in x.shape for d in (1, extent)]
@@ -249,7 +276,7 @@ def constant(b: Builder, c: Call) -> Value:
 @rule("ConstantOfShape")
 def constant_of_shape(b: Builder, c: Call) -> Value:
     """One value everywhere."""
-    dims = [int(v) for v in c.const(0, "shape")]
+    dims = c.numbers(0, "shape")
     value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
     return expand(b, b.constant(value.reshape([1] * len(dims))), dims)
 
@@ -268,11 +295,10 @@ def eye_like(b: Builder, c: Call) -> Value:
 def trilu(b: Builder, c: Call) -> Value:
     """A constant mask over the last two axes."""
     x = c.x()
-    given = c.opt_const(1, "k")
-    diagonal = 0 if given is None else int(given.reshape(-1)[0])
+    (diagonal, *_) = c.opt_numbers(1, "k") or [0]
     ones = np.ones(x.shape[-2:], np.bool_)
     mask = np.triu(ones, diagonal) if c.integer("upper", 1) else np.tril(ones, diagonal)
-    return b("Where", b.constant(mask), x, b.like(0, x))
+    return b("Where", b.constant(mask), x, 0)
 
 
 @rule("DepthToSpace", "SpaceToDepth")
@@ -331,9 +357,9 @@ def _constant_pad(b: Builder, c: Call, x: Value, before: list[int], after: list[
 
 
 def _amounts(c: Call, rank: int) -> tuple[list[int], list[int]]:
-    given = c.ints("pads" if c.opset >= 2 else "paddings") if c.opset < 11 else _list(c.const(1, "pads"))
-    axes_input = c.opt_const(3, "axes") if c.opset >= 18 else None
-    axes = list(range(rank)) if axes_input is None else [normal_axis(a, rank) for a in _list(axes_input)]
+    given = c.ints("pads" if c.opset >= 2 else "paddings") if c.opset < 11 else c.numbers(1, "pads")
+    wanted = c.opt_numbers(3, "axes") if c.opset >= 18 else None
+    axes = [normal_axis(a, rank) for a in (range(rank) if wanted is None else wanted)]
     if given is None or len(given) != 2 * len(axes):
         raise NodeRefused(f"its pads {given} do not fit {len(axes)} axes")
     before, after = [0] * rank, [0] * rank
@@ -362,15 +388,12 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
 def center_crop_pad(b: Builder, c: Call) -> Value:
     """Each axis cut or padded about its middle to a size known when compiling."""
     x = c.x()
-    sizes = _list(c.const(1, "shape"))
+    sizes = c.numbers(1, "shape")
     axes = [normal_axis(a, x.rank) for a in c.ints("axes") or range(x.rank)]
     for axis, size in zip(axes, sizes, strict=True):
-        extra = x.shape[axis] - size
+        extra, missing = x.shape[axis] - size, size - x.shape[axis]
         if extra > 0:
             x = cut(b, x, axis, extra // 2, extra // 2 + size)
-        elif extra < 0:
-            low = -extra // 2
-            before, after = [0] * x.rank, [0] * x.rank
-            before[axis], after[axis] = low, -extra - low
-            x = pad(b, x, before, after, 0)
+        elif missing > 0:
+            x = pad_axis(b, x, axis, missing // 2, missing - missing // 2)
     return x

@@ -35,13 +35,13 @@ def gemm(b: Builder, c: Call) -> Value:
     y = transpose(b, y, [1, 0]) if c.integer("transB") else y
     alpha, beta = c.number("alpha", 1.0), c.number("beta", 1.0)
     if alpha != 1.0 and y.data is not None:
-        y = b("Mul", y, b.like(alpha, y))
+        y = b("Mul", y, alpha)
     result = matmul(b, x, y)
     if alpha != 1.0 and y.data is None:
-        result = b("Mul", result, b.like(alpha, result))
+        result = b("Mul", result, alpha)
     if bias is None or beta == 0.0:
         return result
-    return b("Add", result, bias if beta == 1.0 else b("Mul", bias, b.like(beta, bias)))
+    return b("Add", result, bias if beta == 1.0 else b("Mul", bias, beta))
 
 
 @rule("Einsum")
@@ -98,7 +98,7 @@ def _diagonal(b: Builder, x: Value, term: str) -> tuple[Value, str]:
             mask_shape = [1] * x.rank
             mask_shape[first] = mask_shape[second] = size
             mask = b.constant(np.eye(size, dtype=np.bool_).reshape(mask_shape))
-            masked = b("Where", mask, x, b.like(0, x))
+            masked = b("Where", mask, x, 0)
             x = b("ReduceSum", masked, b.ints(second), keepdims=0)
             term = term[:second] + term[second + 1 :]
     return x, term

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -12,15 +13,15 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .convolution import MAX_SPATIAL, spatial_pads, taps, window
+from .convolution import MAX_SPATIAL, explicit_pads, spatial_pads, taps, window
 from .indexing import scatter_elements
-from .layout import cut, pad, reshape
+from .layout import along, cut, pad, reshape, strides_of
 from .reduction import reduce
 
 MAX_TAPS = 256  # window positions an unrolled pooling may have
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """A pooling window over each spatial axis, with the padding that makes every output whole."""
 
@@ -56,27 +57,13 @@ def _window(c: Call, x: Value) -> Window:
         beyond[i] = max(0, needed - after[i])
         after[i] = max(after[i], needed) if needed > 0 else after[i]
         outputs.append(count)
-    return Window(
-        kernel=kernel,
-        strides=strides,
-        dilations=dilations,
-        before=before,
-        after=after,
-        beyond=beyond,
-        outputs=outputs,
-    )
+    return Window(kernel, strides, dilations, before, after, beyond, outputs)
 
 
-def _attrs(w: Window) -> dict[str, list[int]]:
-    return {
-        "kernel_shape": w.kernel,
-        "strides": w.strides,
-        "dilations": w.dilations,
-        "pads": [*w.before, *w.after],
-    }
-
-
-def _trim(b: Builder, y: Value, w: Window) -> Value:
+def _pooled(b: Builder, op: str, x: Value, w: Window, **attrs: int) -> Value:
+    """The core operator `op` over the windows of `x`."""
+    pads = [*w.before, *w.after]
+    y = b(op, x, **attrs, kernel_shape=w.kernel, strides=w.strides, dilations=w.dilations, pads=pads)
     for axis, count in enumerate(w.outputs, start=2):
         y = cut(b, y, axis, 0, count)
     return y
@@ -91,16 +78,12 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
     small = all(
         p < (k - 1) * d + 1 for p, k, d in zip(w.before + w.after, w.kernel * 2, w.dilations * 2, strict=True)
     )
-    if math.prod(w.kernel) == 1:
-        small = False  # nothing to reduce: strided slices do
-    if plain and small:
-        return [_trim(b, b("MaxPool", x, **_attrs(w)), w)]
+    if plain and small and math.prod(w.kernel) > 1:  # else nothing is reduced: strided slices do
+        return [_pooled(b, "MaxPool", x, w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
     best, *others = _taps(b, x, w, lowest)
     if not c.wants(1):
-        for tap in others:
-            best = b("Max", best, tap)
-        return [best]
+        return [functools.reduce(lambda most, tap: b("Max", most, tap), others, best)]
     places = [b.constant(p) for p in _places(x, w, column_major=bool(c.integer("storage_order")))]
     place = places[0]
     for tap, candidate in zip(others, places[1:], strict=True):
@@ -119,19 +102,14 @@ def _taps(b: Builder, x: Value, w: Window, fill: float) -> list[Value]:
 
 def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
     """For each place in the window, the flat position in the channel's plane of the elements it meets."""
-    extents = list(x.shape[2:])
-    weights = [
-        math.prod(extents[:i]) if column_major else math.prod(extents[i + 1 :]) for i in range(len(extents))
-    ]
+    extents = x.shape[2:]
+    weights = strides_of(extents[::-1])[::-1] if column_major else strides_of(extents)
     found: list[Array] = []
     for place in itertools.product(*(range(k) for k in w.kernel)):
         total = np.zeros([1, 1, *w.outputs], np.int64)
         for i, (k, weight) in enumerate(zip(place, weights, strict=True)):
-            along = np.arange(w.outputs[i]) * w.strides[i] + k * w.dilations[i] - w.before[i]
-            total = (
-                total
-                + np.clip(along, 0, extents[i] - 1).reshape([-1] + [1] * (len(extents) - i - 1)) * weight
-            )
+            places = np.arange(w.outputs[i]) * w.strides[i] + k * w.dilations[i] - w.before[i]
+            total = total + along(np.clip(places, 0, extents[i] - 1), i, len(extents)) * weight
         found.append(total)
     return found
 
@@ -157,7 +135,7 @@ def _average(b: Builder, x: Value, w: Window) -> Value:
     """Sums over each window, padding taken as 0, over the window's size."""
     if math.prod(w.kernel) == 1:
         return _taps(b, x, w, 0)[0]
-    return _trim(b, b("AveragePool", x, count_include_pad=1, **_attrs(w)), w)
+    return _pooled(b, "AveragePool", x, w, count_include_pad=1)
 
 
 def _counts(x: Value, w: Window, *, padding: bool) -> Array:
@@ -169,7 +147,7 @@ def _counts(x: Value, w: Window, *, padding: bool) -> Array:
         low = -w.before[i] if padding else 0
         high = extent + w.after[i] - w.beyond[i] if padding else extent
         count = ((positions >= low) & (positions < high)).sum(axis=1)
-        numbers = numbers * np.maximum(count, 1).reshape([-1] + [1] * (len(w.outputs) - i - 1))
+        numbers = numbers * along(np.maximum(count, 1), i, len(w.outputs))
     return numbers
 
 
@@ -178,18 +156,10 @@ def lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm of each window: powers, an average times the window's size, the root."""
     x, order = c.x(), c.integer("p", 2)
     w = _window(c, x)
-    powers = (
-        b("Abs", x)
-        if order == 1
-        else b("Mul", x, x)
-        if order == 2
-        else b("Pow", b("Abs", x), b.like(order, x))
-    )
+    powers = b("Abs", x) if order == 1 else b("Mul", x, x) if order == 2 else b("Pow", b("Abs", x), order)
     mean = _average(b, powers, w)
-    total = b("Mul", mean, b.like(math.prod(w.kernel), mean))
-    return (
-        total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, b.like(1 / order, total))
-    )
+    total = b("Mul", mean, math.prod(w.kernel))
+    return total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, 1 / order)
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool")
@@ -203,8 +173,8 @@ def global_pool(b: Builder, c: Call) -> Value:
 def global_lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm over the spatial axes."""
     x, order = c.x(), c.integer("p", 2)
-    total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), b.like(order, x)), list(range(2, x.rank)))
-    return b("Pow", total, b.like(1 / order, total))
+    total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), order), list(range(2, x.rank)))
+    return b("Pow", total, 1 / order)
 
 
 @rule("MaxUnpool")
@@ -213,13 +183,12 @@ def max_unpool(b: Builder, c: Call) -> Value:
     x, places = c.x(0), c.x(1)
     spatial = x.rank - 2
     kernel, strides = window(c, "kernel_shape", spatial), window(c, "strides", spatial)
-    pads = c.ints("pads") or [0] * (2 * spatial)
+    pads = explicit_pads(c, spatial)
     least = [
         (n - 1) * s - pads[i] - pads[i + spatial] + k
         for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
     ]
-    given = c.opt_const(2, "output_shape")
-    shape = [*x.shape[:2], *least] if given is None else [int(v) for v in given]
+    shape = c.opt_numbers(2, "output_shape") or [*x.shape[:2], *least]
     # The places count in the least tensor; a larger one asked for has zeros on its far sides.
     zeros = b.constant(np.zeros(math.prod(x.shape[:2]) * math.prod(least), x.dtype))
     flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")

@@ -1,28 +1,38 @@
-"""Integer arithmetic and its scales."""
+"""Integer arithmetic and its scales.
+
+Products and convolutions by constant weights are of signed bytes, which devices may have instructions for.
+Zero points stay out of them: a sum of n terms (x - p) (w - q) is the sum of x w, less p times that of w and
+q times that of x, plus n p q.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
-from . import signedbytes
+from .arithmetic import plus
 from .convolution import Geometry, channel_bias, geometry, taps
-from .layout import cut, pad, reshape
+from .layout import pad, pick, reshape
 from .linear import matmul
 from .reduction import reduce
 
 MAX_TAPS = 128  # kernel elements an integer convolution may have
+_MIDDLE = 128  # of unsigned bytes
+_MOST_TERMS = (1 << 31) // _MIDDLE**2 - 1  # sums of more may not fit int32, whatever their order
 
 
 def single(b: Builder, x: Value) -> Value:
     """`x` in float32."""
-    return x if x.dtype == np.float32 else b("Cast", x, to=TensorProto.FLOAT)
+    return b.cast(x, np.float32)
 
 
 def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
@@ -34,7 +44,7 @@ def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
 def saturated(b: Builder, moved: Value, zero: Value) -> Value:
     """Whole numbers in float in the integer type of `zero`."""
     limits = np.iinfo(zero.dtype)
-    bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
+    bounded = b("Min", b("Max", moved, limits.min), limits.max)
     return b("Cast", bounded, to=elem_type(zero.dtype))
 
 
@@ -50,7 +60,7 @@ def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
 
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """A product in int32 of integers less zero points, which may be for rows of `x`, columns of `y`."""
-    made = signedbytes.product(b, x, x_zero, y, y_zero)
+    made = _signed_product(b, x, x_zero, y, y_zero)
     if made is not None:
         return made
     return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
@@ -58,8 +68,7 @@ def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero
 
 def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
     """An integer product in float32; a scale of one dimension is for the columns."""
-    result = b("Mul", single(b, product), b("Mul", x_scale, y_scale))
-    return result if bias is None else b("Add", result, bias)
+    return plus(b, b("Mul", single(b, product), b("Mul", x_scale, y_scale)), bias)
 
 
 @rule("MatMulInteger")
@@ -98,8 +107,7 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     total: Value | None = None
     for index, tap in enumerate(taps(b, padded, w.shape[2:], g.strides, g.dilations, outputs)):
         columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
-        weights = reshape(b, cut(b, kernel, 4, index, index + 1), kernel.shape[:4])
-        part = matmul(b, weights, columns)
+        part = matmul(b, pick(b, kernel, 4, index), columns)
         total = part if total is None else b("Add", total, part)
     if total is None:
         raise NodeRefused("its kernel is empty")
@@ -109,16 +117,13 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: Call) -> Value:
     """Convolution of 8-bit integers in int32; padding stands for the zero point."""
-    return _convolved(b, c, (c.x(0), c.opt(2)), (c.x(1), c.opt(3)))
+    return _convolved(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
-def _convolved(
-    b: Builder, c: Call, image: tuple[Value, Value | None], weights: tuple[Value, Value | None]
-) -> Value:
+def _convolved(b: Builder, c: Call, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None) -> Value:
     """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
-    (x, x_zero), (w, w_zero) = image, weights
     cut_x, g = geometry(b, c, x, w)
-    made = signedbytes.convolution(b, cut_x, x_zero, w, w_zero, g)
+    made = _signed_convolution(b, cut_x, x_zero, w, w_zero, g)
     if made is not None:
         return made
     return convolve_integers(b, widened(b, cut_x, x_zero, 0), widened(b, w, w_zero, 0), g)
@@ -128,7 +133,7 @@ def _convolved(
 def qlinear_conv(b: Builder, c: Call) -> Value:
     """Integer convolution, scaled and rounded to the output's type."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    total = channel_bias(b, _convolved(b, c, (x, x_zero), (w, w_zero)), c.opt(8))
+    total = channel_bias(b, _convolved(b, c, x, x_zero, w, w_zero), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
         w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
     scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
@@ -139,8 +144,7 @@ def _placed(b: Builder, c: Call, v: Value, x: Value) -> Value:
     """A scale or zero point laid out to broadcast over `x`: one number, one per slice, or one per block."""
     if v.size == 1 and c.integer("block_size") == 0:
         return reshape(b, v, [])
-    axis = normal_axis(c.integer("axis", 1), x.rank)
-    block = c.integer("block_size")
+    axis, block = normal_axis(c.integer("axis", 1), x.rank), c.integer("block_size")
     if block:
         each = np.arange(x.shape[axis], dtype=np.int64) // block
         return b("Gather", v, b.constant(each), axis=axis)
@@ -175,7 +179,7 @@ def dequantize(b: Builder, c: Call) -> Value:
         wide = b("Sub", wide, b("Cast", _placed(b, c, zero, x), to=TensorProto.INT32))
     to = c.integer("output_dtype") or elem_type(scale.dtype)
     result = b("Mul", single(b, wide), single(b, _placed(b, c, scale, x)))
-    return result if elem_type(result.dtype) == to else b("Cast", result, to=to)
+    return b.cast(result, numpy_dtype(to))
 
 
 @rule("DynamicQuantizeLinear")
@@ -191,7 +195,99 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
     spread = b("Sub", high, low)
     # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime takes a scale of 1.
-    scale = b("Where", b("Equal", spread, nought), b.like(1, x), b("Div", spread, b.like(255, x)))
-    zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
+    scale = b("Where", b("Equal", spread, nought), 1, b("Div", spread, 255))
+    zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), 255)
     point = b("Cast", zero, to=TensorProto.UINT8)
     return requantise(b, b("Div", x, scale), point), scale, point
+
+
+def _is_bytes(x: Value) -> bool:
+    """Whether elements are of 8 bits."""
+    return x.dtype in (np.int8, np.uint8)
+
+
+def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | None]:
+    """Bytes in int8, and what of them stands for 0: in int32, None where that is 0."""
+    moved = None if zero is None else b("Cast", zero, to=TensorProto.INT32)
+    if x.dtype == np.uint8:
+        wide = b("Sub", b("Cast", x, to=TensorProto.INT32), b.constant(np.int32(_MIDDLE)))
+        x = b("Cast", wide, to=TensorProto.INT8)
+        moved = b("Sub", b.constant(np.int32(0)) if moved is None else moved, b.constant(np.int32(_MIDDLE)))
+    if moved is not None and moved.data is not None and not moved.data.any():
+        moved = None
+    return x, moved
+
+
+def _signed_product(
+    b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None
+) -> Value | None:
+    """A product in int32; None where `y` is no constant.
+
+    A zero point of one dimension is for the rows of `x`, or for the columns of `y`.
+    """
+    if y.data is None or not (_is_bytes(x) and _is_bytes(y)) or min(x.rank, y.rank) < 2:
+        return None
+    (x, x_zero), (y, y_zero), terms = _signed(b, x, x_zero), _signed(b, y, y_zero), y.shape[-2]
+    if y.data is None or not 1 < terms <= _MOST_TERMS:
+        return None
+    if x_zero is not None and x_zero.rank == 1 and x_zero.size > 1:
+        x_zero = reshape(b, x_zero, [x_zero.size, 1])
+    sums = y.data.sum(-2, dtype=np.int32, keepdims=True)
+    ones = np.ones((terms, 1), np.int8)
+    return _less_zeros(b, partial(b, "MatMulInteger", x), x_zero, y, y_zero, ones, sums, terms)
+
+
+def _less_zeros(
+    b: Builder,
+    times: Callable[[Value], Value],
+    x_zero: Value | None,
+    w: Value,
+    w_zero: Value | None,
+    ones: Array,
+    sums: Array,
+    terms: int,
+) -> Value:
+    """`times(w)`, each of sums of so many terms, as if the zero points had been taken from both before.
+
+    `ones` are weights that sum up the other operand, `sums` those of the weights.
+    """
+    total, of_weights = times(w), b.constant(sums)
+    if w_zero is not None:
+        total = b("Sub", total, b("Mul", times(b.constant(ones)), w_zero))
+        of_weights = b("Sub", of_weights, b("Mul", w_zero, terms))
+    return total if x_zero is None else b("Sub", total, b("Mul", x_zero, of_weights))
+
+
+def _signed_convolution(
+    b: Builder, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None, g: Geometry
+) -> Value | None:
+    """A convolution of two spatial dimensions in int32; None where `w` is no constant.
+
+    What is padded stands for 0. A zero point of one dimension is for the output channels.
+    """
+    if w.data is None or x.rank != 4 or not (_is_bytes(x) and _is_bytes(w)):
+        return None
+    (x, x_zero), (w, w_zero) = _signed(b, x, x_zero), _signed(b, w, w_zero)
+    terms = w.size // w.shape[0]
+    if w.data is None or not 1 < terms <= _MOST_TERMS or (w_zero is not None and g.group > 1):
+        return None
+    if x_zero is not None:
+        if any([*g.before, *g.after]):
+            x, g = _padded(b, x, x_zero, g), replace(g, before=[0, 0], after=[0, 0])
+        x_zero = reshape(b, x_zero, [])
+    if w_zero is not None:
+        w_zero = reshape(b, w_zero, [1, w_zero.size, 1, 1])
+    sums = w.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1)
+    ones = np.ones((1, *w.shape[1:]), np.int8)
+    return _less_zeros(b, partial(g.apply, b, "ConvInteger", x), x_zero, w, w_zero, ones, sums, terms)
+
+
+def _padded(b: Builder, x: Value, zero: Value, g: Geometry) -> Value:
+    """`x` with its zero point around it."""
+    around = [0, 0, *g.before], [0, 0, *g.after]
+    if zero.data is not None:
+        return pad(b, x, *around, int(zero.data.reshape(-1)[0]))
+    inside = np.ones((1, 1, *x.shape[2:]), np.bool_)
+    inside = np.pad(inside, [(0, 0), (0, 0), *zip(g.before, g.after, strict=True)])
+    zero = b("Cast", reshape(b, zero, []), to=TensorProto.INT8)
+    return b("Where", b.constant(inside), pad(b, x, *around, 0), zero)

@@ -5,8 +5,9 @@ Their weights are floats, or integers where ONNX Runtime's quantiser was over th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -14,58 +15,44 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .arithmetic import softplus_of
-from .layout import cut, join, reshape, transpose
+from .arithmetic import hard_sigmoid, plus, softplus, softsign
+from .layout import cut, join, pick, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import dynamically_quantised, integer_product, scaled_product
 
 MAX_STEPS = 64  # longer sequences make more kernels than their launches are worth
 Activation = Callable[[Builder, Value], Value]
-# How many of activation_alpha and activation_beta each takes, and what it has without them.
-_PARAMETERS: dict[str, tuple[float, ...]] = {
-    "relu": (),
-    "tanh": (),
-    "sigmoid": (),
-    "softsign": (),
-    "softplus": (),
-    "leakyrelu": (0.01,),
-    "thresholdedrelu": (1.0,),
-    "elu": (1.0,),
-    "affine": (0.0, 0.0),
-    "scaledtanh": (0.0, 0.0),
-    "hardsigmoid": (0.2, 0.5),
+
+
+def _elu(b: Builder, x: Value, alpha: float) -> Value:
+    grown = b("Sub", b("Exp", b("Min", x, 0)), 1)
+    return b("Where", b("Less", x, 0), b("Mul", grown, alpha), x)
+
+
+# By the names in lower case: as many of activation_alpha and activation_beta as each takes, with what it has
+# without them, and the function of these.
+_ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., Value]]] = {
+    "relu": ((), lambda b, x: b("Relu", x)),
+    "tanh": ((), lambda b, x: b("Tanh", x)),
+    "sigmoid": ((), lambda b, x: b("Sigmoid", x)),
+    "softsign": ((), softsign),
+    "softplus": ((), softplus),
+    "leakyrelu": ((0.01,), lambda b, x, alpha: b("Where", b("Less", x, 0), b("Mul", x, alpha), x)),
+    "thresholdedrelu": ((1.0,), lambda b, x, alpha: b("Where", b("Less", x, alpha), 0, x)),
+    "elu": ((1.0,), _elu),
+    "affine": ((0.0, 0.0), lambda b, x, alpha, beta: b("Add", b("Mul", x, alpha), beta)),
+    "scaledtanh": ((0.0, 0.0), lambda b, x, alpha, beta: b("Mul", b("Tanh", b("Mul", x, beta)), alpha)),
+    "hardsigmoid": ((0.2, 0.5), hard_sigmoid),
 }
 _WITHOUT_DEFAULTS = ("affine", "scaledtanh")
 
 
-def _line(b: Builder, x: Value, alpha: float, beta: float) -> Value:
-    return b("Add", b("Mul", x, b.like(alpha, x)), b.like(beta, x))
-
-
 def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Value:
     """An activation of recurrent layers by its name in lower case."""
-    nought = b.like(0, x)
-    match name:
-        case "relu" | "tanh" | "sigmoid":
-            return b(name.capitalize(), x)
-        case "softsign":
-            return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
-        case "softplus":
-            return softplus_of(b, x)
-        case "leakyrelu":
-            return b("Where", b("Less", x, nought), b("Mul", x, b.like(alpha, x)), x)
-        case "thresholdedrelu":
-            return b("Where", b("Less", x, b.like(alpha, x)), nought, x)
-        case "elu":
-            grown = b("Sub", b("Exp", b("Min", x, nought)), b.like(1, x))
-            return b("Where", b("Less", x, nought), b("Mul", grown, b.like(alpha, x)), x)
-        case "affine":
-            return _line(b, x, alpha, beta)
-        case "scaledtanh":
-            return b("Mul", b("Tanh", b("Mul", x, b.like(beta, x))), b.like(alpha, x))
-        case "hardsigmoid":
-            return b("Min", b("Max", _line(b, x, alpha, beta), nought), b.like(1, x))
-    raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
+    if name not in _ACTIVATIONS:
+        raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
+    defaults, function = _ACTIVATIONS[name]
+    return function(b, x, *(alpha, beta)[: len(defaults)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +105,6 @@ class RecurrentState:
 Step = Callable[[Builder, Call, Direction, Value, RecurrentState], RecurrentState]
 
 
-def _plus(b: Builder, x: Value, other: Value | None) -> Value:
-    return x if other is None else b("Add", x, other)
-
-
 def _gates(b: Builder, x: Value, count: int) -> list[Value]:
     """The columns of each gate."""
     hidden = x.shape[-1] // count
@@ -135,7 +118,7 @@ def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
 def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives to the gates i, o, f, c, biases within."""
     f, g, h = d.activations
-    gate_i, gate_o, gate_f, gate_c = _gates(b, _plus(b, x, _recurrent(b, d, state.h)), 4)
+    gate_i, gate_o, gate_f, gate_c = _gates(b, plus(b, x, _recurrent(b, d, state.h)), 4)
     peep_i, peep_o, peep_f = [None] * 3 if d.peepholes is None else _gates(b, d.peepholes, 3)
 
     def seen(gate: Value, peep: Value | None, cell: Value | None) -> Value:
@@ -144,10 +127,7 @@ def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSt
     i = f(b, seen(gate_i, peep_i, state.c))
     cell = b("Mul", i, g(b, gate_c))
     if state.c is not None:
-        if call.integer("input_forget"):
-            kept = b("Sub", b.like(1, i), i)
-        else:
-            kept = f(b, seen(gate_f, peep_f, state.c))
+        kept = b("Sub", 1, i) if call.integer("input_forget") else f(b, seen(gate_f, peep_f, state.c))
         cell = b("Add", b("Mul", kept, state.c), cell)
     return RecurrentState(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
 
@@ -162,22 +142,22 @@ def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSta
     else:
         r = _gates(b, d.r.data, 3)
         r_z, r_r = matmul(b, state.h, r[0]), matmul(b, state.h, r[1])
-    z = f(b, _plus(b, x_z, r_z))
+    z = f(b, plus(b, x_z, r_z))
     if call.integer("linear_before_reset"):
-        inner = bias if state.h is None else _plus(b, matmul(b, state.h, r[2]), bias)
+        inner = bias if state.h is None else plus(b, matmul(b, state.h, r[2]), bias)
         if inner is not None:
-            x_h = b("Add", x_h, b("Mul", f(b, _plus(b, x_r, r_r)), inner))
+            x_h = b("Add", x_h, b("Mul", f(b, plus(b, x_r, r_r)), inner))
     else:
-        x_h = _plus(b, x_h, bias)
+        x_h = plus(b, x_h, bias)
         if state.h is not None:
-            x_h = b("Add", x_h, matmul(b, b("Mul", f(b, _plus(b, x_r, r_r)), state.h), r[2]))
-    made = b("Mul", b("Sub", b.like(1, z), z), g(b, x_h))
+            x_h = b("Add", x_h, matmul(b, b("Mul", f(b, plus(b, x_r, r_r)), state.h), r[2]))
+    made = b("Mul", b("Sub", 1, z), g(b, x_h))
     return RecurrentState(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
 
 
 def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives, biases within."""
-    return RecurrentState(d.activations[0](b, _plus(b, x, _recurrent(b, d, state.h))))
+    return RecurrentState(d.activations[0](b, plus(b, x, _recurrent(b, d, state.h))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,29 +202,19 @@ def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
     steps, batch, _ = x.shape
     if not 0 < steps <= MAX_STEPS:
         raise NodeRefused(f"its sequence of {steps} steps is not unrolled; at most {MAX_STEPS} are")
-    directions = _directions(b, c, layer, batchwise)
+    directions = _directions(b, c, layer)
     active = _active(b, c, steps, batch)
-    sequences: list[Value] = []
-    finals: list[RecurrentState] = []
-    for direction in directions:
-        sequence, final = _run(b, c, layer, direction, x, active)
-        sequences.append(sequence)
-        finals.append(final)
+    sequences, finals = zip(*(_run(b, c, layer, d, x, active) for d in directions), strict=True)
     whole = join(b, sequences, 1)
-    last = [join(b, [_lifted(b, v) for v in side], 0) for side in _sides(finals)]
+    sides = [[state.h for state in finals], [state.c for state in finals]]  # no cells but an LSTM's
+    last = [
+        join(b, [with_axis(b, v, 0) for v in side if v is not None], 0)
+        for side in sides
+        if side[0] is not None
+    ]
     if batchwise:
         return [transpose(b, whole, [2, 0, 1, 3]), *(transpose(b, v, [1, 0, 2]) for v in last)]
     return [whole, *last]
-
-
-def _sides(finals: Sequence[RecurrentState]) -> list[list[Value]]:
-    """Final hidden states of each direction, and final cells where there are any."""
-    sides = [[f.h for f in finals], [f.c for f in finals]]
-    return [[v for v in side if v is not None] for side in sides if side[0] is not None]
-
-
-def _lifted(b: Builder, v: Value) -> Value:
-    return reshape(b, v, [1, *v.shape])
 
 
 def _run(
@@ -253,7 +223,7 @@ def _run(
     """The hidden states as [steps, 1, batch, hidden], and the last state."""
     steps, batch, width = x.shape
     # One product for all steps: [steps * batch, gates * hidden].
-    given = _plus(b, d.w.product(b, reshape(b, x, [steps * batch, width])), d.wb)
+    given = plus(b, d.w.product(b, reshape(b, x, [steps * batch, width])), d.wb)
     state = RecurrentState(d.h, d.c)
     shown: dict[int, Value] = {}
     for t in reversed(range(steps)) if d.reverse else range(steps):
@@ -262,14 +232,14 @@ def _run(
         assert now is not None
         if mask is not None:
             after = RecurrentState(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
-            now = b("Where", mask, now, b.like(0, now))
+            now = b("Where", mask, now, 0)
         shown[t] = reshape(b, now, [1, 1, *now.shape])
         state = after
     return join(b, [shown[t] for t in range(steps)], 0), state
 
 
 def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Value | None:
-    return None if new is None else b("Where", mask, new, b.like(0, new) if old is None else old)
+    return None if new is None else b("Where", mask, new, 0 if old is None else old)
 
 
 def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
@@ -283,36 +253,29 @@ def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
     return [None if mask.all() else b.constant(mask) for mask in masks]
 
 
-def _directions(b: Builder, c: Call, layer: Layer, batchwise: bool) -> list[Direction]:
+def _directions(b: Builder, c: Call, layer: Layer) -> list[Direction]:
     name = c.text("direction", "forward")
     reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(name)
     if reversals is None:
         raise NodeRefused(f"its direction {name!r} is not forward, reverse or bidirectional")
     activations = _activations(c, layer, len(reversals))
     return [
-        _direction(b, c, layer, index, reverse, batchwise, activations[index])
+        _direction(b, c, layer, index, activations[index], reverse=reverse)
         for index, reverse in enumerate(reversals)
     ]
 
 
 def _direction(
-    b: Builder,
-    c: Call,
-    layer: Layer,
-    index: int,
-    reverse: bool,
-    batchwise: bool,
-    activations: tuple[Activation, ...],
+    b: Builder, c: Call, layer: Layer, index: int, activations: tuple[Activation, ...], *, reverse: bool
 ) -> Direction:
     def of(value: Value, axis: int = 0) -> Value:
-        part = cut(b, value, axis, index, index + 1)
-        return reshape(b, part, [n for i, n in enumerate(value.shape) if i != axis])
+        return pick(b, value, axis, index)
 
     def first(place: int) -> Value | None:
         value = c.opt(place)
         if value is None or (value.data is not None and not value.data.any()):
             return None
-        return of(value, 1 if batchwise else 0)
+        return of(value, 1 if c.integer("layout") else 0)
 
     def weights(place: int, scale: int) -> Weights:
         whole = of(c.x(place))
@@ -321,9 +284,7 @@ def _direction(
         return Weights(data=whole, scale=of(c.x(scale)), zero=of(c.x(scale + 1)))
 
     bias, peepholes = c.opt(3), c.opt(7) if layer.cells else None
-    wb, rb = (None, None) if bias is None else _halves(b, of(bias))
-    if wb is not None and rb is not None:
-        wb, rb = _merged_biases(b, c, wb, rb)
+    wb, rb = (None, None) if bias is None else _merged_biases(b, c, *_gates(b, of(bias), 2))
     return Direction(
         reverse=reverse,
         w=weights(1, 8),
@@ -335,11 +296,6 @@ def _direction(
         peepholes=None if peepholes is None else of(peepholes),
         activations=activations,
     )
-
-
-def _halves(b: Builder, bias: Value) -> tuple[Value, Value]:
-    first, second = _gates(b, bias, 2)
-    return first, second
 
 
 def _merged_biases(b: Builder, c: Call, wb: Value, rb: Value) -> tuple[Value, Value | None]:
@@ -362,9 +318,9 @@ def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activatio
     clip = c.number("clip", 0.0)
     made: list[Activation] = []
     for index, name in enumerate(names):
-        if name not in _PARAMETERS:
+        if name not in _ACTIVATIONS:
             raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
-        defaults = _PARAMETERS[name]
+        defaults, _ = _ACTIVATIONS[name]
         if name in _WITHOUT_DEFAULTS and not (alphas and betas):
             raise NodeRefused(
                 f"its activation {name!r} has no alpha and beta, for which ONNX has no defaults"
@@ -373,14 +329,10 @@ def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activatio
         beta = betas.pop(0) if betas and len(defaults) == 2 else (*defaults, 0.0, 0.0)[1]
         # ONNX Runtime bounds what goes into the gates, and not the cell.
         bound = clip if index % count < 2 else 0.0
-        made.append(_activation(name, alpha, beta, bound))
+        made.append(partial(_clipped, name=name, alpha=alpha, beta=beta, bound=bound))
     return [tuple(made[i * count : (i + 1) * count]) for i in range(directions)]
 
 
-def _activation(name: str, alpha: float, beta: float, clip: float) -> Activation:
-    def apply(b: Builder, x: Value) -> Value:
-        if clip > 0:
-            x = b("Min", b("Max", x, b.like(-clip, x)), b.like(clip, x))
-        return activate(b, x, name, alpha, beta)
-
-    return apply
+def _clipped(b: Builder, x: Value, *, name: str, alpha: float, beta: float, bound: float) -> Value:
+    """An activation of what is bounded on both sides, where `bound` is not 0."""
+    return activate(b, b("Min", b("Max", x, -bound), bound) if bound > 0 else x, name, alpha, beta)

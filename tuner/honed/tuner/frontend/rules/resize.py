@@ -15,7 +15,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .layout import expand, reshape
+from .layout import along, expand, reshape, with_axis
 
 MAX_TAPS = 64  # input elements one output element may take along an axis
 
@@ -30,53 +30,27 @@ class Axis:
     crop: tuple[float, float]  # start and end of the region of interest, as shares of the axis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeMethod:
-    """Resize's attributes."""
-
-    mode: str
-    coordinates: str
-    nearest: str
-    cubic: float
-    exclude_outside: bool
-    antialias: bool
-
-
 @rule("Resize", "Upsample")
 def resize(b: Builder, c: Call) -> Value:
     """Axis by axis: gathers for nearest, weighted gathers for linear and cubic."""
     x = c.x()
     axes = [normal_axis(a, x.rank) for a in (c.ints("axes") or range(x.rank))]
-    plan = _plan(c, x, axes)
-    method = _method(c)
-    outside = c.number("extrapolation_value", 0.0)
-    result = x
+    old = c.op == "Upsample" or c.opset < 11
+    transform = "asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel")
+    outside, result = c.number("extrapolation_value", 0.0), x
     beyond: list[tuple[int, Array]] = []
-    for axis, how in plan.items():
-        positions = coordinates(how, method.coordinates)
+    for axis, how in _plan(c, x, axes).items():
+        positions = coordinates(how, transform)
         if np.array_equal(positions, np.arange(how.extent)) and how.output == how.extent:
             continue
-        if method.coordinates == "tf_crop_and_resize":
+        if transform == "tf_crop_and_resize":
             away = (positions < 0) | (positions > how.extent - 1)
             if away.any():
                 beyond.append((axis, away))
-        result = _along(b, result, axis, how, positions, method)
+        result = _along(b, c, result, axis, how, positions)
     for axis, away in beyond:
-        mask = away.reshape([-1] + [1] * (x.rank - axis - 1))
-        result = b("Where", b.constant(mask), b.like(outside, result), result)
+        result = b("Where", b.constant(along(away, axis, x.rank)), outside, result)
     return result
-
-
-def _method(c: Call) -> ResizeMethod:
-    old = c.op == "Upsample" or c.opset < 11
-    return ResizeMethod(
-        mode=c.text("mode", "nearest"),
-        coordinates="asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel"),
-        nearest="floor" if old else c.text("nearest_mode", "round_prefer_floor"),
-        cubic=c.number("cubic_coeff_a", -0.75),
-        exclude_outside=bool(c.integer("exclude_outside")),
-        antialias=bool(c.integer("antialias")),
-    )
 
 
 def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
@@ -86,14 +60,13 @@ def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
     where a region of interest is less.
     """
     sizes: list[int] | None = None
-    if c.op == "Upsample":
-        scales = c.attrs.get("scales") if c.opset < 9 else c.const(1, "scales").tolist()
-    elif c.opset < 11:
+    if c.op == "Upsample" and c.opset < 9:
+        scales = c.attrs.get("scales")
+    elif c.op == "Upsample" or c.opset < 11:
         scales = c.const(1, "scales").tolist()
     else:
-        given, wanted = c.opt_const(2, "scales"), c.opt_const(3, "sizes")
+        given, sizes = c.opt_const(2, "scales"), c.opt_numbers(3, "sizes") or None
         scales = None if given is None or given.size == 0 else given.tolist()
-        sizes = None if wanted is None or wanted.size == 0 else [int(v) for v in wanted]
     extents = [x.shape[a] for a in axes]
     if sizes is not None:
         scales, sizes = _from_sizes(c.text("keep_aspect_ratio_policy", "stretch"), extents, sizes)
@@ -124,43 +97,43 @@ def coordinates(how: Axis, mode: str) -> Array:
 
     In float32: nearest neighbours at ties are whatever single precision makes of them, as in ONNX Runtime.
     """
-    out = np.arange(how.output, dtype=np.float32)
-    scale = np.float32(how.scale)
+    out, half = np.arange(how.output, dtype=np.float32), np.float32(0.5)
+    scale, last = np.float32(how.scale), how.extent - 1
     exact = scale * np.float32(how.extent)  # output length before rounding
-    half = np.float32(0.5)
-    middle = np.float32(how.extent) / 2 * (1 - np.float32(how.output) / exact)
-    table: dict[str, Callable[[], Array]] = {
-        "half_pixel": lambda: (out + half) / scale - half,
-        "asymmetric": lambda: out / scale,
-        "pytorch_half_pixel": lambda: (out + half) / scale - half if how.output > 1 else np.zeros(1),
-        # ONNX's evaluator divides by the length before rounding; ONNX Runtime and PyTorch do not.
-        "align_corners": lambda: (
-            out * (how.extent - 1) / (how.output - 1) if how.output > 1 else np.zeros(how.output)
-        ),
-        "tf_half_pixel_for_nn": lambda: (out + half) / scale,
-        "half_pixel_symmetric": lambda: middle + (out + half) / scale - half,
-        "tf_crop_and_resize": lambda: (
-            how.crop[0] * (how.extent - 1)
-            + out * (how.crop[1] - how.crop[0]) * (how.extent - 1) / (how.output - 1)
-            if how.output > 1
-            else np.full(1, 0.5 * (how.crop[0] + how.crop[1]) * (how.extent - 1))
-        ),
-    }
-    if mode not in table:
-        raise NodeRefused(f"its coordinate transformation {mode!r} does not exist")
-    return table[mode]()
+    start, end = how.crop
+    match mode:
+        case "asymmetric":
+            return out / scale
+        case "tf_half_pixel_for_nn":
+            return (out + half) / scale
+        case "half_pixel_symmetric":
+            middle = np.float32(how.extent) / 2 * (1 - np.float32(how.output) / exact)
+            return middle + (out + half) / scale - half
+        case "align_corners":
+            # ONNX's evaluator divides by the length before rounding; ONNX Runtime and PyTorch do not.
+            return out * last / (how.output - 1) if how.output > 1 else np.zeros(how.output)
+        case "tf_crop_and_resize":
+            if how.output == 1:
+                return np.full(1, 0.5 * (start + end) * last)
+            return start * last + out * (end - start) * last / (how.output - 1)
+        case "pytorch_half_pixel" if how.output == 1:
+            return np.zeros(1)
+        case "half_pixel" | "pytorch_half_pixel":
+            return (out + half) / scale - half
+    raise NodeRefused(f"its coordinate transformation {mode!r} does not exist")
 
 
-def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method: ResizeMethod) -> Value:
-    if method.mode == "nearest":
-        return _nearest(b, x, axis, _rounded(positions, method.nearest, how))
-    places, weights = taps(how, positions, method)
+def _along(b: Builder, c: Call, x: Value, axis: int, how: Axis, positions: Array) -> Value:
+    if c.text("mode", "nearest") == "nearest":
+        old = c.op == "Upsample" or c.opset < 11
+        mode = "floor" if old else c.text("nearest_mode", "round_prefer_floor")
+        return _nearest(b, x, axis, _rounded(positions, mode, how))
+    places, weights = taps(c, how, positions)
     total: Value | None = None
     for place, weight in zip(places, weights, strict=True):
-        shape = [-1] + [1] * (x.rank - axis - 1)
         part = b("Gather", x, b.constant(place), axis=axis)
         if not np.all(weight == 1):
-            part = b("Mul", part, b.constant(weight.reshape(shape).astype(x.dtype)))
+            part = b("Mul", part, b.constant(along(weight, axis, x.rank).astype(x.dtype)))
         total = part if total is None else b("Add", total, part)
     if total is None:
         raise NodeRefused("its interpolation weights are all zero")
@@ -184,16 +157,16 @@ def _nearest(b: Builder, x: Value, axis: int, places: Array) -> Value:
     extent = x.shape[axis]
     times = len(places) // extent
     if times > 1 and np.array_equal(places, np.repeat(np.arange(extent), times)):
-        apart = reshape(b, x, [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]])
-        wide = expand(b, apart, [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]])
+        wide = expand(b, with_axis(b, x, axis + 1), [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]])
         return reshape(b, wide, [*x.shape[:axis], extent * times, *x.shape[axis + 1 :]])
     return b("Gather", x, b.constant(places), axis=axis)
 
 
-def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array], list[Array]]:
+def taps(c: Call, how: Axis, positions: Array) -> tuple[list[Array], list[Array]]:
     """Input positions and their weights, one array over the output for each tap that is not always 0."""
-    kernel, support = _kernel(method)
-    stretch = max(1.0, 1.0 / how.scale) if method.antialias else 1.0
+    kernel, support = _kernel(c.text("mode", "nearest"), c.number("cubic_coeff_a", -0.75))
+    antialias, exclude = bool(c.integer("antialias")), bool(c.integer("exclude_outside"))
+    stretch = max(1.0, 1.0 / how.scale) if antialias else 1.0
     reach = int(np.ceil(support * stretch))
     if 2 * reach > MAX_TAPS:
         raise NodeRefused(f"it shrinks by so much that {2 * reach} elements make one; use pooling before it")
@@ -202,21 +175,20 @@ def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array]
     places = base[None, :] + offsets[:, None]
     weights = kernel((positions[None, :] - places) / stretch)
     outside = (places < 0) | (places >= how.extent)
-    if method.exclude_outside or method.antialias:
-        weights = np.where(outside & method.exclude_outside, 0.0, weights)
+    if exclude or antialias:
+        weights = np.where(outside & exclude, 0.0, weights)
         weights = weights / weights.sum(axis=0, keepdims=True)
     kept = [i for i in range(len(offsets)) if np.any(weights[i] != 0)]
     bounded = np.clip(places, 0, how.extent - 1)
     return [bounded[i] for i in kept], [weights[i] for i in kept]
 
 
-def _kernel(method: ResizeMethod) -> tuple[Callable[[Array], Array], float]:
-    """The interpolation kernel and half its width (Keys 1981 for cubic)."""
-    if method.mode in ("linear", "bilinear"):
+def _kernel(mode: str, a: float) -> tuple[Callable[[Array], Array], float]:
+    """The interpolation kernel and half its width (Keys 1981 for cubic, with his coefficient `a`)."""
+    if mode in ("linear", "bilinear"):
         return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0
-    if method.mode != "cubic":
-        raise NodeRefused(f"its mode {method.mode!r} does not exist")
-    a = method.cubic
+    if mode != "cubic":
+        raise NodeRefused(f"its mode {mode!r} does not exist")
 
     def cubic(d: Array) -> Array:
         d = np.abs(d)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -15,10 +16,11 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
-from .layout import cut, reshape, transpose
+from .layout import cut, reshape, strides_of, transpose
 from .reduction import reduce
 
 CUBIC = -0.75  # Keys' coefficient that ONNX's GridSample uses
+_NEAR, _FAR = (CUBIC + 2, -(CUBIC + 3), 0, 1), (CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
 Tap = tuple[Value, Value | None]  # a whole position along one axis as float, and its weight (None: 1)
 
 
@@ -28,7 +30,8 @@ def grid_sample(b: Builder, c: Call) -> Value:
     x, grid = c.x(0), c.x(1)
     if x.rank < 3 or grid.shape[-1] != x.rank - 2:
         raise NodeRefused(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.text("mode", "linear"), c.text("mode", "linear"))
+    mode = c.text("mode", "linear")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     padding, corners = c.text("padding_mode", "zeros"), bool(c.integer("align_corners"))
     spatial = x.shape[2:]
     n, outputs = x.shape[0], grid.shape[1:-1]
@@ -42,7 +45,7 @@ def grid_sample(b: Builder, c: Call) -> Value:
         position = _padded(b, position, extent, padding, corners=corners)
         taps = _taps(b, position, mode)
         bounded = [(_padded(b, p, extent, padding, corners=corners), w) for p, w in taps]
-        inside.append([_within(b, p, extent) if padding == "zeros" else None for p, _ in bounded])
+        inside.append([_within(b, p, 0, extent - 1) if padding == "zeros" else None for p, _ in bounded])
         axes.append([(_clamped(b, p, extent), w) for p, w in bounded])
     rows = reshape(b, transpose(b, x, [0, *range(2, x.rank), 1]), [n * math.prod(spatial), x.shape[1]])
     total = _combined(b, rows, axes, inside, spatial)
@@ -52,14 +55,11 @@ def grid_sample(b: Builder, c: Call) -> Value:
 
 def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
     """From -1..1 to element positions, bounded so that index arithmetic stays exact."""
-    moved = b("Add", place, b.like(1, place))
-    if corners:
-        found = b("Mul", moved, b.like((extent - 1) / 2, moved))
-    else:
-        found = b("Sub", b("Mul", moved, b.like(extent / 2, moved)), b.like(0.5, moved))
+    moved = b("Add", place, 1)
+    found = b("Mul", moved, (extent - 1) / 2) if corners else b("Sub", b("Mul", moved, extent / 2), 0.5)
     far = float(1 << 20)
-    known = b("Where", b("IsNaN", found), b.like(-far, found), found)  # NaN lies outside
-    return b("Min", b("Max", known, b.like(-far, known)), b.like(far, known))
+    known = b("Where", b("IsNaN", found), -far, found)  # NaN lies outside
+    return b("Min", b("Max", known, -far), far)
 
 
 def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: bool) -> Value:
@@ -72,24 +72,21 @@ def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: 
     low, high = (0.0, extent - 1.0) if corners else (-0.5, extent - 0.5)
     span = high - low
     if span == 0:
-        return b("Mul", position, b.like(0, position))
+        return b("Mul", position, 0)
     # A triangle wave of period 2 * span.
-    away = b("Abs", b("Sub", position, b.like(low, position)))
-    periods = b("Floor", b("Div", away, b.like(2 * span, away)))
-    rest = b("Sub", away, b("Mul", periods, b.like(2 * span, away)))
-    folded = b("Where", b("Less", b.like(span, rest), rest), b("Sub", b.like(2 * span, rest), rest), rest)
-    return b("Add", folded, b.like(low, folded))
+    away = b("Abs", b("Sub", position, low))
+    periods = b("Floor", b("Div", away, 2 * span))
+    rest = b("Sub", away, b("Mul", periods, 2 * span))
+    folded = b("Where", b("Less", span, rest), b("Sub", 2 * span, rest), rest)
+    return b("Add", folded, low)
 
 
 def _clamped(b: Builder, position: Value, extent: int) -> Value:
-    return b("Min", b("Max", position, b.like(0, position)), b.like(extent - 1, position))
+    return b("Min", b("Max", position, 0), extent - 1)
 
 
-def _within(b: Builder, position: Value, extent: int) -> Value:
-    outside = b(
-        "Or", b("Less", position, b.like(0, position)), b("Less", b.like(extent - 1, position), position)
-    )
-    return b("Not", outside)
+def _within(b: Builder, position: Value, low: int, high: int) -> Value:
+    return b("Not", b("Or", b("Less", position, low), b("Less", high, position)))
 
 
 def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
@@ -103,25 +100,17 @@ def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
         raise NodeRefused(f"its mode {mode!r} does not exist")
     taps: list[Tap] = []
     for offset in (-1, 0, 1, 2):
-        distance = b("Abs", b("Sub", part, b.like(offset, part)))
-        weight = _near(b, distance) if offset in (0, 1) else _far(b, distance)
-        taps.append((b("Add", base, b.like(offset, base)), weight))
+        distance = b("Abs", b("Sub", part, offset))
+        weight = _polynomial(b, distance, _NEAR if offset in (0, 1) else _FAR)
+        taps.append((b("Add", base, offset), weight))
     return taps
 
 
-def _polynomial(b: Builder, x: Value, coefficients: list[float]) -> Value:
+def _polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
     result = b.like(coefficients[0], x)
     for coefficient in coefficients[1:]:
-        result = b("Add", b("Mul", result, x), b.like(coefficient, x))
+        result = b("Add", b("Mul", result, x), coefficient)
     return result
-
-
-def _near(b: Builder, d: Value) -> Value:
-    return _polynomial(b, d, [CUBIC + 2, -(CUBIC + 3), 0, 1])
-
-
-def _far(b: Builder, d: Value) -> Value:
-    return _polynomial(b, d, [CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC])
 
 
 def _combined(
@@ -130,14 +119,14 @@ def _combined(
     """Sum over all combinations of taps: [n, positions, channels] from rows [n * elements, channels]."""
     n, count = axes[0][0][0].shape
     start = b.constant((np.arange(n) * math.prod(spatial)).reshape(n, 1).astype(np.int64))
-    strides = [math.prod(spatial[i + 1 :]) for i in range(len(spatial))]
+    strides = strides_of(spatial)
     total: Value | None = None
     for chosen in itertools.product(*(range(len(t)) for t in axes)):
         place, weight, known = start, None, None
         for i, k in enumerate(chosen):
             position, factor = axes[i][k]
             whole = b("Cast", position, to=TensorProto.INT64)
-            place = b("Add", place, b("Mul", whole, b.like(strides[i], whole)))
+            place = b("Add", place, b("Mul", whole, strides[i]))
             if factor is not None:
                 weight = factor if weight is None else b("Mul", weight, factor)
             mask = inside[i][k]
@@ -145,7 +134,7 @@ def _combined(
                 known = mask if known is None else b("And", known, mask)
         part = b("Gather", rows, place, axis=0)
         if known is not None:
-            part = b("Where", reshape(b, known, [n, count, 1]), part, b.like(0, part))
+            part = b("Where", reshape(b, known, [n, count, 1]), part, 0)
         if weight is not None:
             part = b("Mul", part, reshape(b, weight, [n, count, 1]))
         total = part if total is None else b("Add", total, part)
@@ -162,28 +151,26 @@ def roi_align(b: Builder, c: Call) -> Value:
         raise NodeRefused(
             "its number of samples depends on the regions' size (sampling_ratio 0); give it a number"
         )
-    transform = c.text(
-        "coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel"
-    )
-    half = transform == "half_pixel"
+    default = "half_pixel" if c.opset >= 16 else "output_half_pixel"
+    half = c.text("coordinate_transformation_mode", default) == "half_pixel"
     count, (channels, height, width) = rois.shape[0], x.shape[1:]
     bins = [c.integer("output_height", 1), c.integer("output_width", 1)]
-    scaled = b("Mul", rois, b.like(c.number("spatial_scale", 1.0), rois))
+    scaled = b("Mul", rois, c.number("spatial_scale", 1.0))
     if half:
-        scaled = b("Sub", scaled, b.like(0.5, scaled))
+        scaled = b("Sub", scaled, 0.5)
     along: list[list[Tap]] = []
     valid: list[Value] = []
     for first, extent, parts in ((1, height, bins[0]), (0, width, bins[1])):
         start, end = (cut(b, scaled, 1, i, i + 1) for i in (first, first + 2))
         size = b("Sub", end, start)
-        size = size if half else b("Max", size, b.like(1, size))
+        size = size if half else b("Max", size, 1)
         steps = b.constant(((np.arange(parts * ratio) + 0.5) / (parts * ratio)).astype(x.dtype))
         taps, within = _neighbours(b, b("Add", start, b("Mul", size, steps)), extent)
         along.append(taps)
         valid.append(within)
     whole = b("Cast", batches, to=TensorProto.INT64)
-    bounded = b("Min", b("Max", whole, b.like(0, whole)), b.like(x.shape[0] - 1, whole))
-    start = reshape(b, b("Mul", bounded, b.like(height * width, bounded)), [count, 1, 1])
+    bounded = b("Min", b("Max", whole, 0), x.shape[0] - 1)
+    start = reshape(b, b("Mul", bounded, height * width), [count, 1, 1])
     rows = reshape(b, transpose(b, x, [0, 2, 3, 1]), [x.shape[0] * height * width, channels])
     samples = _bilinear(b, rows, start, along, valid, width, largest=mode == "max")
     grid = reshape(b, samples, [count, bins[0], ratio, bins[1], ratio, channels])
@@ -193,14 +180,13 @@ def roi_align(b: Builder, c: Call) -> Value:
 
 def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[Tap], Value]:
     """Both neighbours of positions [regions, bins * ratio] with their weights; which positions are valid."""
-    position = b("Min", b("Max", position, b.like(-2, position)), b.like(extent + 1, position))
-    out = b("Or", b("Less", position, b.like(-1, position)), b("Less", b.like(extent, position), position))
-    within = b("Not", out)
+    position = b("Min", b("Max", position, -2), extent + 1)
+    within = _within(b, position, -1, extent)
     position = _clamped(b, position, extent)
     low = b("Floor", position)
-    high = _clamped(b, b("Add", low, b.like(1, low)), extent)
+    high = _clamped(b, b("Add", low, 1), extent)
     part = b("Sub", position, low)
-    return [(low, b("Sub", b.like(1, part), part)), (high, part)], within
+    return [(low, b("Sub", 1, part)), (high, part)], within
 
 
 def _bilinear(
@@ -219,7 +205,7 @@ def _bilinear(
     for (y, wy), (x, wx) in itertools.product(along[0], along[1]):
         row = reshape(b, b("Cast", y, to=TensorProto.INT64), [count, high, 1])
         column = reshape(b, b("Cast", x, to=TensorProto.INT64), [count, 1, wide])
-        place = b("Add", b("Add", start, b("Mul", row, b.like(width, row))), column)
+        place = b("Add", b("Add", start, b("Mul", row, width)), column)
         assert wy is not None
         assert wx is not None
         weight = b("Mul", reshape(b, wy, [count, high, 1, 1]), reshape(b, wx, [count, 1, wide, 1]))
@@ -227,4 +213,4 @@ def _bilinear(
         total = part if total is None else b("Max" if largest else "Add", total, part)
     assert total is not None
     known = b("And", reshape(b, valid[0], [count, high, 1, 1]), reshape(b, valid[1], [count, 1, wide, 1]))
-    return b("Where", known, total, b.like(0, total))
+    return b("Where", known, total, 0)

@@ -8,7 +8,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import EmptyOptional, Item, Listing, NodeRefused, Value
 
-from .layout import join, pieces, reshape
+from .layout import join, pieces, with_axis, without_axes
 
 
 @rule("SequenceConstruct")
@@ -24,8 +24,7 @@ def empty(b: Builder, c: Call) -> Listing:
 
 
 def _position(c: Call, index: int, length: int, *, end: bool) -> int:
-    place = int(c.const(index, "position").reshape(-1)[0])
-    return normal_axis(place, length, end=end)
+    return normal_axis(c.numbers(index, "position")[0], length, end=end)
 
 
 @rule("SequenceAt")
@@ -66,7 +65,7 @@ def concat(b: Builder, c: Call) -> Value:
     new = bool(c.integer("new_axis"))
     axis = normal_axis(c.integer("axis"), items[0].rank + new)
     if new:
-        items = [reshape(b, v, [*v.shape[:axis], 1, *v.shape[axis:]]) for v in items]
+        items = [with_axis(b, v, axis) for v in items]
     return join(b, items, axis)
 
 
@@ -87,7 +86,7 @@ def split(b: Builder, c: Call) -> Listing:
         raise NodeRefused(f"it splits {extent} elements into {sizes}")
     parts = pieces(b, x, axis, sizes)
     if given is None and not c.integer("keepdims", 1):
-        parts = [reshape(b, p, [d for i, d in enumerate(p.shape) if i != axis]) for p in parts]
+        parts = [without_axes(b, p, [axis]) for p in parts]
     return Listing(tuple(parts))
 
 

@@ -10,8 +10,8 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
-from .convolution import Geometry, transposed
-from .layout import cut, pad, reshape, transpose
+from .convolution import Geometry, explicit_pads, transposed
+from .layout import cut, pad_axis, pick, reshape, transpose, with_axis
 from .linear import matmul
 
 MAX_MATRIX = 1 << 24  # elements of a transform's matrix
@@ -27,22 +27,20 @@ def fourier(b: Builder, x: Value, axis: int, length: int, *, inverse: bool, ones
     if extent > length:
         x = cut(b, x, axis, 0, length)
     elif extent < length:
-        after = [0] * x.rank
-        after[axis] = length - extent
-        x = pad(b, x, [0] * x.rank, after, 0)
+        x = pad_axis(b, x, axis, 0, length - extent)
     order = [i for i in range(x.rank - 1) if i != axis] + [axis, x.rank - 1]
     moved = transpose(b, x, order)
-    real = reshape(b, cut(b, moved, x.rank - 1, 0, 1), moved.shape[:-1])
+    real = pick(b, moved, x.rank - 1, 0)
     cosine, sine = _matrices(length, count, inverse=inverse)
     cosines, sines = (b.constant(m.astype(x.dtype)) for m in (cosine, sine))
     parts = [matmul(b, real, cosines), matmul(b, real, sines)]
     if x.shape[-1] == 2:
-        imaginary = reshape(b, cut(b, moved, x.rank - 1, 1, 2), moved.shape[:-1])
+        imaginary = pick(b, moved, x.rank - 1, 1)
         parts = [
             b("Sub", parts[0], matmul(b, imaginary, sines)),
             b("Add", parts[1], matmul(b, imaginary, cosines)),
         ]
-    joined = b("Concat", *(reshape(b, p, [*p.shape, 1]) for p in parts), axis=x.rank - 1)
+    joined = b("Concat", *(with_axis(b, p, p.rank) for p in parts), axis=x.rank - 1)
     return transpose(b, joined, list(np.argsort(order)))
 
 
@@ -58,10 +56,9 @@ def _matrices(length: int, count: int, *, inverse: bool) -> tuple[Array, Array]:
 def dft(b: Builder, c: Call) -> Value:
     """Along one axis; the axis is an attribute at opset 17, an input from 20."""
     x = c.x()
-    given = c.opt_const(2, "axis") if c.opset >= 20 else np.array(c.integer("axis", 1))
-    axis = normal_axis(-2 if given is None else int(given.reshape(-1)[0]), x.rank)
-    wanted = c.opt_const(1, "dft_length")
-    length = x.shape[axis] if wanted is None else int(wanted.reshape(-1)[0])
+    given = c.opt_numbers(2, "axis") or [-2] if c.opset >= 20 else [c.integer("axis", 1)]
+    axis = normal_axis(given[0], x.rank)
+    (length, *_) = c.opt_numbers(1, "dft_length") or [x.shape[axis]]
     if axis == x.rank - 1 or x.shape[-1] not in (1, 2) or length < 1:
         raise NodeRefused("its axis or length does not fit its input")
     return fourier(
@@ -73,13 +70,10 @@ def dft(b: Builder, c: Call) -> Value:
 def stft(b: Builder, c: Call) -> Value:
     """Overlapping frames, weighted by a window, each transformed."""
     x, window = c.x(), c.opt(2)
-    step = int(c.const(1, "frame_step").reshape(-1)[0])
-    wanted = c.opt_const(3, "frame_length")
-    signal = x.shape[1]
-    length = signal if window is None else window.size
-    length = length if wanted is None else int(wanted.reshape(-1)[0])
+    step, signal = c.numbers(1, "frame_step")[0], x.shape[1]
+    (length, *_) = c.opt_numbers(3, "frame_length") or [signal if window is None else window.size]
     if x.rank == 2:
-        x = reshape(b, x, [*x.shape, 1])
+        x = with_axis(b, x, 2)
     if step < 1 or not 1 <= length <= signal or x.shape[-1] not in (1, 2):
         raise NodeRefused("its frames do not fit its signal")
     frames = 1 + (signal - length) // step
@@ -94,10 +88,10 @@ def stft(b: Builder, c: Call) -> Value:
 def col2im(b: Builder, c: Call) -> Value:
     """Patches added up where they overlap: a transposed convolution whose kernels each have a single 1."""
     x = c.x()
-    image, block = ([int(v) for v in c.const(i, "shape")] for i in (1, 2))
+    image, block = c.numbers(1, "shape"), c.numbers(2, "shape")
     spatial, taps = len(image), math.prod(block)
     strides, dilations = c.ints("strides") or [1] * spatial, c.ints("dilations") or [1] * spatial
-    pads = c.ints("pads") or [0] * (2 * spatial)
+    pads = explicit_pads(c, spatial)
     reach = [(k - 1) * d for k, d in zip(block, dilations, strict=True)]
     counts = [(n + pads[i] + pads[i + spatial] - reach[i] - 1) // strides[i] + 1 for i, n in enumerate(image)]
     if spatial > 3 or x.shape[1] % taps or math.prod(counts) != x.shape[2]:
@@ -123,16 +117,13 @@ def determinant(b: Builder, c: Call) -> Value:
         )
     flat = reshape(b, x, [math.prod(x.shape[:-2]), size, size])
 
-    def element(row: int, column: int) -> Value:
-        return reshape(b, cut(b, cut(b, flat, 1, row, row + 1), 2, column, column + 1), [flat.shape[0]])
-
     def minor(rows: tuple[int, ...], columns: tuple[int, ...]) -> Value:
-        if len(rows) == 1:
-            return element(rows[0], columns[0])
         total: Value | None = None
         for index, column in enumerate(columns):
-            rest = minor(rows[1:], columns[:index] + columns[index + 1 :])
-            part = b("Mul", element(rows[0], column), rest)
+            rest = minor(rows[1:], columns[:index] + columns[index + 1 :]) if len(rows) > 1 else None
+            row = cut(b, flat, 1, rows[0], rows[0] + 1)
+            part = reshape(b, cut(b, row, 2, column, column + 1), [flat.shape[0]])
+            part = part if rest is None else b("Mul", part, rest)
             total = part if total is None else b("Sub" if index % 2 else "Add", total, part)
         assert total is not None
         return total

@@ -1,4 +1,4 @@
-"""Steps of optimisers (ai.onnx.preview.training): arithmetic on tensors and their gradients."""
+"""Operators of ONNX's other domains: optimisers' steps (training), and feature preparation (ml)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
-DOMAIN = "ai.onnx.preview.training"
+from .arithmetic import mixed
+from .layout import reshape
+
+TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
 # One tensor's step: learning rate, count of steps as a float, the tensor, its gradient, its state.
 _Step = Callable[[Value, Value, Value, Value, Sequence[Value]], Sequence[Value]]
 
@@ -23,38 +26,33 @@ def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
     found: list[Sequence[Value]] = []
     for x, gradient, *state in zip(*kinds, strict=True):
         rate_of, count_of = (b("Cast", v, to=elem_type(x.dtype)) for v in (rate, count))
-        decay = b("Mul", x, b.like(c.number("norm_coefficient", 0.0), x))
+        decay = b("Mul", x, c.number("norm_coefficient", 0.0))
         found.append(step(rate_of, count_of, x, b("Add", decay, gradient), state))
     return [results[k] for k in range(1 + states) for results in found]
 
 
-def _mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
-    """`share` of the old value, the rest of the new one."""
-    return b("Add", b("Mul", old, b.like(share, old)), b("Mul", new, b.like(1 - share, new)))
-
-
-@rule("Adagrad", domain=DOMAIN)
+@rule("Adagrad", domain=TRAINING)
 def adagrad(b: Builder, c: Call) -> list[Value]:
     """Gradients divided by the root of the sum of their squares."""
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
-        slower = b("Add", b("Mul", count, b.like(c.number("decay_factor", 0.0), x)), b.like(1, x))
+        slower = b("Add", b("Mul", count, c.number("decay_factor", 0.0)), 1)
         squares = b("Add", state[0], b("Mul", g, g))
-        root = b("Add", b("Sqrt", squares), b.like(c.number("epsilon", 1e-6), x))
+        root = b("Add", b("Sqrt", squares), c.number("epsilon", 1e-6))
         moved = b("Div", b("Mul", b("Div", rate, slower), g), root)
         return [b("Sub", x, moved), squares]
 
     return _each(b, c, 1, step)
 
 
-@rule("Momentum", domain=DOMAIN)
+@rule("Momentum", domain=TRAINING)
 def momentum(b: Builder, c: Call) -> list[Value]:
     """Gradients gathered over steps, as they are or by Nesterov's rule."""
     mode = c.text("mode", "standard")
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
         alpha = b.like(c.number("alpha", 0.0), x)
-        later = b("Less", b.like(0, x), count)
+        later = b("Less", 0, count)
         beta = b("Where", later, b.like(c.number("beta", 1.0), x), b.like(1, x))
         gathered = b("Add", b("Mul", state[0], alpha), b("Mul", beta, g))
         way = b("Add", g, b("Mul", alpha, gathered)) if mode == "nesterov" else gathered
@@ -63,7 +61,7 @@ def momentum(b: Builder, c: Call) -> list[Value]:
     return _each(b, c, 1, step)
 
 
-@rule("Adam", domain=DOMAIN)
+@rule("Adam", domain=TRAINING)
 def adam(b: Builder, c: Call) -> list[Value]:
     """Running means of gradients and of their squares, with the bias of their first steps taken away."""
     alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
@@ -73,14 +71,29 @@ def adam(b: Builder, c: Call) -> list[Value]:
         )
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
-        mean, square = _mixed(b, state[0], g, alpha), _mixed(b, state[1], b("Mul", g, g), beta)
-        root = b("Add", b("Sqrt", square), b.like(c.number("epsilon", 1e-6), x))
+        mean, square = mixed(b, state[0], g, alpha), mixed(b, state[1], b("Mul", g, g), beta)
+        root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
-        later = b("Less", b.like(0, x), count)
+        later = b("Less", 0, count)
         steps = b("Where", later, count, one)  # at no step the quotient is not used, and must exist
-        mean_bias, square_bias = (b("Sub", one, b("Pow", b.like(k, x), steps)) for k in (alpha, beta))
+        mean_bias, square_bias = (b("Sub", one, b("Pow", k, steps)) for k in (alpha, beta))
         adjusted = b("Where", later, b("Div", b("Mul", rate, b("Sqrt", square_bias)), mean_bias), rate)
         moved = b("Sub", x, b("Mul", adjusted, b("Div", mean, root)))
-        return [b("Mul", moved, b.like(1 - c.number("norm_coefficient_post", 0.0), x)), mean, square]
+        return [b("Mul", moved, 1 - c.number("norm_coefficient_post", 0.0)), mean, square]
 
     return _each(b, c, 2, step)
+
+
+@rule("Binarizer", domain=CLASSIC)
+def binarizer(b: Builder, c: Call) -> Value:
+    """1 above the threshold, else 0."""
+    x = c.x()
+    return b("Cast", b("Less", c.number("threshold", 0.0), x), to=elem_type(x.dtype))
+
+
+@rule("ArrayFeatureExtractor", domain=CLASSIC)
+def extract(b: Builder, c: Call) -> Value:
+    """Elements along the last axis, by indices."""
+    x, places = c.x(0), c.x(1)
+    found = b("Gather", x, reshape(b, places, [places.size]), axis=x.rank - 1)
+    return reshape(b, found, [1, *found.shape]) if x.rank == 1 else found

@@ -1,0 +1,284 @@
+"""Passes that fold into products and convolutions what constants and zeros beside them do.
+
+A product of a product of constants is one product, where that costs no more multiplications. The factors may
+stand a concatenation apart, as the output projection of an attention does from the feed-forward network that
+reads it beside what the attention was given. Factors and offsets behind a product or convolution, as of a
+normalisation with known statistics or a scaled projection, go into its weights and bias. Zeros that are put
+around an image for convolutions alone are the convolutions' own.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from .graph import Array, Graph, Replaced, axis_of
+from .products import WIDE, Product, exact, product
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Of what a product is given: the rows of its weight that it meets, and the product it is, if any."""
+
+    value: str
+    rows: slice
+    inner: Product | None
+
+
+def fold_chains(graph: Graph) -> tuple[Graph, int]:
+    """The graph without products that others can take in, and how many those were."""
+    folded = 0
+    while True:
+        found, fewer = _folded_once(graph.copy())
+        if not fewer:
+            return graph, folded
+        graph, folded = found, folded + fewer
+
+
+def _folded_once(graph: Graph) -> tuple[Graph, int]:
+    """Fold into every product that takes some in, but into none that is folded itself; count those folded."""
+    changed: set[str] = set()
+    replaced: Replaced = {}
+    folded = 0
+    for node in graph.nodes:
+        outer = product(graph, node)
+        if outer is None:
+            continue
+        parts = _parts(graph, outer)
+        inner = [part.inner.node.output[0] for part in parts if part.inner is not None]
+        if not inner or not changed.isdisjoint([*inner, node.output[0]]):
+            continue
+        if new := _replacement(graph, outer, parts):
+            replaced |= {outer.value: [], node.output[0]: new}
+            changed |= {*inner, node.output[0]}
+            folded += len(inner)
+    return graph.replacing(replaced), folded
+
+
+def _parts(graph: Graph, outer: Product) -> list[_Part]:
+    made, rank = graph.makers.get(outer.given), len(graph.shape(outer.given))
+    values = [outer.given]
+    if made is not None and made.op_type == "Concat" and axis_of(made, rank) == rank - 1:
+        values = list(made.input) if graph.only(outer.given) is not None else values
+    parts, row = [], 0
+    for value in values:
+        rows = graph.shape(value)[-1]
+        inner = _inner(graph, value, graph.shape(outer.weight)[1])
+        if inner is not None and inner.bias is not None and outer.bias is None:
+            inner = None
+        parts.append(_Part(value, slice(row, row + rows), inner))
+        row += rows
+    return parts
+
+
+def _inner(graph: Graph, value: str, columns: int) -> Product | None:
+    """The product that a value is, where only one node reads it and taking it in costs no more."""
+    made = graph.makers.get(value)
+    if made is not None and made.op_type == "Add":
+        made = next((graph.makers[name] for name in made.input if name in graph.makers), None)
+    found = product(graph, made) if made is not None else None
+    if found is None or found.value != value or graph.only(value) is None:
+        return None
+    k, n = graph.shape(found.weight)
+    return found if k * columns <= k * n + n * columns else None
+
+
+def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.NodeProto]:
+    """The product with the weights of some parts taken in; none where its type does not hold them."""
+    constants = _constants(graph, outer, parts)
+    if constants is None:
+        return []
+    new = [deepcopy(outer.node)]
+    new[0].input[1] = constants[0]
+    given = [part.inner.given if part.inner else part.value for part in parts]
+    if len(parts) > 1:
+        new.insert(0, _joined(graph, outer.given, given))
+        given = [new[0].output[0]]
+    new[-1].input[0] = given[0]
+    if outer.addition is not None and outer.bias is not None:
+        new.append(deepcopy(outer.addition))
+        new[-1].input[list(new[-1].input).index(outer.bias)] = constants[1]
+    return new
+
+
+def _joined(graph: Graph, like: str, given: list[str]) -> onnx.NodeProto:
+    """A concatenation along the last axis in the place of another."""
+    axis = len(graph.shape(like)) - 1
+    kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in given))
+    return graph.node("Concat", given, graph.unique(f"{like}/folded"), kind, axis=axis)
+
+
+def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, str] | None:
+    """The names of weight and bias of a product that takes parts in; "" for no bias."""
+    whole = graph.constants[outer.weight]
+    blocks = [whole[part.rows].astype(np.float64) for part in parts]
+    taken = [
+        block if part.inner is None else graph.constants[part.inner.weight].astype(np.float64) @ block
+        for part, block in zip(parts, blocks, strict=True)
+    ]
+    weight = exact(np.concatenate(taken), whole)
+    if weight is None:
+        return None
+    if outer.bias is None:
+        return graph.constant(weight, f"{outer.weight}/folded"), ""
+    bias = graph.constants[outer.bias].astype(np.float64)
+    for part, block in zip(parts, blocks, strict=True):
+        if part.inner is not None and part.inner.bias is not None:
+            bias = bias + graph.constants[part.inner.bias].reshape(-1).astype(np.float64) @ block
+    added = exact(bias, whole)
+    if added is None:
+        return None
+    return graph.constant(weight, f"{outer.weight}/folded"), graph.constant(added, f"{outer.bias}/folded")
+
+
+# Of factors that are folded: others could make weights too small for their type.
+_LEAST, _MOST = 2.0**-16, 2.0**16
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A MatMul or Conv and the nodes behind it: each column or channel times a factor, plus an offset."""
+
+    root: onnx.NodeProto
+    steps: tuple[onnx.NodeProto, ...]
+    factor: Array
+    offset: Array
+
+    @property
+    def value(self) -> str:
+        """What comes of it all."""
+        return str((self.root, *self.steps)[-1].output[0])
+
+
+def fold_factors(graph: Graph) -> tuple[Graph, int]:
+    """The graph without such factors and offsets, and how many nodes fewer it has."""
+    found = graph.copy()
+    linear: dict[str, _Linear] = {}
+    for node in graph.nodes:
+        made = _root(graph, node) or _followed(graph, node, linear)
+        if made is not None:
+            linear[made.value] = made
+    whole = {one.root.output[0]: one for one in linear.values()}  # with the most steps: they come last
+    replaced: Replaced = {}
+    fewer = 0
+    for name, one in whole.items():
+        new = _folded(found, one) if one.steps else []
+        if new and len(new) <= len(one.steps):
+            replaced |= {step.output[0]: [] for step in one.steps} | {name: new}
+            fewer += 1 + len(one.steps) - len(new)
+    return found.replacing(replaced), fewer
+
+
+def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:
+    """A product with the columns, or a convolution with the channels, of one constant."""
+    if node.op_type not in ("MatMul", "Conv") or node.input[1] not in graph.constants:
+        return None
+    ranks = [len(graph.shape(name)) for name in node.input[:2]]
+    plain = len(node.input) == 2 and (node.op_type == "Conv" or (ranks[1] == 2 and ranks[0] >= 2))
+    if not plain or graph.types[node.input[1]].elem not in WIDE:
+        return None
+    columns = graph.shape(node.input[1])[0 if node.op_type == "Conv" else 1]
+    return _Linear(node, (), np.ones(columns), np.zeros(columns))
+
+
+def _followed(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear]) -> _Linear | None:
+    """What a node makes of a value known to be linear that it alone reads, with a constant."""
+    if node.op_type not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    at = 0 if node.input[0] in linear else 1
+    value, other = node.input[at], node.input[1 - at]
+    if value not in linear or other not in graph.constants or graph.only(value) is None:
+        return None
+    if (at == 1 and node.op_type in ("Sub", "Div")) or graph.types[value] != graph.types[node.output[0]]:
+        return None
+    before = linear[value]
+    constant = _by_column(graph, before.root, other, graph.shape(value))
+    if constant is None:
+        return None
+    by, more = np.ones_like(constant), np.zeros_like(constant)
+    if node.op_type in ("Add", "Sub"):
+        more = constant if node.op_type == "Add" else -constant
+    elif np.all((np.abs(constant) >= _LEAST) & (np.abs(constant) <= _MOST)):
+        by = constant if node.op_type == "Mul" else 1 / constant
+    else:
+        return None
+    return _Linear(before.root, (*before.steps, node), before.factor * by, before.offset * by + more)
+
+
+def _by_column(graph: Graph, root: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> Array | None:
+    """A constant as float64, one element for each column or channel; None where it differs along others."""
+    array = graph.constants[name]
+    axis = len(shape) - 1 if root.op_type == "MatMul" else 1
+    aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    if any(extent != 1 for at, extent in enumerate(aligned.shape) if at != axis):
+        return None
+    found: Array = np.broadcast_to(aligned.reshape(-1).astype(np.float64), (shape[axis],))
+    return found if np.isfinite(found).all() else None
+
+
+def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
+    """The product or convolution with other weights, and an Add where there is a bias.
+
+    None of them where the type of the weights does not hold those.
+    """
+    weight = graph.constants[one.root.input[1]]
+    factor, offset, ones = one.factor, one.offset, (1,) * (weight.ndim - 2)
+    if one.root.op_type == "Conv":
+        factor, offset = factor.reshape(-1, 1, *ones), offset.reshape(1, -1, *ones)
+    scaled, bias = exact(weight * factor, weight), exact(offset, weight)
+    if scaled is None or bias is None:
+        return []
+    root = deepcopy(one.root)
+    if (factor != 1).any():
+        root.input[1] = graph.constant(scaled, f"{one.root.input[1]}/scaled")
+    if not offset.any():
+        root.output[0] = root.name = one.value
+        return [root]
+    constant = graph.constant(bias, f"{one.value}/offset")
+    return [root, graph.node("Add", [root.output[0], constant], one.value, graph.types[one.value])]
+
+
+_KEPT = 2  # axes that a convolution does not pad: images and channels
+
+
+def fold_pads(graph: Graph) -> tuple[Graph, int]:
+    """The graph without such Pads, and how many there were."""
+    folded = {
+        node.output[0]: widths
+        for node in graph.nodes
+        if node.op_type == "Pad" and (widths := _widths(graph, node)) is not None
+    }
+    nodes = [
+        _padding(node, graph.makers[node.input[0]].input[0], folded[node.input[0]])
+        if node.op_type == "Conv" and node.input[0] in folded
+        else node
+        for node in graph.nodes
+    ]
+    return graph.tidied(nodes), len(folded)
+
+
+def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
+    """How much a Pad adds before and behind each axis of an image; None where it is not for convolutions."""
+    readers = graph.uses(node.output[0])
+    image = all(one.op_type == "Conv" and one.input[1] != node.output[0] for one in readers)
+    if not readers or not image or graph.constants[node.input[2]].any():
+        return None
+    amounts, rank = graph.numbers(node.input[1]), len(graph.shape(node.input[0]))
+    before, behind = amounts[:rank], amounts[rank:]
+    if any(before[:_KEPT]) or any(behind[:_KEPT]) or min(amounts) < 0:
+        return None
+    return [*before[_KEPT:], *behind[_KEPT:]]
+
+
+def _padding(node: onnx.NodeProto, image: str, widths: list[int]) -> onnx.NodeProto:
+    """The convolution with that much more padding, of the image that is not padded yet."""
+    made = deepcopy(node)
+    made.input[0] = image
+    (pads,) = (attribute for attribute in made.attribute if attribute.name == "pads")
+    total = [own + more for own, more in zip(pads.ints, widths, strict=True)]
+    pads.CopyFrom(helper.make_attribute("pads", total))
+    return made
