@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.features.user_models.quota import AppsSettings
+from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.settings.schema import CpuSettings, Limits
 from honed.daemon.tuning.process import TunerSettings
 from honed.frigate.bridge import FrigateSettings

@@ -317,6 +317,9 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
     async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
+        options = params.parameters
+        if options and options.variants and not any(each.makes_variants for each in self.features):
+            raise Unimplemented("this service compiles no variants; add the model for one set of shapes")
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
         told = [note for feature in self.features for note in await feature.added(call, params)]
