@@ -16,7 +16,7 @@ from honed.farm import rows
 from honed.farm.board import DEPTH, FarmBoard
 from honed.farm.worker import serve
 from honed.machine import profilefile
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 from .recorded import Recording, kept, steady
 

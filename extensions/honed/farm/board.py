@@ -26,9 +26,8 @@ from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimi
 from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Verdict
-from honed.valhall.benches import predicted
+from honed.valhall.bench import BenchMeasurer, predicted
 from honed.valhall.compiler import OfflineCompiler
-from honed.valhall.measurer import BenchMeasurer
 
 from . import rows
 

@@ -9,7 +9,7 @@ from typing import Any
 from honed.jobs import commands
 from honed.tuner.tune.children import BATCH
 from honed.tuner.tune.opening import Instrument, Sharing
-from honed.valhall.measurer import AHEAD, YARDSTICK
+from honed.valhall.bench import AHEAD, YARDSTICK
 
 from .boards import FarmChoice, join
 from .measurer import FarmMeasurer

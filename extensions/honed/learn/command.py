@@ -17,7 +17,7 @@ from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.search.costmodel import Array, ranking
-from honed.valhall.benches import BENCHES, predicted
+from honed.valhall.bench import BENCHES, predicted
 
 from .samples import Samples, files, functions, records, samples
 

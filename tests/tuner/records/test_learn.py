@@ -29,7 +29,7 @@ from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 _SIZES = ((16, 24, 32), (8, 64, 48), (32, 32, 32), (64, 16, 80), (24, 96, 16), (48, 40, 64))
 _EACH = 3
