@@ -26,9 +26,8 @@ def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
 def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
     """Be a board, or the bench of one, until told to stop."""
     _need()
-    from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard
+    from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
     from .scheduler import checked, security
-    from .worker import serve
 
     security(checked(job.url), job.certificates)  # before the device is looked at
 

@@ -1,13 +1,16 @@
-"""Candidates judged by the boards of a farm, in the place of one device that measures them."""
+"""The boards of a farm in the place of a device: they judge a session's candidates."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
+from honed.jobs import commands
 from honed.machine import bounds, profilefile
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
@@ -16,9 +19,12 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
 from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.tune.children import BATCH
+from honed.tuner.tune.opening import Instrument, Sharing
+from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows
-from .boards import Came, DaskBoards
+from .boards import Came, DaskBoards, FarmChoice, join
 from .worklist import (
     Action,
     BoardBlame,
@@ -397,3 +403,30 @@ def _ruled(answer: rows.Answer) -> _Ruled:
     if verdict.yardstick_s is not None and not 0 < verdict.yardstick_s < math.inf:
         raise InvalidArgument(f"a yardstick of {verdict.yardstick_s} s cannot be")
     return _Ruled(verdict, answer.phases)
+
+
+# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
+# are proposed without knowing what came of the others.
+_PER_PLACE = 4
+
+
+def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instrument:
+    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
+
+    `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
+    """
+    assert job.farm is not None
+    farm = FarmChoice(url=job.farm, certificates=job.certificates, bench=job.bench or "", device=job.device)
+    joined = join(farm)
+    profile = joined.profile
+    return Instrument(
+        spec=None,
+        answers=not farm.bench,
+        profile=profile,
+        measurer=lambda begin: FarmMeasurer(joined.boards, profile, farm.bench, begin, tell, ahead=AHEAD),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK if farm.bench else None,
+        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
+    )

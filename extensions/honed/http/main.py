@@ -21,8 +21,7 @@ from honed.bridge.launch import ip_address
 from honed.protocol.errors import Unavailable
 from honed.runtime import AsyncClient
 
-from .app import application
-from .settings import HttpSettings
+from .app import HttpSettings, application
 
 # ---- HTTP connections within bounds: how many there are, and how long a client may
 # take to ask and to listen ----

@@ -30,11 +30,10 @@ from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
 
 if TYPE_CHECKING:
     from honed.hub.index import Keyring, NamedKey
-    from honed.hub.machine import HubPlace, HubStatus
+    from honed.hub.machine import HubConfig, HubPlace, HubStatus
     from honed.hub.memory import KeyStanding
     from honed.hub.minisign import SecretKey
     from honed.hub.pulling import Pulled
-    from honed.hub.settings import HubConfig
 
 
 _MOST_TASKS = 20  # that are shown, in a screen's height
@@ -101,7 +100,6 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         return
     from honed.hub import looking, machine, remote
     from honed.hub.minisign import PublicKey
-    from honed.hub.settings import HubConfig
 
     store = remote.store(source if "://" in source else str(Path(source).absolute()))
     trusted: Mapping[str, PublicKey] = {}
@@ -109,7 +107,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         owner: PublicKey | None = PublicKey.parse(arguments.owner)
     else:
         with Client(arguments.socket) as client:
-            settings = HubConfig.of(client.ask(CONFIG_SHOW))
+            settings = _settings(client)
         trusted, owner = settings.keys, settings.owner
     memory = machine.place(os.environ, os.getuid()).remembered()
     with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:
@@ -437,7 +435,7 @@ def _ago(when: float | None) -> str:
 
 
 def _settings(client: Client) -> HubConfig:
-    from honed.hub.settings import HubConfig
+    from honed.hub.machine import HubConfig
 
     return HubConfig.of(client.ask(CONFIG_SHOW))
 

@@ -23,8 +23,8 @@ from honed.protocol import strict
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.results import LatencyPoint
 from honed.report.charts import Linear, Logarithmic, Scale, heights, served, times
+from honed.report.command import page
 from honed.report.contents import Report, gain, gather, served_median, task_shares
-from honed.report.page import page
 from honed.runtime import Client
 from honed.tool.main import main
 from honed.tool.output import clean
