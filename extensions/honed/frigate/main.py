@@ -20,8 +20,8 @@ import zmq
 import zmq.asyncio
 from numpy.typing import NDArray
 
-from honed.bridge import launch
-from honed.bridge.launch import check_endpoint, check_numbers
+from honed import bridge
+from honed.bridge import check_endpoint, check_numbers
 from honed.protocol import methods
 from honed.protocol.errors import (
     DeadlineExceeded,
@@ -281,14 +281,14 @@ CONFIG: Final = Path("/etc/honed/honed-frigate.toml")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bridge; gives the exit status."""
-    return launch.launch(
+    return bridge.launch(
         parser(), arguments, FrigateSettings, CONFIG, lambda *given: asyncio.run(_serve(*given))
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's options."""
-    return launch.parser(
+    return bridge.parser(
         "honed-frigate", "Detect objects for Frigate by models that a honed service runs.", CONFIG
     )
 

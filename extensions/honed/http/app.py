@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from honed.bridge.launch import check_numbers, ip_address
+from honed.bridge import check_numbers, ip_address
 from honed.protocol import errors, methods
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from honed.protocol.params import ModelParams

@@ -16,8 +16,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from honed.bridge import launch
-from honed.bridge.launch import ip_address
+from honed import bridge
+from honed.bridge import ip_address
 from honed.protocol.errors import Unavailable
 from honed.runtime import AsyncClient
 
@@ -128,12 +128,12 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bridge; gives the exit status."""
-    return launch.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
+    return bridge.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's options."""
-    return launch.parser(
+    return bridge.parser(
         "honed-http", "Serve models of a honed service over HTTP, by the Open Inference Protocol.", CONFIG
     )
 

@@ -16,9 +16,18 @@ import xgboost
 
 from honed.jobs import commands, priorfile
 from honed.jobs.events import Learned, LearnedTask
-from honed.learn import learn
-from honed.learn.command import better, held_out
-from honed.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples, files, records
+from honed.learn import (
+    OTHER_FAMILY,
+    UNFIT,
+    UNKNOWN_TASK,
+    UNREADABLE,
+    Samples,
+    better,
+    files,
+    held_out,
+    learn,
+    records,
+)
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.lower.schedule import by_rule, narrow_indices
