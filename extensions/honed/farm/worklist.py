@@ -12,12 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-# ---- How fast each board of a farm runs beside the others, by the yardstick that
-# each times beside candidates ----
-#
-# Pure. The yardstick is the same work on every board of a device: where it takes longer, the board is slowed
-# by heat, or has a lower clock, and its times are longer by as much.
-
 _WINDOW = 5  # yardsticks that a board's speed rests on; one alone is off by a factor of two now and then
 _LEAST = 3  # of them before a board is compared with others
 SET_ASIDE = 1.5  # times as slow as its peers, or as fast: how a candidate's time follows is not known then
@@ -44,8 +38,10 @@ class _Clock:
 
 
 class Clocks:
-    """The yardsticks of all boards, in seconds.
+    """The yardsticks of all boards, in seconds: the same work on every board of a device.
 
+    Where it takes longer, the board is slowed by heat, or has a lower clock, and its times are longer by as
+    much.
     Times are brought to the speed that the farm had when a board was first known well: the `reference`.
     """
 

@@ -38,6 +38,12 @@ from honed.runtime.calling.files import model_name_for
 from . import detections, messages
 from .messages import CameraPicture, Frame, ModelAsked, ModelSent
 
+_LOOK_SECONDS: Final = 0.1  # between two looks whether something is ready
+_log = logging.getLogger(__name__)
+_MAX_CLIENTS: Final = 1024  # whose model is remembered; those heard of the longest ago are forgotten
+_COMPLAIN_SECONDS: Final = 10.0  # between two lines of the log of the same kind
+_SOCKET_MODE: Final = 0o660  # its user and group may connect
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrigateSettings:
@@ -69,12 +75,6 @@ class FrigateSettings:
             raise InvalidArgument(f"max_message_mib is {self.max_message_mib}; give at most 16384")
 
 
-# ---- The models that Frigate asks for, as honed has them ----
-
-_LOOK_SECONDS: Final = 0.1  # between two looks whether something is ready
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
     """Whether honed has a model, and whether it can be run."""
@@ -84,7 +84,7 @@ class ModelStatus:
 
 
 class Models:
-    """The service's models, by the names of Frigate's files."""
+    """The service's models, by the names of the files that Frigate asks for."""
 
     def __init__(self, client: AsyncClient, settings: FrigateSettings) -> None:
         self._client = client
@@ -152,13 +152,6 @@ class Models:
             raise InvalidArgument(f"{model} takes {names}; a detector takes one picture and nothing else")
         self._inputs[model] = metadata.inputs[0].name
         return self._inputs[model]
-
-
-# ---- The bridge itself: messages from a ZeroMQ socket, answered by the service ----
-
-_MAX_CLIENTS: Final = 1024  # whose model is remembered; those heard of the longest ago are forgotten
-_COMPLAIN_SECONDS: Final = 10.0  # between two lines of the log of the same kind
-_SOCKET_MODE: Final = 0o660  # its user and group may connect
 
 
 class Bridge:

@@ -30,6 +30,25 @@ from honed.runtime.calling.calls import GRACE
 
 from . import inference
 
+_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
+_REFRESH: Final = "15"  # seconds after which a browser asks again
+_EXTENSIONS: Final = ("binary_tensor_data", "sequence")
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_STATUSES: Final[Mapping[str, int]] = {
+    errors.InvalidArgument.code: 400,
+    errors.PermissionDenied.code: 403,
+    errors.NotFound.code: 404,
+    errors.AlreadyExists.code: 409,
+    errors.ModelRefused.code: 409,
+    errors.ResourceExhausted.code: 429,
+    errors.Internal.code: 500,
+    errors.Unimplemented.code: 501,
+    errors.Unavailable.code: 503,
+    errors.Cancelled.code: 503,
+    errors.DeadlineExceeded.code: 504,
+}
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
@@ -79,14 +98,12 @@ class HttpSettings:
             raise InvalidArgument(f"port is {self.port}; give one from 0, any that is free, to 65535")
 
 
-# ---- Who may ask what: requests that a web page had a browser make are refused, however it did so ----
-#
-# A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
-# it has its own name resolve to this address, and that name is in Host.
-
-
 class Guard:
-    """Knows the names that this server goes by."""
+    """Refuses requests that a web page had a browser make: knows the names that this server goes by.
+
+    A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
+    it has its own name resolve to this address, and that name is in Host.
+    """
 
     def __init__(self, address: str, hosts: Iterable[str]) -> None:
         self._hosts = {"localhost", "127.0.0.1", "::1", address, *hosts}
@@ -110,14 +127,8 @@ class Guard:
         return "*" in self._hosts or name in self._hosts
 
 
-# ---- The page of `hone report`, live: for people, who ask for it with a browser ----
-
-_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
-_REFRESH: Final = "15"  # seconds after which a browser asks again
-
-
 class LivePage:
-    """Draws the page of the service at `socket`, one at a time."""
+    """Draws the page of `hone report` for the service at `socket`, one at a time."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -136,26 +147,6 @@ class LivePage:
     def _draw(self) -> str:
         with Client(self._socket) as client:
             return page(gather(client, records=False))
-
-
-# ---- The application: one route for each thing that can be asked, answered by the service ----
-
-_EXTENSIONS: Final = ("binary_tensor_data", "sequence")
-_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_STATUSES: Final[Mapping[str, int]] = {
-    errors.InvalidArgument.code: 400,
-    errors.PermissionDenied.code: 403,
-    errors.NotFound.code: 404,
-    errors.AlreadyExists.code: 409,
-    errors.ModelRefused.code: 409,
-    errors.ResourceExhausted.code: 429,
-    errors.Internal.code: 500,
-    errors.Unimplemented.code: 501,
-    errors.Unavailable.code: 503,
-    errors.Cancelled.code: 503,
-    errors.DeadlineExceeded.code: 504,
-}
-_log = logging.getLogger(__name__)
 
 
 class TooLarge(ResourceExhausted):

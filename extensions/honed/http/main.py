@@ -23,20 +23,21 @@ from honed.runtime import AsyncClient
 
 from .app import HttpSettings, application
 
-# ---- HTTP connections within bounds: how many there are, and how long a client may
-# take to ask and to listen ----
-#
-# uvicorn and h11 bound the head of a request (16 KiB) and how long a connection may be idle.
-
 _WHY: Final = b'{"error": "there are too many connections; close one, or try again later"}'
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"retry-after: 1\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHY), _WHY)
 )
+CONFIG: Final = Path("/etc/honed/honed-http.toml")
+_BACKLOG: Final = 64
+_log = logging.getLogger(__name__)
 
 
 class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no types
-    """One connection."""
+    """A connection, bounded in how long its client may take to ask and to listen.
+
+    uvicorn and h11 bound the head of a request (16 KiB) and how long a connection may be idle.
+    """
 
     settings: ClassVar[HttpSettings]
 
@@ -117,13 +118,6 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
 def protocol(settings: HttpSettings) -> type[asyncio.Protocol]:
     """The class of connections that keep to these settings."""
     return type("ConfiguredConnection", (BoundedConnection,), {"settings": settings})
-
-
-# ---- The program: `honed-http` ----
-
-CONFIG: Final = Path("/etc/honed/honed-http.toml")
-_BACKLOG: Final = 64
-_log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Command hub: share what tuning has learned with other machines, and learn a prior out of records."""
+"""Command hub: share what tuning has learned by a folder of signed files, and learn priors."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _MOST_TASKS = 20  # that are shown, in a screen's height
+_SHOWN: Final = 5  # sentences about refused records
+_URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
 def add_learning(actions: Any) -> None:
@@ -149,12 +151,6 @@ def print_learned(console: Console, done: Learned) -> None:
         line(console, f"  sudo install -D -m 644 {done.output} {own}")
     else:
         line(console, "The prior picks no better than what serves without one, and was not written.")
-
-
-# ---- Command hub: share what tuning has learned with other machines, by a folder of signed files ----
-
-_SHOWN: Final = 5  # sentences about refused records
-_URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
 def define_hub(hub: Parser) -> None:

@@ -27,6 +27,7 @@ LOOKS: Final = 50  # indexes that a pull asks for though the overview says that 
 _DAY: Final = 86400.0
 _AWAY: Final = 3  # files that cannot be read, after which the hub is away
 _log = logging.getLogger("honed.hub")
+_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +231,6 @@ def _sha256(text: str) -> str:
     return objects.sha256(text.encode()) if text else ""
 
 
-# ---- All records of a hub that trusted keys have signed, of whatever device: to
-# learn from, not to serve ----
-
-_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
-
-
 @dataclass(slots=True)
 class Gathered:
     """What was found: so many records of so many keys, and what is wrong with others."""
@@ -253,7 +248,9 @@ def gather(
     folder: Path,
     now: float,
 ) -> Gathered:
-    """Write them to a folder, as `hone records export` would, a file for each that is in the hub.
+    """Write all records of trusted keys to a folder, of whatever device: to learn from, not to serve.
+
+    Each file of the hub becomes one as `hone records export` writes it.
 
     Keys are trusted as by `pulling.pull`; `memory` tells old files, and is not changed. Raises
     InvalidArgument where no key is trusted or the list is not the owner's, Unavailable where there is no hub.

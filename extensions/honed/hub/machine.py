@@ -268,10 +268,6 @@ def _withdrawn(brought: str) -> Withdrawn:
     return Withdrawn(workload, digest)
 
 
-# ---- What is to be said of the hub: what waits there, whose records are taken, and
-# what became of them ----
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubStatus:
     """`waiting` records are in the hub and were not taken; `problem` is why it cannot be looked at, or "".

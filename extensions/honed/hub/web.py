@@ -1,4 +1,8 @@
-"""What reading a file of a hub gives, and how much of it and for how long."""
+"""Files by HTTP from a server that nobody trusts, bounded in bytes and time, and asked for by their tags.
+
+urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to, and
+read all of a redirection's body.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,14 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 WHOLE_SECONDS: Final = 300.0  # of one file
 _CHUNK: Final = 1 << 16
 _MOST_SAID: Final = 120  # letters
+_STEP_SECONDS: Final = 20.0  # that nothing may come
+_REDIRECTIONS: Final = 3
+_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
+_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
+_MOVED: Final = frozenset({301, 302, 303, 307, 308})
+_UNCHANGED: Final = 304
+_ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
+_DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +68,6 @@ def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
 def said(what: object) -> str:
     """What comes of a server, fit for a log."""
     return "".join(c if c.isprintable() else "?" for c in str(what)[:_MOST_SAID])
-
-
-# ---- Files by HTTP from a server that nobody trusts, bounded in bytes and in time,
-# and asked for by their tags ----
-#
-# urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to,
-# and read all of a redirection's body.
-
-_STEP_SECONDS: Final = 20.0  # that nothing may come
-_REDIRECTIONS: Final = 3
-_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
-_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
-_MOVED: Final = frozenset({301, 302, 303, 307, 308})
-_UNCHANGED: Final = 304
-_ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
-_DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)

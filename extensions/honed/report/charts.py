@@ -17,8 +17,6 @@ from honed.tool.view.plot import microseconds, number, ticks
 
 from .markup import Ids, day, element
 
-# ---- Where values lie on an axis, and which of them are told there ----
-
 _LOG_FROM = 8.0  # times the least value that the largest is, beyond which a scale is logarithmic
 # Seconds that divide a day.
 _STEPS = (
@@ -26,6 +24,11 @@ _STEPS = (
 )  # fmt: skip
 _DAY = 86400
 _SHORTEST = 120.0  # seconds that an axis of time is long
+_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # pixels: for names of marks, the field, and names of places
+_WIDE = 1000.0  # units of the field's width, which is stretched to what there is
+_APART = 0.06  # of the width, that names of marks need
+_HEIGHT = _TOP + _FIELD + _BOTTOM
+_GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
 
 
 class Scale(Protocol):
@@ -112,14 +115,6 @@ def _moments(begin: float, end: float) -> list[tuple[float, str]]:
         moments = [midnight + timedelta(seconds=step * (gone + n)) for n in range(8)]
         form = "%H:%M:%S" if step < 60 else "%H:%M" if span < _DAY else "%d %b %H:%M"
     return [(moment.timestamp(), moment.strftime(form)) for moment in moments if moment.timestamp() <= end]
-
-
-# ---- A curve as SVG in a page: as wide as there is room, its letters the same size everywhere ----
-
-_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # pixels: for names of marks, the field, and names of places
-_WIDE = 1000.0  # units of the field's width, which is stretched to what there is
-_APART = 0.06  # of the width, that names of marks need
-_HEIGHT = _TOP + _FIELD + _BOTTOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +231,6 @@ def _height(chart: Chart, value: float) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
-
-
-# ---- The curves of a model: what inferences took in service, and what tuning expected of each trial ----
-
-_GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
 
 
 def served(history: ModelHistory) -> Chart | None:

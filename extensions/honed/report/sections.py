@@ -19,9 +19,10 @@ from honed.tool.view.tables import shown, worker_text
 from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Cell, Ids, badge, day, element, facts, gain_text, moment, more, name_of, table
 
-# ---- The machine: its devices with their peaks and drivers, and whether it is idle ----
-
 _VERDICTS = {"quiet": "good", "busy": "warn"}
+_TASKS_SHOWN = 15  # tasks, before those that are shown when asked for
+_HUES = 6  # of models in the bar, before those that share one
+_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
 
 def machine_section(report: Report) -> Element:
@@ -107,12 +108,6 @@ def _caches(peaks: DevicePeaks | None) -> Element | None:
         return None
     rows = [(bytes_text(size), f"{figure_text(speed, 1)} GB/s") for size, speed in peaks.caches_gbs]
     return more("Bandwidth by working set", table("Bandwidth by working set", ("bytes", ">speed"), rows))
-
-
-# ---- Where the time of devices went, and what tuning did ----
-
-_TASKS_SHOWN = 15  # tasks, before those that are shown when asked for
-_HUES = 6  # of models in the bar, before those that share one
 
 
 def spent_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
@@ -273,11 +268,6 @@ def _gains(metrics: Metrics) -> Element | None:
             for model, gain in gains.items()
         ],
     )
-
-
-# ---- What went wrong: ends of workers, versions and candidates in quarantine, the kernel log ----
-
-_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
 
 def faults_section(report: Report) -> Element:

@@ -1,8 +1,8 @@
-"""When requests for a model are run together: a gathering that knows delays, deadlines and users; no clock.
+"""Requests for a model that are run as one: they wait for each other, and each gets its own answer.
 
 Requests that agree in all but their first dimension may be run as one. They wait for each other until enough
 are there, the first has waited for the model's delay, or one would miss its deadline; while a batch runs, the
-next gathers. All times are seconds on one monotonic clock that the caller passes in.
+next gathers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from honed.protocol.results import Inferred, ModelSettings
 
 _MARGIN_RUNS = 2.0  # that a request is begun before its deadline
 _FORGET = 0.8  # of what is known of a run's time, with each that comes
+Plan = Callable[[InferCall, ServedModel], InferencePlan]
+_log = logging.getLogger(__name__)
+_Kind = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,10 @@ class BatchMember:
 
 
 class Gathering:
-    """Requests of one kind. Users take turns in filling a batch, each with its own in their order."""
+    """Requests of one kind. Users take turns in filling a batch, each with its own in their order.
+
+    No I/O and no clock: times are seconds on one monotonic clock.
+    """
 
     def __init__(self, most: int, delay: float) -> None:
         """At most so many rows are run together, and none waits longer than `delay` while nothing runs."""
@@ -109,13 +115,6 @@ class Gathering:
         if not self._waiting:
             self._turns.clear()
         return tuple(chosen)
-
-
-# ---- Requests for one model run as one: they wait for each other, and each gets its own answer ----
-
-Plan = Callable[[InferCall, ServedModel], InferencePlan]
-_log = logging.getLogger(__name__)
-_Kind = tuple[Any, ...]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""The state of sequences: what their next requests start from, within bounds. No I/O and no clock.
+"""Sequences: what their next requests start from, within bounds, each request in its turn.
 
 A sequence belongs to the user that began it. Its tensors are those of its last answered request: one that
-fails leaves them as they were. Times are seconds on one monotonic clock that the caller passes in.
+fails leaves them as they were. A request becomes one that brings the state tensors and takes them back; what
+runs it knows of no sequences, so that one that is run again in a new worker starts from the same state.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # sequences that are gone, to say why
 _SHOWN = 80  # letters of a sequence's name in messages
+_LONGEST_NAME = 128
+_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,10 @@ class HeldSequence:
 
 
 class Sequences:
-    """All sequences. One request of each at a time: begin or resume, then keep or fail; end at any time."""
+    """All sequences. One request of each at a time: begin or resume, then keep or fail; end at any time.
+
+    No I/O and no clock: times are seconds on one monotonic clock.
+    """
 
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
@@ -186,15 +192,6 @@ class Sequences:
         """A model was removed."""
         for key in [key for key in self._all if key.model == model]:
             self.drop(key, "its model was removed")
-
-
-# ---- Requests in sequences: each in its turn, with the state that the one before left ----
-#
-# A request becomes one that brings the state tensors and takes them back; what runs it knows of no sequences.
-# So one that is run again in a new worker starts from the same state.
-
-_LONGEST_NAME = 128
-_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
 
 
 def key_of(user: int, params: InferParams) -> SequenceKey | None:

@@ -1,4 +1,4 @@
-"""Which sizes a part is compiled for, by how often it meets them. No I/O, no clocks.
+"""Sizes that depend on the data: which a part is compiled for, when idle, by how often it meets them.
 
 A part that computes each row by itself may run in a form of more rows than there are, which costs what the
 form's rows cost: few forms, well chosen, are then enough for all numbers of rows. Any other part runs in a
@@ -36,6 +36,7 @@ _BETTER = 1.25  # the cost of what is compiled must be so many times that of wha
 _NEAR = 1.5  # sizes that differ by less are not tried where one was found not to be worth it
 _HOPELESS = 4  # sizes of a part that were left out, while it has no form: it is not for their sizes
 _CANDIDATES = 48  # sizes of a part that are looked at, those met most often
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +142,6 @@ def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[
         ]
         found = min(found, *((ends[j][0] + above[j], ends[j][1]) for j in range(len(rows))))
     return found[1]
-
-
-# ---- Has models compiled anew, when the machine is idle, for sizes that their parts meet ----
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

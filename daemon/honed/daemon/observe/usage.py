@@ -1,4 +1,7 @@
-"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file."""
+"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file.
+
+What was added t seconds ago counts 2^(-t / h) of what it was, by a half-life h.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,13 @@ from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
 
-# ---- Time spent that counts less the longer ago it was: arithmetic only ----
-#
-# Amounts decay exponentially with a half-life h: what was added t seconds ago counts 2^(-t / h) of what it
-# was.
-
 MOST = 256  # things of one model that are counted: the one that counts least goes
 MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
 
 K = TypeVar("K")
 V = TypeVar("V")
+FORMAT = 1
+_DAY = 86_400.0
 
 
 @dataclass(slots=True)
@@ -72,11 +72,6 @@ def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
     """Have room for one more: where there are MOST, the one of the smallest amount goes."""
     if len(counted) >= MOST:
         del counted[min(counted, key=lambda key: amount(counted[key]))]
-
-
-# ---- Which shapes a model is asked for, and how often: a bounded count that decays ----
-#
-# No I/O, no clocks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +126,6 @@ class ShapeRequests:
         return found
 
 
-# ---- Which sizes parts of a model meet, and how often: a bounded count that decays ----
-#
-# No I/O, no clocks.
-
-
 class SizesMet:
     """What one model's parts were met in. Counts decay."""
 
@@ -159,17 +149,6 @@ class SizesMet:
     def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
         """How often each was met, by what counts now."""
         return {met: usage.value(now, half_life) for met, usage in self.known.items()}
-
-
-# ---- How long each model ran in served requests, and in which shapes it was asked
-# for, kept over restarts ----
-#
-# That decides what is worth tuning, and compiling for shapes of its own.
-#
-# The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
-
-FORMAT = 1
-_DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +214,7 @@ class _Model:
 
 
 class UsageLog:
-    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met.
+    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met: what to tune.
 
     `clock` is monotonic, `wall` counts seconds since 1970.
     """

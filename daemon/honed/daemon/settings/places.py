@@ -10,14 +10,6 @@ from pathlib import Path
 from honed.machine import bundle
 from honed.protocol.errors import InvalidArgument
 
-# ---- Where honed keeps its things: a pure function of the environment and the user ----
-#
-# Three situations, the first that fits:
-#
-# 1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
-# 2. the user is root: the folders of a system service;
-# 3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
-
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")
 SYSTEM_STATE = Path("/var/lib/honed")
 SYSTEM_CACHE = Path("/var/cache/honed")
@@ -55,7 +47,11 @@ def records_in(state_dir: Path) -> Path:
 
 
 def places(environ: Mapping[str, str], uid: int) -> Places:
-    """The places for a process with this environment and user id.
+    """The places for a process with this environment and user id; the first of these that fits.
+
+    1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
+    2. the user is root: the folders of a system service;
+    3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
 
     Raises InvalidArgument for an ordinary user whose environment has neither HOME nor the XDG variables.
     """
@@ -111,11 +107,6 @@ def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
 def users_cache(cache_dir: Path, owner: int) -> Path:
     """What can be made again of a user's own models, apart from others'."""
     return cache_dir / "users" / str(owner)
-
-
-# ---- Whether the compiler, honed-tuner, and the CPU engine, honed-cpu, are on this machine ----
-#
-# Imports neither.
 
 
 def compiler() -> bool:

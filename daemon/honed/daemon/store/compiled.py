@@ -32,8 +32,6 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.dtypes import dtype
 
-# ---- What an ONNX file takes and gives, as it says: sizes may be open ----
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
@@ -72,14 +70,9 @@ class Interface:
     state: tuple[tuple[str, str], ...] = ()  # outputs, and the inputs they are given to next
 
 
-# ---- What the service knows of a compiled file ----
-#
-# Its constants, kernel sources and plan stay in the file.
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
 class Compiled:
-    """A compiled file that is whole and keeps every rule of its format.
+    """A compiled file that is whole and keeps every rule of its format, without constants, sources and plan.
 
     `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
     notes. `outputs` are the model's; its steps make those `handed`, of which some may go on to the last of
