@@ -25,27 +25,7 @@ from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows
 from .boards import Came, DaskBoards, FarmChoice, join
-from .worklist import (
-    Action,
-    BoardBlame,
-    BoardLeft,
-    CandidateJudged,
-    CandidateWanted,
-    Event,
-    GivenBack,
-    HandOut,
-    Joined,
-    LoadTask,
-    NotLoaded,
-    Refused,
-    Settle,
-    TaskLoaded,
-    Tell,
-    Tick,
-    Took,
-    Unwanted,
-    WorkList,
-)
+from .worklist import Action, BoardBlame, HandOut, LoadTask, Settle, Tell, WorkList
 
 _LOOK_SECONDS = 1.0  # between two looks at who is there
 _PATIENCE_SECONDS = 1800.0  # without any answer, after which a search ends
@@ -147,7 +127,7 @@ class FarmMeasurer:
         self._asked.clear()
         self._names.clear()
         self._heard = self._clock()
-        self._feed(Took(workload.task))
+        self._do(self._list.take(workload.task, self._clock()))
         while not any(board.ready == workload.task for board in self._list.boards.values()):
             self._pump()
 
@@ -182,11 +162,11 @@ class FarmMeasurer:
 
     def forget(self) -> dict[str, Verdict]:
         """Drop what no board has; gives the verdicts that nobody asked for, once boards have ended theirs."""
-        self._feed(Unwanted())
         self._heard = self._clock()
+        self._do(self._list.drop(self._heard))
         while self._list.out:
             self._pump()
-            self._feed(Unwanted())  # what came back meanwhile
+            self._do(self._list.drop(self._clock()))  # what came back meanwhile
         left = {
             asked.candidate.id: asked.verdict for asked in self._asked.values() if asked.verdict is not None
         }
@@ -211,21 +191,17 @@ class FarmMeasurer:
         name = f"{self._count} {candidate.id}"
         self._asked[name] = _Asked(candidate)
         self._names[candidate.id] = name
-        self._feed(CandidateWanted(name))
+        self._do(self._list.want(name, self._clock()))
         return name
 
     # -- between the work list and the boards
 
-    def _feed(self, *events: Event) -> None:
-        """Tell the work list, and do what it says, until there is nothing more to do."""
-        todo = list(events)
-        while todo:
-            for action in self._list.handle(todo.pop(0), self._clock()):
-                told = self._perform(action)
-                if told is not None:
-                    todo.append(told)
+    def _do(self, actions: list[Action]) -> None:
+        """Do what the work list says, and what it says to that."""
+        for action in actions:  # to which more are added
+            actions += self._done(action)
 
-    def _perform(self, action: Action) -> Event | None:
+    def _done(self, action: Action) -> list[Action]:
         match action:
             case LoadTask(board=board, task=task):
                 self._loads[self._boards.load(board, self._memory)] = board, task
@@ -238,9 +214,9 @@ class FarmMeasurer:
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
             case Tell(board=board, text=text):
                 self._tell(f"{self._host(board)} {text}")
-        return None
+        return []
 
-    def _hand_out(self, ticket: int, board: str, name: str) -> Event | None:
+    def _hand_out(self, ticket: int, board: str, name: str) -> list[Action]:
         assert self._workload is not None
         asked = self._asked[name]
         if not asked.noted:
@@ -248,7 +224,7 @@ class FarmMeasurer:
                 self._begin(asked.candidate)
             except HonedError as error:  # in quarantine, or in flight elsewhere
                 asked.refused = error
-                return Refused(ticket)
+                return self._list.refuse(ticket, self._clock())
             asked.noted = True
         trial = rows.FarmTrial(
             search=self._search,
@@ -257,7 +233,7 @@ class FarmMeasurer:
             best=self._best,
         )
         self._tickets[self._boards.judge(board, rows.pack(trial))] = ticket
-        return None
+        return []
 
     def _settled(self, ruled: _Ruled, name: str, board: str, ratio: float) -> None:
         asked, verdict, host = self._asked[name], ruled.verdict, self._hosts[board]
@@ -284,7 +260,7 @@ class FarmMeasurer:
                 "see `hone status` on them, and tune again when they are idle"
             )
         else:
-            self._feed(Tick())
+            self._do(self._list.tick(self._clock()))
 
     def _look(self) -> None:
         present = self._boards.present()
@@ -297,7 +273,7 @@ class FarmMeasurer:
                 self._boards.give_up(number)
                 for calls in (self._greeted, self._loads, self._tickets):
                     calls.pop(number, None)
-            self._feed(BoardLeft(board))
+            self._do(self._list.leave(board, self._clock()))
             self._hosts.pop(board, None)
         self._present = present
 
@@ -347,15 +323,16 @@ class FarmMeasurer:
         elif greeting.bench == self._bench and profile.identity == self._profile.identity:
             if profile.peaks is not None:
                 self.peaks = bounds.higher(self.peaks, profile.peaks)
-            self._feed(Joined(board, greeting.depth))
+            self._do(self._list.join(board, greeting.depth, self._clock()))
 
     def _take_load(self, board: str, task: str, answer: rows.Answer) -> None:
         if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
                 self.rate = answer.rate
-            self._feed(TaskLoaded(board, task))
+            self._do(self._list.loaded(board, task, self._clock()))
         else:
-            self._feed(NotLoaded(board, task, self._put_off(board, answer)))
+            away = self._put_off(board, answer)
+            self._do(self._list.loaded(board, None, self._clock(), away=away))
 
     def _take_ruling(self, ticket: int, answer: rows.Answer) -> None:
         board = self._board_of(ticket)
@@ -365,13 +342,14 @@ class FarmMeasurer:
             ruled = _ruled(answer)
         except InvalidArgument as error:
             put_off = answer if isinstance(answer, rows.NotNow) else _unfit(str(error))
-            self._feed(GivenBack(ticket, self._put_off(board, put_off), put_off.reload))
+            away, now = self._put_off(board, put_off), self._clock()
+            self._do(self._list.give_back(ticket, now, away=away, reload=put_off.reload))
             return
         assert isinstance(answer, rows.Ruling)
         self._complained.pop(board, None)
         self._faults += rows.stories(answer.faults)
         self._rulings[ticket] = ruled
-        self._feed(CandidateJudged(ticket, ruled.verdict.yardstick_s))
+        self._do(self._list.judged(ticket, ruled.verdict.yardstick_s, self._clock()))
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
