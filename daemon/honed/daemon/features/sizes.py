@@ -21,7 +21,6 @@ from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
@@ -165,12 +164,11 @@ class SizeSpecialiser(Feature):
             return None
 
         def infer_counted(call: InferCall) -> Awaitable[Inferred]:
-            return infer(replace(call, answered=(*call.answered, self._answered)))
+            return infer(
+                replace(call, answered=(*call.answered, lambda model, _, sizes: self.met(model, sizes)))
+            )
 
         return infer_counted
-
-    def _answered(self, model: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
-        self.met(model, sizes)
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
         """A request for a model met sizes, which are counted."""

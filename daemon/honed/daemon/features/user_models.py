@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,9 +33,9 @@ from honed.daemon.observe.statefile import SAVE_SECONDS, StateFile, save_at_inte
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
-from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
+from honed.protocol import strict
 from honed.protocol.errors import (
     Busy,
     DeadlineExceeded,
@@ -297,21 +297,12 @@ class Receiver:
                 failure = error
             finally:
                 os.close(copy)
-            _tell(loop, ended, found, failure)
+            if not loop.is_closed():  # else the service ended meanwhile
+                loop.call_soon_threadsafe(ended, found, failure)
 
         self._reading[user] += 1
         threading.Thread(target=read, daemon=True, name=f"file of user {user}").start()
         return await result
-
-
-def _tell(
-    loop: asyncio.AbstractEventLoop,
-    ended: Callable[[_Received | None, Exception | None], None],
-    found: _Received | None,
-    failure: Exception | None,
-) -> None:
-    if not loop.is_closed():  # else the service ended meanwhile
-        loop.call_soon_threadsafe(ended, found, failure)
 
 
 @dataclass(slots=True, eq=False)
@@ -378,7 +369,14 @@ class UserModels(Feature):
         if entry is not None:
             self.used(name)
             return _told(entry, params.sha256[0])
-        bring = self._under_way.get(name) or self._begin(user, name, params, descriptors, notify, meanwhile)
+        bring = self._under_way.get(name)
+        if bring is None:
+            if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
+                raise Busy(
+                    f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served"
+                )
+            copies = [os.dup(descriptor) for descriptor in descriptors]
+            bring = self._begin(user, name, copies, self._take(user, name, params, copies, notify, meanwhile))
         bring.waiting += 1
         try:
             return await asyncio.shield(bring.work)
@@ -408,18 +406,9 @@ class UserModels(Feature):
         self.shares.use(name, time.time())
 
     def _begin(
-        self,
-        user: int,
-        name: str,
-        params: BringParams,
-        descriptors: Sequence[int],
-        notify: Notify,
-        meanwhile: AbstractContextManager[None],
+        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, ModelBrought]
     ) -> _Bring:
-        if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
-            raise Busy(f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served")
-        copies = [os.dup(descriptor) for descriptor in descriptors]
-        work = asyncio.ensure_future(self._take(user, name, params, copies, notify, meanwhile))
+        work = asyncio.ensure_future(taking)
         bring = self._under_way[name] = _Bring(user, work)
 
         def ended(done: asyncio.Task[ModelBrought]) -> None:
@@ -488,15 +477,14 @@ class UserModels(Feature):
                 continue
             files = {file.sha256: file.nbytes for file in manifest.files}
             files |= {version.sha256: version.nbytes for version in manifest.history.versions if version.kept}
-            sources = sum(file.nbytes for file in manifest.sources)
-            used = self.shares.used.get(entry.name, manifest.added)
+            compiled = entry.compiled.device_bytes if entry.compiled is not None else 0
             kept.append(
                 OwnModel(
                     name=entry.name,
                     user=manifest.owner,
                     nbytes=sum(files.values()),
-                    memory=sources + _device_bytes(entry),
-                    used=used,
+                    memory=compiled + sum(file.nbytes for file in manifest.sources),
+                    used=self.shares.used.get(entry.name, manifest.added),
                 )
             )
         return kept
@@ -507,8 +495,12 @@ class UserModels(Feature):
         """Compile one while no administrator's is, whether the machine is idle or not."""
         if self.changes.adding or not places.compiler():
             return None
-        entry = self._next(self._waiting())
-        return Work(f"compiling {entry.name}", partial(self._compile, entry)) if entry is not None else None
+        waiting = self._waiting()
+        since = {user: entry.manifest.added for user, entry in waiting.items()}
+        user = next_user(since, self.shares, self.settings(), time.time())
+        if user is None:
+            return None
+        return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self) -> dict[int, ServedModel]:
         """The oldest model of each user that is to be compiled."""
@@ -520,12 +512,6 @@ class UserModels(Feature):
             if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
         return waiting
-
-    def _next(self, waiting: Mapping[int, ServedModel]) -> ServedModel | None:
-        """That of the user whose turn it is."""
-        since = {user: entry.manifest.added for user, entry in waiting.items()}
-        user = next_user(since, self.shares, self.settings(), time.time())
-        return waiting[user] if user is not None else None
 
     async def _compile(self, entry: ServedModel) -> None:
         """Until it is done, or an administrator wants to: then it is begun anew later."""
@@ -584,13 +570,6 @@ def _size(name: str, descriptor: int) -> int:
     return status.st_size
 
 
-def _device_bytes(entry: ServedModel) -> int:
-    compiled = entry.compiled
-    if compiled is None:
-        return 0
-    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
-
-
 def _told(entry: ServedModel, sha256: str) -> ModelBrought:
     manifest = entry.manifest
     waits = manifest.compiled is None and manifest.wanted != "cpu"
@@ -601,11 +580,7 @@ def _told(entry: ServedModel, sha256: str) -> ModelBrought:
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
-        outputs=tuple(map(_inferred, outputs)),
-    )
-
-
-def _inferred(tensor: TensorSpec) -> InferredTensor:
-    return InferredTensor(
-        name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape, symbols=tensor.symbols
+        outputs=tuple(
+            strict.like(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
+        ),
     )

@@ -327,7 +327,13 @@ class ShapeVariants(Feature):
                 self._rest(variant.name)
         for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
-        going = {*self._strays(), *surplus(self._kept(), self.settings())}
+        going = set(surplus(self._kept(), self.settings()))
+        for (
+            variant
+        ) in self.registry.variants():  # of models that were removed or replaced when the service ended
+            of = self.registry.find(model_of(variant.name))
+            if of is None or not same_source(variant.manifest, of.manifest):
+                going.add(variant.name)
         if not going:
             return
         names = ", ".join(sorted(going))
@@ -337,11 +343,6 @@ class ShapeVariants(Feature):
             _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
             return
         _log.info("variants that were least asked for were dropped: %s", names)
-
-    def _strays(self) -> list[str]:
-        """Those of models that were removed or replaced when the service ended."""
-        found = ((each, self.registry.find(model_of(each.name))) for each in self.registry.variants())
-        return [v.name for v, of in found if of is None or not same_source(v.manifest, of.manifest)]
 
     def _next(self) -> Wish | None:
         if not self.settings().per_model or not places.compiler():
@@ -381,7 +382,7 @@ class ShapeVariants(Feature):
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         told: list[str] = []
         for shapes in sets:
-            sizes = _text(shapes)
+            sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             try:
                 with self.leasing.adding(0):
                     entry = self.registry.get(model)
@@ -398,7 +399,6 @@ class ShapeVariants(Feature):
 
     def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
         """Load one that rests, if there is room without others that are asked for, or `anyway`."""
-        assert variant.compiled is not None
         serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
         resting = room_for(_loaded_bytes(variant), serving, self.settings(), now)
         if resting is None and not anyway:
@@ -457,10 +457,7 @@ def _stored_bytes(variant: ServedModel) -> int:
 
 
 def _loaded_bytes(variant: ServedModel) -> int:
-    compiled = variant.compiled
-    if compiled is None:
-        return 0
-    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
+    return variant.compiled.device_bytes if variant.compiled is not None else 0
 
 
 def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
@@ -501,7 +498,3 @@ def _failed(wish: Wish) -> ShownVariant:
         loaded_bytes=0,
         answered=0,
     )
-
-
-def _text(shapes: Shapes) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -101,6 +101,11 @@ class Compiled:
         """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
         return "gpu+cpu" if self.parts else "gpu"
 
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of its device's memory."""
+        return self.constant_bytes + self.arena_bytes + self.prepared_bytes
+
     @functools.cached_property
     def interface(self) -> Interface:
         """What it takes and gives; where it runs in parts, sizes of outputs may be open."""
