@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -270,39 +271,31 @@ class Receiver:
         )
 
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
-        """As `received.receive`; where this is cancelled the thread ends when the file lets it."""
+        """As `files.receive`; where this is cancelled the thread ends when the file lets it."""
         if self._reading[user] >= _MAX_READING:
             raise Busy("files that you brought before are still being read; let them end first")
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_Received] = loop.create_future()
-        copy = os.dup(descriptor)
+        loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
+        given: Future[_Received] = Future()
+        given.set_running_or_notify_cancel()  # who cancels does not end the thread
 
-        def ended(found: _Received | None, error: Exception | None) -> None:
+        def ended() -> None:
             self._reading[user] -= 1
             if not self._reading[user]:
                 del self._reading[user]
-            if result.done():
-                return
-            if found is not None:
-                result.set_result(found)
-            elif error is not None:
-                result.set_exception(error)
 
         def read() -> None:
-            found: _Received | None = None
-            failure: Exception | None = None
             try:
-                found = receive(copy, name, folder, limit)
+                given.set_result(receive(copy, name, folder, limit))
             except Exception as error:  # noqa: BLE001 - whoever waits raises it
-                failure = error
+                given.set_exception(error)
             finally:
                 os.close(copy)
             if not loop.is_closed():  # else the service ended meanwhile
-                loop.call_soon_threadsafe(ended, found, failure)
+                loop.call_soon_threadsafe(ended)
 
         self._reading[user] += 1
         threading.Thread(target=read, daemon=True, name=f"file of user {user}").start()
-        return await result
+        return await asyncio.wrap_future(given)
 
 
 @dataclass(slots=True, eq=False)
