@@ -55,7 +55,12 @@ def places(environ: Mapping[str, str], uid: int) -> Places:
 
     Raises InvalidArgument for an ordinary user whose environment has neither HOME nor the XDG variables.
     """
-    usual = _system() if uid == 0 or _from_systemd(environ, "STATE_DIRECTORY") else _user(environ)
+    if uid == 0 or _from_systemd(environ, "STATE_DIRECTORY"):
+        usual = Places(
+            socket=SYSTEM_SOCKET, state_dir=SYSTEM_STATE, cache_dir=SYSTEM_CACHE, config=SYSTEM_CONFIG
+        )
+    else:
+        usual = _user(environ)
     runtime = _from_systemd(environ, "RUNTIME_DIRECTORY")
     config = _from_systemd(environ, "CONFIGURATION_DIRECTORY")
     return Places(
@@ -64,10 +69,6 @@ def places(environ: Mapping[str, str], uid: int) -> Places:
         cache_dir=_from_systemd(environ, "CACHE_DIRECTORY") or usual.cache_dir,
         config=config / "honed.toml" if config else usual.config,
     )
-
-
-def _system() -> Places:
-    return Places(socket=SYSTEM_SOCKET, state_dir=SYSTEM_STATE, cache_dir=SYSTEM_CACHE, config=SYSTEM_CONFIG)
 
 
 def _user(environ: Mapping[str, str]) -> Places:
