@@ -159,7 +159,8 @@ def samples(
         setup = line_setup(line)
         task = f"{line.workload} {setup.device_key[:16]} {setup.driver} {line.compiler}"
         workloads[task] = line.workload
-        wanted[task, line.trace] = line.timing.fair_s if line.timing and _right(line) else np.inf
+        right = Stored(line.outcome) is Stored.RIGHT and line.state == "done"
+        wanted[task, line.trace] = line.timing.fair_s if line.timing and right else np.inf
     replayed = _Replayed(functions, profile)
     rows = []
     for n, ((task, trace), seconds) in enumerate(sorted(wanted.items())):
@@ -193,10 +194,6 @@ def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile:
     if Stored(line.outcome) is Stored.ABANDONED:
         return NO_TIME
     return "" if line.workload in functions else UNKNOWN_TASK
-
-
-def _right(line: Line) -> bool:
-    return Stored(line.outcome) is Stored.RIGHT and line.state == "done"
 
 
 class _Replayed:

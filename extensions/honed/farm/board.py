@@ -368,7 +368,7 @@ class _Member:
         while worker.status in (Status.running, Status.paused):
             if await _either(stop, _LOOK_SECONDS):
                 PLACE.leaving = True  # what is being judged is finished, what waits goes back
-                await loop.run_in_executor(self._pool, _nothing)
+                await loop.run_in_executor(self._pool, lambda: None)
                 return
             unasked = time.monotonic() - PLACE.asked > _REST_SECONDS
             if unasked and not resting:
@@ -394,7 +394,3 @@ async def _either(stop: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _nothing() -> None:
-    """Done when all that was being judged before is."""

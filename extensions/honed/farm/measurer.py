@@ -44,14 +44,6 @@ class _Asked:
     refused: HonedError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ruled:
-    """What a board made of a candidate."""
-
-    verdict: Verdict
-    phases: Mapping[str, float]
-
-
 class FarmMeasurer:
     """`Measures` by boards. All that boards judge of a batch is asked of them as soon as it is known.
 
@@ -103,7 +95,7 @@ class FarmMeasurer:
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
-        self._rulings: dict[int, _Ruled] = {}  # by ticket
+        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # with phases, by ticket
         self._faults: list[tuple[str, FaultStory]] = []
         self._looked = float("-inf")
         self._heard = clock()
@@ -116,8 +108,6 @@ class FarmMeasurer:
     def joined(self) -> int:
         """How many boards candidates are given to."""
         return len(self._list.boards)
-
-    # -- what a session asks for
 
     def load(self, workload: Workload) -> None:
         """Have boards judge candidates of `workload` from now on; waits until one of them is ready."""
@@ -194,8 +184,6 @@ class FarmMeasurer:
         self._do(self._list.want(name, self._clock()))
         return name
 
-    # -- between the work list and the boards
-
     def _do(self, actions: list[Action]) -> None:
         """Do what the work list says, and what it says to that."""
         for action in actions:  # to which more are added
@@ -208,7 +196,7 @@ class FarmMeasurer:
             case HandOut(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
-                self._settled(self._rulings.pop(ticket), name, board, ratio)
+                self._settled(*self._rulings.pop(ticket), name, board, ratio)
             case BoardBlame(candidate=name, deaths=deaths):
                 reason = f"{deaths} boards left the farm while they ran it"
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
@@ -235,13 +223,15 @@ class FarmMeasurer:
         self._tickets[self._boards.judge(board, rows.pack(trial))] = ticket
         return []
 
-    def _settled(self, ruled: _Ruled, name: str, board: str, ratio: float) -> None:
-        asked, verdict, host = self._asked[name], ruled.verdict, self._hosts[board]
+    def _settled(
+        self, verdict: Verdict, phases: Mapping[str, float], name: str, board: str, ratio: float
+    ) -> None:
+        asked, host = self._asked[name], self._hosts[board]
         if verdict.timing is not None:
             verdict = replace(verdict, timing=replace(verdict.timing, yardstick_ratio=ratio))
         if verdict.yardstick_s is not None:
             verdict = replace(verdict, yardstick_s=verdict.yardstick_s / ratio)
-        asked.verdict, asked.phases = replace(verdict, host=host), ruled.phases
+        asked.verdict, asked.phases = replace(verdict, host=host), phases
         self.counts[host] = self.counts.get(host, 0) + 1
 
     def _pump(self) -> None:
@@ -339,17 +329,18 @@ class FarmMeasurer:
         if board is None:
             return
         try:
-            ruled = _ruled(answer)
+            if not isinstance(answer, rows.Ruling):
+                raise InvalidArgument("it is no ruling")
+            verdict = _checked(answer)
         except InvalidArgument as error:
             put_off = answer if isinstance(answer, rows.NotNow) else _unfit(str(error))
             away, now = self._put_off(board, put_off), self._clock()
             self._do(self._list.give_back(ticket, now, away=away, reload=put_off.reload))
             return
-        assert isinstance(answer, rows.Ruling)
         self._complained.pop(board, None)
         self._faults += rows.stories(answer.faults)
-        self._rulings[ticket] = ruled
-        self._do(self._list.judged(ticket, ruled.verdict.yardstick_s, self._clock()))
+        self._rulings[ticket] = verdict, answer.phases
+        self._do(self._list.judged(ticket, verdict.yardstick_s, self._clock()))
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
@@ -372,15 +363,13 @@ def _unfit(why: str) -> rows.NotNow:
     return rows.NotNow(why=why, seconds=_BROKEN_SECONDS, reload=True)
 
 
-def _ruled(answer: rows.Answer) -> _Ruled:
-    """A verdict in an answer; raises InvalidArgument where there is none."""
-    if not isinstance(answer, rows.Ruling):
-        raise InvalidArgument("it is no ruling")
-    verdict = rows.verdict_of(answer)
+def _checked(ruling: rows.Ruling) -> Verdict:
+    """The verdict; raises InvalidArgument for one that cannot be."""
+    verdict = rows.verdict_of(ruling)
     check_verdict(verdict)
     if verdict.yardstick_s is not None and not 0 < verdict.yardstick_s < math.inf:
         raise InvalidArgument(f"a yardstick of {verdict.yardstick_s} s cannot be")
-    return _Ruled(verdict, answer.phases)
+    return verdict
 
 
 # Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more

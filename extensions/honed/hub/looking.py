@@ -256,7 +256,10 @@ def gather(
     InvalidArgument where no key is trusted or the list is not the owner's, Unavailable where there is no hub.
     """
     done = Gathered()
-    rings = [_ring(store, owner, memory, now)] if owner is not None else []
+    rings: list[Keyring] = []
+    if owner is not None:
+        rings = [indexes.read_keyring(signed(store, indexes.HUB, owner), now)]
+        indexes.newer(rings[0].serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
     keys = indexes.believed(trusted, rings, memory.revoked)
     if not keys:
         raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
@@ -271,12 +274,6 @@ def gather(
         except (InvalidArgument, Unavailable) as error:
             done.problems.append(f"{name}: {error}")
     return done
-
-
-def _ring(store: HubStore, owner: PublicKey, memory: HubMemory, now: float) -> indexes.Keyring:
-    ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
-    indexes.newer(ring.serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
-    return ring
 
 
 def _written(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:

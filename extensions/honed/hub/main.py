@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from honed.protocol import methods
@@ -115,11 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
         format="honed-hub: %(message)s",
     )
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance, begun = _chance(key_of(place)), time.monotonic()
+        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # that each machine has for itself
+        begun = time.monotonic()
         while True:
             try:
                 look(options.socket, place, chance, time.monotonic() - begun)
@@ -208,15 +208,6 @@ def _view(client: Client, running_s: float) -> ServiceView:
         tuning=status.lease.holder is not None,
         running_s=running_s,
     )
-
-
-def _chance(key: SecretKey) -> float:
-    """A number from 0 to 1 that each machine has for itself."""
-    return int.from_bytes(key.id, "big") / 2**64
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":

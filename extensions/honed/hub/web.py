@@ -89,7 +89,8 @@ def get(address: str, most: int, tag: str = "") -> Looked:
 
 
 def _once(address: str, most: int, tag: str, alarm: _Alarm) -> Looked | _Moved:
-    request = urllib.request.Request(address, headers=_condition(tag))
+    condition = {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag} if tag else {}
+    request = urllib.request.Request(address, headers=condition)
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
             data = bounded(answer.read1, most, address)
@@ -127,12 +128,6 @@ def _followed(address: str, location: str) -> str:
             f"{address} leads to {said(led)}, which is another server; give its address if that is right"
         )
     return led
-
-
-def _condition(tag: str) -> dict[str, str]:
-    if not tag:
-        return {}
-    return {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag}
 
 
 def _tag(headers: Message) -> str:
@@ -204,18 +199,19 @@ class _SecureConnection(http.client.HTTPSConnection, _Connection):
     """Its `connect` has that of _Connection make the connection, and then speaks TLS."""
 
 
+def _watched(kind: type[_Connection], alarm: _Alarm, host: str, **others: Any) -> _Connection:
+    made = kind(host, **others)
+    made.alarm = alarm
+    return made
+
+
 class _Http(urllib.request.HTTPHandler):
     def __init__(self, alarm: _Alarm) -> None:
         super().__init__()
         self._alarm = alarm
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, **others: Any) -> _Connection:
-        made = _Connection(host, **others)
-        made.alarm = self._alarm
-        return made
+        return self.do_open(functools.partial(_watched, _Connection, self._alarm), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -224,12 +220,8 @@ class _Https(urllib.request.HTTPSHandler):
         self._alarm = alarm
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, **others: Any) -> _SecureConnection:
-        made = _SecureConnection(host, context=_checking(), **others)
-        made.alarm = self._alarm
-        return made
+        connection = functools.partial(_watched, _SecureConnection, self._alarm, context=_checking())
+        return self.do_open(connection, req)
 
 
 @functools.cache

@@ -191,7 +191,7 @@ def _table(caption: str, rows: Sequence[TaskShare], longest: float, hues: dict[s
                 name_of(row.name) if row.name is not None else element("em", "outside of tasks"),
                 f"{row.share:.1%}",
                 _share(row.share / longest, hues[row.model]),
-                _time(row.seconds),
+                seconds_text(row.seconds) if row.seconds >= 60 else f"{row.seconds:.3g} s",
                 element("span", _swatch(hues[row.model]), name_of(row.model)),
                 str(row.launches or "-"),
                 origin(row.schedule),
@@ -207,10 +207,6 @@ def _share(share: float, hue: int) -> Element:
         element("rect", width=f"{100 * share:.3f}%", height=8, rx=2, class_=f"hue{hue}"),
         width=90, height=8, aria_hidden="true",
     )  # fmt: skip
-
-
-def _time(seconds: float) -> str:
-    return seconds_text(seconds) if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def tuning_section(report: Report) -> Element:
