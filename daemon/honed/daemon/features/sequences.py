@@ -255,7 +255,8 @@ class Sequencer(Feature):
     async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Inferred:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
-            self.end(key, entry)
+            self.sequences.resume(key, _source(entry), time.monotonic())
+            self.sequences.drop(key)
             return _nothing(call.params, kind_of(entry.engine))
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
@@ -264,7 +265,7 @@ class Sequencer(Feature):
         try:
             return self.taken(woven, await infer(dataclasses.replace(call, params=woven.params)))
         except BaseException:
-            self.failed(woven)
+            self.sequences.failed(woven.sequence, first=woven.first)
             raise
 
     def forget(self, model: str) -> None:
@@ -330,7 +331,7 @@ class Sequencer(Feature):
 
         Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
         InvalidArgument where the model keeps no state, or the request is malformed. One that it gives ends
-        with `taken` or `failed`.
+        with `taken`, or `failed` of its sequences.
         """
         options, source = params.parameters or InferOptions(), _source(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -371,15 +372,6 @@ class Sequencer(Feature):
         if woven.last:
             self.sequences.drop(woven.sequence.key)
         return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
-
-    def end(self, key: SequenceKey, entry: ServedModel) -> None:
-        """End a sequence without a run; raises SequenceLost where there is none."""
-        self.sequences.resume(key, _source(entry), time.monotonic())
-        self.sequences.drop(key)
-
-    def failed(self, woven: RequestWithState) -> None:
-        """The request was not answered."""
-        self.sequences.failed(woven.sequence, first=woven.first)
 
 
 def _nothing(params: InferParams, engine: str) -> Inferred:

@@ -30,7 +30,7 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.statefile import SAVE_SECONDS, StateFile, save_at_intervals
+from honed.daemon.observe.statefile import StateFile, save_at_intervals
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
@@ -220,7 +220,7 @@ class SharesFile:
 
     async def keep(self) -> None:
         """Save at intervals, and when cancelled."""
-        await save_at_intervals(lambda: self._file.save(self.shares), lambda: SAVE_SECONDS)
+        await save_at_intervals(lambda: self._file.save(self.shares))
 
 
 class Receiver:

@@ -93,16 +93,11 @@ def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> SignalReadi
 def _window(settings: IdleSettings, minute: int) -> SignalReading:
     allowed = parse(settings.window)
     if allowed is None:
-        return SignalReading(
-            signal="window", value=None, unit="", verdict="absent", text="tuning at any time of day"
-        )
-    return SignalReading(
-        signal="window",
-        value=float(minute),
-        unit="min",
-        verdict="quiet" if allowed.holds(minute) else "busy",
-        text=f"it is {clock_text(minute)}; tuning at {settings.window}",
-    )
+        anytime = Sample(signal="window", value=None, unit="", text="tuning at any time of day")
+        return _reading(anytime, "absent")
+    text = f"it is {clock_text(minute)}; tuning at {settings.window}"
+    sample = Sample(signal="window", value=float(minute), unit="min", text=text)
+    return _reading(sample, "quiet" if allowed.holds(minute) else "busy")
 
 
 def _reading(sample: Sample, verdict: Verdict, *notes: str) -> SignalReading:
