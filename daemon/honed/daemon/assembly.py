@@ -78,6 +78,9 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     registry = Registry()
     commits, inspector = Commits(store, registry), Inspector()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
+    ledger = await in_thread(
+        UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
+    )
     pool = Pool(
         limits,
         places,
@@ -101,7 +104,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         changes=changes,
         jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
-        ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
+        ledger=ledger,
         leasing=Leasing(config.idle, lambda: pool.default.state),
     )
 

@@ -103,7 +103,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     from honed.hub import looking, machine, remote
     from honed.hub.minisign import PublicKey
 
-    store = remote.store(source if "://" in source else str(Path(source).absolute()))
+    store = remote.store(_url(source))
     trusted: Mapping[str, PublicKey] = {}
     if arguments.owner:
         owner: PublicKey | None = PublicKey.parse(arguments.owner)
