@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -223,7 +223,9 @@ class Batcher(Feature):
         """Run what is due, and look again when the next is."""
         for batch in group.gathering.due(time.monotonic()):
             members = [group.waiting.pop(member.number) for member in batch]
-            self._begin(self._run(group, members))
+            task = asyncio.ensure_future(self._run(group, members))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if group.timer is not None:
             group.timer.cancel()
             group.timer = None
@@ -233,11 +235,6 @@ class Batcher(Feature):
             group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
         elif group.gathering.idle:
             self._groups.pop(group.kind, None)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, group: _Group, members: Sequence[_Waiting]) -> None:
         begun = time.monotonic()
@@ -283,9 +280,11 @@ class Batcher(Feature):
     async def _as_one(self, members: Sequence[_Waiting]) -> list[Inferred]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
-        shapes, first = _shapes(plans), members[0].call
+        rows, first = sum(map(rows_of, plans)), members[0].call
+        shapes = {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
         runner = first.runner(shapes)
-        fits = _fits(runner, shapes)
+        compiled = runner.compiled
+        fits = compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)
 
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
@@ -321,13 +320,3 @@ def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
 def rows_of(plan: InferencePlan) -> int:
     """Of the request's inputs."""
     return (plan.inputs[0][0].shape or (0,))[0]
-
-
-def _shapes(plans: Sequence[InferencePlan]) -> Shapes:
-    rows = sum(map(rows_of, plans))
-    return {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
-
-
-def _fits(runner: ServedModel, shapes: Shapes) -> bool:
-    compiled = runner.compiled
-    return compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)

@@ -71,9 +71,9 @@ class Leasing:
         """Look at the machine until cancelled."""
         while True:
             self._wake.clear()
-            looking = asyncio.ensure_future(
-                in_thread(self._signals.read, time.monotonic(), self._own_processes())
-            )
+            # Whose work is not held against the machine: tuners, and this service with its children.
+            own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
+            looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
             if not looking.done():  # a driver that hangs
                 why = f"the machine's signals could not be read for {self._patience:g} s"
@@ -225,10 +225,6 @@ class Leasing:
         samples = (*self._activity.samples(now), worker, *self._machine.samples)
         readings = judge(samples, self._settings, context)
         return readings, decide(readings, self._settings, now, self._decision)
-
-    def _own_processes(self) -> set[int]:
-        """Those whose work is not held against the machine: tuners, and this service with its children."""
-        return {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
 
     def _is_tuner(self, peer: int) -> bool:
         return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
