@@ -141,9 +141,9 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
 def test_files_of_features_are_read_beside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[threading.Thread] = []
-    monkeypatch.setattr(StateFile, "read", lambda self: threads.append(threading.current_thread()))
     place = Place(tmp_path, ModelRefused("no"))
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(StateFile, "read", lambda _: threads.append(threading.current_thread()))
     config: Any = SimpleNamespace(
         limits=SimpleNamespace(load_seconds=1.0),
         serve=SimpleNamespace(engine="fastest"),
