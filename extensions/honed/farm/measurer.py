@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -88,10 +89,7 @@ class FarmMeasurer:
         self._asked: dict[str, _Asked] = {}  # by name in the work list
         self._names: dict[str, str] = {}  # the latest name of a candidate, by its id
         self._count = 0
-        self._greeted: dict[int, str] = {}  # boards by call
-        self._loads: dict[int, tuple[str, str]] = {}  # boards and tasks by call
-        self._tickets: dict[int, int] = {}  # tickets by call
-        self._settling: set[int] = set()
+        self._calls: dict[int, tuple[str, Callable[[Came], None]]] = {}  # boards, and what takes the answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
@@ -166,9 +164,10 @@ class FarmMeasurer:
 
     def settle(self) -> None:
         """Wait until boards have looked into their kernel logs."""
-        self._settling = {self._boards.settle(board) for board in self._list.boards}
+        asked = {self._boards.settle(board): (board, self._take_settled) for board in self._list.boards}
+        self._calls |= asked
         until = self._clock() + _SETTLE_SECONDS
-        while self._settling and self._clock() < until:
+        while self._calls.keys() & asked.keys() and self._clock() < until:
             self._pump()
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
@@ -192,7 +191,8 @@ class FarmMeasurer:
     def _done(self, action: Action) -> list[Action]:
         match action:
             case LoadTask(board=board, task=task):
-                self._loads[self._boards.load(board, self._memory)] = board, task
+                number = self._boards.load(board, self._memory)
+                self._calls[number] = board, partial(self._take_load, board, task)
             case HandOut(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
@@ -220,7 +220,8 @@ class FarmMeasurer:
             candidate=codec.candidate_to_plain(asked.candidate),
             best=self._best,
         )
-        self._tickets[self._boards.judge(board, rows.pack(trial))] = ticket
+        number = self._boards.judge(board, rows.pack(trial))
+        self._calls[number] = board, partial(self._take_ruling, board, ticket)
         return []
 
     def _settled(
@@ -243,7 +244,9 @@ class FarmMeasurer:
         came = self._boards.came(_LOOK_SECONDS)
         if came is not None:
             self._heard = self._clock()
-            self._take(came)
+            if came.number in self._calls:
+                _, take = self._calls.pop(came.number)
+                take(came)
         elif self._clock() - self._heard > _PATIENCE_SECONDS:
             raise Unavailable(
                 f"no board of the farm has answered for {_PATIENCE_SECONDS / 60:.0f} min; "
@@ -255,48 +258,16 @@ class FarmMeasurer:
     def _look(self) -> None:
         present = self._boards.present()
         for board in sorted(present - self._present):
-            self._greeted[self._boards.greet(board)] = board
+            self._calls[self._boards.greet(board)] = board, partial(self._take_greeting, board)
         for board in sorted(self._present - present):
             if board in self._list.boards:
                 self._tell(f"{self._host(board)} has left; what it had is given to others")
-            for number in self._calls_of(board):
+            for number in [number for number, (whose, _) in self._calls.items() if whose == board]:
                 self._boards.give_up(number)
-                for calls in (self._greeted, self._loads, self._tickets):
-                    calls.pop(number, None)
+                del self._calls[number]
             self._do(self._list.leave(board, self._clock()))
             self._hosts.pop(board, None)
         self._present = present
-
-    def _calls_of(self, board: str) -> list[int]:
-        return [
-            *(n for n, b in self._greeted.items() if b == board),
-            *(n for n, (b, _) in self._loads.items() if b == board),
-            *(n for n, ticket in self._tickets.items() if self._board_of(ticket) == board),
-        ]
-
-    def _board_of(self, ticket: int) -> str | None:
-        known = self._list.tickets.get(ticket)
-        return None if known is None else known.board
-
-    def _take(self, came: Came) -> None:
-        board = self._greeted.pop(came.number, None)
-        if board is not None:
-            self._take_greeting(board, came)
-            return
-        answer: rows.Answer
-        try:
-            answer = _unfit(came.why) if came.data is None else rows.answer(came.data)
-        except InvalidArgument as error:
-            answer = _unfit(str(error))
-        loading = self._loads.pop(came.number, None)
-        if loading is not None:
-            self._take_load(*loading, answer)
-        elif came.number in self._settling:
-            self._settling.discard(came.number)
-            if isinstance(answer, rows.Ruling):
-                self._faults += rows.stories(answer.faults)
-        else:
-            self._take_ruling(self._tickets.pop(came.number, 0), answer)
 
     def _take_greeting(self, board: str, came: Came) -> None:
         if not came.data:
@@ -315,7 +286,8 @@ class FarmMeasurer:
                 self.peaks = bounds.higher(self.peaks, profile.peaks)
             self._do(self._list.join(board, greeting.depth, self._clock()))
 
-    def _take_load(self, board: str, task: str, answer: rows.Answer) -> None:
+    def _take_load(self, board: str, task: str, came: Came) -> None:
+        answer = _answer(came)
         if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
                 self.rate = answer.rate
@@ -324,10 +296,13 @@ class FarmMeasurer:
             away = self._put_off(board, answer)
             self._do(self._list.loaded(board, None, self._clock(), away=away))
 
-    def _take_ruling(self, ticket: int, answer: rows.Answer) -> None:
-        board = self._board_of(ticket)
-        if board is None:
-            return
+    def _take_settled(self, came: Came) -> None:
+        answer = _answer(came)
+        if isinstance(answer, rows.Ruling):
+            self._faults += rows.stories(answer.faults)
+
+    def _take_ruling(self, board: str, ticket: int, came: Came) -> None:
+        answer = _answer(came)
         try:
             if not isinstance(answer, rows.Ruling):
                 raise InvalidArgument("it is no ruling")
@@ -356,6 +331,13 @@ class FarmMeasurer:
         host = self._hosts.get(board, board)
         alone = sum(h == host for h in self._hosts.values()) == 1
         return host if alone else f"{host} ({board})"
+
+
+def _answer(came: Came) -> rows.Answer:
+    try:
+        return _unfit(came.why) if came.data is None else rows.answer(came.data)
+    except InvalidArgument as error:
+        return _unfit(str(error))
 
 
 def _unfit(why: str) -> rows.NotNow:
