@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
@@ -229,8 +230,7 @@ class Sequencer(Feature):
         self._settings = settings
         self._registry = registry
         self._sequences = Sequences(settings())
-        self._turns: dict[SequenceKey, asyncio.Lock] = {}
-        self._waiting: dict[SequenceKey, int] = {}
+        self._turns: WeakValueDictionary[SequenceKey, asyncio.Lock] = WeakValueDictionary()
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Keep the state of a model that has some."""
@@ -302,27 +302,21 @@ class Sequencer(Feature):
         timeout = timeout_us(options) / 1e6
         begun = time.monotonic()
         lock = self._turns.setdefault(key, asyncio.Lock())
-        self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
-            try:
-                async with asyncio.timeout(timeout):
-                    await lock.acquire()
-            except TimeoutError as error:
-                raise DeadlineExceeded(
-                    f"the request's deadline passed before the one before it in {key.shown} was answered; "
-                    "allow more time"
-                ) from error
-            try:
-                left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
-                # State is taken from what is answered in line, so that there is no room elsewhere.
-                left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
-                yield dataclasses.replace(params, parameters=left_of)
-            finally:
-                lock.release()
+            async with asyncio.timeout(timeout):
+                await lock.acquire()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the request's deadline passed before the one before it in {key.shown} was answered; "
+                "allow more time"
+            ) from error
+        try:
+            left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
+            # State is taken from what is answered in line, so that there is no room elsewhere.
+            left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
+            yield dataclasses.replace(params, parameters=left_of)
         finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key], self._turns[key]
+            lock.release()
 
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
@@ -320,7 +321,9 @@ class UserModels(Feature):
     shares_file: SharesFile
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
-    _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
+    _turns: WeakValueDictionary[int, asyncio.Lock] = field(
+        init=False, default_factory=WeakValueDictionary
+    )  # by user
     _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
 
     def __post_init__(self) -> None:
@@ -407,8 +410,6 @@ class UserModels(Feature):
         def ended(done: asyncio.Task[ModelBrought]) -> None:
             close_all(copies)
             del self._under_way[name]
-            if not any(each.user == user for each in self._under_way.values()):
-                self._turns.pop(user, None)
             if not done.cancelled():
                 done.exception()  # those who waited were told
 
@@ -425,7 +426,8 @@ class UserModels(Feature):
         meanwhile: AbstractContextManager[None],
     ) -> ModelBrought:
         """Receive, try out and serve it; what goes for it goes once it is served."""
-        async with self._turns.setdefault(user, asyncio.Lock()):
+        turn = self._turns.setdefault(user, asyncio.Lock())
+        async with turn:
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
             new = OwnModel(name=name, user=user, nbytes=nbytes, memory=nbytes, used=time.time())
             leaving = going(new, self._kept(), self.settings())
