@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -125,19 +125,15 @@ class HubPlace:
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except PermissionError:
             raise PermissionDenied(self._whose()) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Unavailable("another command is at work with the hub; wait for it to end") from None
-        try:
-            memory = self.remembered()
+        with ExitStack() as held:
+            held.callback(os.close, lock)
             try:
-                yield memory
-            finally:
-                memory.save(self.memory)
-        finally:
-            os.close(lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable("another command is at work with the hub; wait for it to end") from None
+            memory = self.remembered()
+            held.callback(memory.save, self.memory)
+            yield memory
 
     def prepare(self) -> None:
         """Make the folder. Raises PermissionDenied for another user's, which root would spoil."""
