@@ -328,9 +328,8 @@ class ShapeVariants(Feature):
         for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
         going = set(surplus(self._kept(), self.settings()))
-        for (
-            variant
-        ) in self.registry.variants():  # of models that were removed or replaced when the service ended
+        # Those of models that were removed or replaced when the service ended.
+        for variant in self.registry.variants():
             of = self.registry.find(model_of(variant.name))
             if of is None or not same_source(variant.manifest, of.manifest):
                 going.add(variant.name)
