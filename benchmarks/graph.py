@@ -36,7 +36,7 @@ from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.search.sketches.attention import attention_of
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 _TURNS = 41
 Shapes = Mapping[str, tuple[int, ...]]

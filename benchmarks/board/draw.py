@@ -20,7 +20,7 @@ from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.workload import parameters
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.valhall.judge import JudgedLaunch, MachineCodeJudge
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from honed.farm import rows
-from honed.farm.board import DEPTH, FarmBoard
-from honed.farm.worker import serve
+from honed.farm.board import DEPTH, FarmBoard, serve
 from honed.machine import profilefile
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 from .recorded import Recording, kept, steady
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.records.verdict import Stored, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 from honed.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
 from honed.valhall.judge import MachineCodeJudge, seconds
 

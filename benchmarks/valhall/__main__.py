@@ -22,8 +22,7 @@ from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
-from honed.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
-from honed.valhall.machine import FP16_FLOPS
+from honed.valhall.judge import FP16_FLOPS, JudgedLaunch, MachineCodeJudge, seconds
 
 from . import check, dots, winograd
 from .draws import default, draws

@@ -26,8 +26,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.compiler import NotBuilt
-from honed.valhall.judge import MachineCodeJudge, seconds
-from honed.valhall.machine import FP16_FLOPS
+from honed.valhall.judge import FP16_FLOPS, MachineCodeJudge, seconds
 
 from .hand import Product, product
 from .peaks import arithmetic, loads

@@ -21,7 +21,7 @@ from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.parts import blocks, part_of, reads_along
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 from .hand import Product
 

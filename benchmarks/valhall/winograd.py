@@ -28,8 +28,7 @@ from honed.tuner.measure.candidate import Candidate, Workload, inference_launche
 from honed.tuner.search.draw import Drawing
 from honed.tuner.tune.extract import workload
 from honed.valhall.compiler import NotBuilt
-from honed.valhall.judge import MachineCodeJudge, seconds
-from honed.valhall.machine import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS
+from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS, MachineCodeJudge, seconds
 
 from .tasks import profile
 

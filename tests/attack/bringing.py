@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.features.user_models.quota import AppsSettings
+from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.store.names import own_name
 from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import BringParams

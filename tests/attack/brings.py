@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from honed.daemon.features.user_models.quota import AppsSettings
+from honed.daemon.features.user_models import AppsSettings
 
 from .attack import Attack
 from .bed import Bed, until

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from honed.hub import machine, objects
+from honed.hub.machine import HubConfig
 from honed.hub.memory import HubMemory, Shelf
 from honed.hub.minisign import SecretKey
-from honed.hub.settings import HubConfig
 from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, PermissionDenied
 from honed.protocol.methods import METHODS, Right

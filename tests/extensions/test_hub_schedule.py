@@ -10,14 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from honed.hub import schedule
-from honed.hub.machine import HubPlace
-from honed.hub.main import key_of
+from honed.hub import main as schedule
+from honed.hub.machine import HubConfig, HubPlace
+from honed.hub.main import Deed, ServiceView, key_of
 from honed.hub.memory import HubMemory
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.hub.pushing import LASTS
-from honed.hub.schedule import Deed, ServiceView
-from honed.hub.settings import HubConfig
 from honed.protocol.errors import InvalidArgument, PermissionDenied, Unavailable, Unimplemented
 from honed.protocol.service import ConfigShown, ShownSetting
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.features.user_models.quota import AppsSettings
+from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.settings.schema import CpuSettings, Limits
 from honed.daemon.tuning.process import TunerSettings
-from honed.frigate.bridge import FrigateSettings
-from honed.http.settings import HttpSettings
+from honed.frigate.main import FrigateSettings
+from honed.http.app import HttpSettings
 from honed.machine.families import FAMILIES
 from honed.protocol.strict import from_plain
 from honed.runtime.version import HONED_VERSION

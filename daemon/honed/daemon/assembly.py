@@ -24,9 +24,8 @@ from .feature import Feature
 from .features.batching import Batcher
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
-from .features.user_models.feature import Receiver, UserModels
-from .features.user_models.quota import SharesFile
-from .features.variants.feature import ShapeVariants, VariantCompiler
+from .features.user_models import Receiver, SharesFile, UserModels
+from .features.variants import ShapeVariants, VariantCompiler
 from .idle.leasing import Leasing
 from .listener import Server
 from .methods.methods import Api
@@ -79,6 +78,9 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     registry = Registry()
     commits, inspector = Commits(store, registry), Inspector()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
+    ledger = await in_thread(
+        UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
+    )
     pool = Pool(
         limits,
         places,
@@ -102,7 +104,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         changes=changes,
         jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
-        ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
+        ledger=ledger,
         leasing=Leasing(config.idle, lambda: pool.default.state),
     )
 
@@ -134,10 +136,10 @@ class ServiceParts:
         )
 
 
-def assembled(base: Base, reloader: Reloader) -> ServiceParts:
+async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """What stands on the base."""
     publisher, pipeline = _publisher(base), _pipeline(base)
-    features = _features(base, reloader, publisher, pipeline)
+    features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
     rechoice = EngineRechoice(
@@ -155,11 +157,12 @@ def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     )
 
 
-def _features(
+async def _features(
     base: Base, reloader: Reloader, publisher: Publisher, pipeline: InferencePipeline
 ) -> tuple[Feature, ...]:
     """The features: requests pass through them from the first to the last."""
     limits, policy = base.config.limits, base.config.serve.engine
+    shares = await in_thread(SharesFile, base.config.service.state_dir / "apps.json")
     return (
         UserModels(
             settings=lambda: reloader.config.apps,
@@ -168,7 +171,7 @@ def _features(
             jobs=base.jobs,
             leasing=base.leasing,
             receiver=Receiver(limits.load_seconds),
-            shares_file=SharesFile(base.config.service.state_dir / "apps.json"),
+            shares_file=shares,
             policy=policy,
         ),
         Sequencer(lambda: reloader.config.sequences, base.registry),

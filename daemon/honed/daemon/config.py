@@ -22,7 +22,7 @@ from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, S
 
 from .aio import in_thread
 from .features.sequences import SequenceSettings
-from .features.user_models.quota import AppsSettings
+from .features.user_models import AppsSettings
 from .idle.decision import IdleSettings
 from .observe.usage import UsageSettings
 from .serving.pool import Placement

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.plan import InferencePlan
@@ -89,6 +89,7 @@ class Feature:
     """Optional behaviour of the service. What a feature does not change stays as it is here."""
 
     __slots__ = ()
+    makes_variants: ClassVar[bool] = False  # that a client asks for with a model
 
     # Requests
 

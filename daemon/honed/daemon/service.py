@@ -132,7 +132,7 @@ async def _run(
     base.keep_only(models)
     reloader = Reloader(config, read, systemd, base.changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
-    parts = assembly.assembled(base, reloader)
+    parts = await assembly.assembled(base, reloader)
     base.clients.api = assembly.methods(parts, reloader, damaged)
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)

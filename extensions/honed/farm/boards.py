@@ -24,6 +24,8 @@ from .scheduler import SETTINGS, checked, quiet, security
 _CONNECT_SECONDS = 15.0
 _ANSWER_SECONDS = 20.0  # to fetch an answer, for which Dask would wait without an end where its board is gone
 _SEND_SECONDS = 60.0  # for a task's memory to reach a board: Dask would wait for one that does not answer
+_WAIT_SECONDS = 30.0  # for the first board
+_LATER_SECONDS = 2.0  # for others, once one has answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,6 @@ class DaskBoards:
         if not isinstance(data, bytes):
             return Came(number, None, "it answered something that is no row")
         return Came(number, data)
-
-
-# ---- Finding out who is in a farm, and which of its boards are of the device to tune for ----
-
-_WAIT_SECONDS = 30.0  # for the first board
-_LATER_SECONDS = 2.0  # for others, once one has answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,8 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
     _need()
     from honed.tuner.measure.measurer import kernel_log
 
-    from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard
+    from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
     from .scheduler import checked, security
-    from .worker import serve
 
     security(checked(job.url), job.certificates)  # before the device is looked at
 

@@ -1,13 +1,17 @@
-"""Candidates judged by the boards of a farm, in the place of one device that measures them."""
+"""The boards of a farm in the place of a device: they judge a session's candidates."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 from uuid import uuid4
 
+from honed.jobs import commands
 from honed.machine import bounds, profilefile
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
@@ -16,30 +20,13 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
 from honed.tuner.records.verdict import Outcome, Verdict
+from honed.tuner.tune.children import BATCH
+from honed.tuner.tune.opening import Instrument, Sharing
+from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows
-from .boards import Came, DaskBoards
-from .worklist import (
-    Action,
-    BoardBlame,
-    BoardLeft,
-    CandidateJudged,
-    CandidateWanted,
-    Event,
-    GivenBack,
-    HandOut,
-    Joined,
-    LoadTask,
-    NotLoaded,
-    Refused,
-    Settle,
-    TaskLoaded,
-    Tell,
-    Tick,
-    Took,
-    Unwanted,
-    WorkList,
-)
+from .boards import Came, DaskBoards, FarmChoice, join
+from .worklist import Action, BoardBlame, HandOut, LoadTask, Settle, Tell, WorkList
 
 _LOOK_SECONDS = 1.0  # between two looks at who is there
 _PATIENCE_SECONDS = 1800.0  # without any answer, after which a search ends
@@ -56,14 +43,6 @@ class _Asked:
     verdict: Verdict | None = None
     phases: Mapping[str, float] | None = None
     refused: HonedError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ruled:
-    """What a board made of a candidate."""
-
-    verdict: Verdict
-    phases: Mapping[str, float]
 
 
 class FarmMeasurer:
@@ -110,14 +89,11 @@ class FarmMeasurer:
         self._asked: dict[str, _Asked] = {}  # by name in the work list
         self._names: dict[str, str] = {}  # the latest name of a candidate, by its id
         self._count = 0
-        self._greeted: dict[int, str] = {}  # boards by call
-        self._loads: dict[int, tuple[str, str]] = {}  # boards and tasks by call
-        self._tickets: dict[int, int] = {}  # tickets by call
-        self._settling: set[int] = set()
+        self._calls: dict[int, tuple[str, Callable[[Came], None]]] = {}  # boards, and what takes the answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
-        self._rulings: dict[int, _Ruled] = {}  # by ticket
+        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # with phases, by ticket
         self._faults: list[tuple[str, FaultStory]] = []
         self._looked = float("-inf")
         self._heard = clock()
@@ -131,8 +107,6 @@ class FarmMeasurer:
         """How many boards candidates are given to."""
         return len(self._list.boards)
 
-    # -- what a session asks for
-
     def load(self, workload: Workload) -> None:
         """Have boards judge candidates of `workload` from now on; waits until one of them is ready."""
         self._workload = workload
@@ -141,7 +115,7 @@ class FarmMeasurer:
         self._asked.clear()
         self._names.clear()
         self._heard = self._clock()
-        self._feed(Took(workload.task))
+        self._do(self._list.take(workload.task, self._clock()))
         while not any(board.ready == workload.task for board in self._list.boards.values()):
             self._pump()
 
@@ -176,11 +150,11 @@ class FarmMeasurer:
 
     def forget(self) -> dict[str, Verdict]:
         """Drop what no board has; gives the verdicts that nobody asked for, once boards have ended theirs."""
-        self._feed(Unwanted())
         self._heard = self._clock()
+        self._do(self._list.drop(self._heard))
         while self._list.out:
             self._pump()
-            self._feed(Unwanted())  # what came back meanwhile
+            self._do(self._list.drop(self._clock()))  # what came back meanwhile
         left = {
             asked.candidate.id: asked.verdict for asked in self._asked.values() if asked.verdict is not None
         }
@@ -190,9 +164,10 @@ class FarmMeasurer:
 
     def settle(self) -> None:
         """Wait until boards have looked into their kernel logs."""
-        self._settling = {self._boards.settle(board) for board in self._list.boards}
+        asked = {self._boards.settle(board): (board, self._take_settled) for board in self._list.boards}
+        self._calls |= asked
         until = self._clock() + _SETTLE_SECONDS
-        while self._settling and self._clock() < until:
+        while self._calls.keys() & asked.keys() and self._clock() < until:
             self._pump()
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
@@ -205,36 +180,31 @@ class FarmMeasurer:
         name = f"{self._count} {candidate.id}"
         self._asked[name] = _Asked(candidate)
         self._names[candidate.id] = name
-        self._feed(CandidateWanted(name))
+        self._do(self._list.want(name, self._clock()))
         return name
 
-    # -- between the work list and the boards
+    def _do(self, actions: list[Action]) -> None:
+        """Do what the work list says, and what it says to that."""
+        for action in actions:  # to which more are added
+            actions += self._done(action)
 
-    def _feed(self, *events: Event) -> None:
-        """Tell the work list, and do what it says, until there is nothing more to do."""
-        todo = list(events)
-        while todo:
-            for action in self._list.handle(todo.pop(0), self._clock()):
-                told = self._perform(action)
-                if told is not None:
-                    todo.append(told)
-
-    def _perform(self, action: Action) -> Event | None:
+    def _done(self, action: Action) -> list[Action]:
         match action:
             case LoadTask(board=board, task=task):
-                self._loads[self._boards.load(board, self._memory)] = board, task
+                number = self._boards.load(board, self._memory)
+                self._calls[number] = board, partial(self._take_load, board, task)
             case HandOut(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
-                self._settled(self._rulings.pop(ticket), name, board, ratio)
+                self._settled(*self._rulings.pop(ticket), name, board, ratio)
             case BoardBlame(candidate=name, deaths=deaths):
                 reason = f"{deaths} boards left the farm while they ran it"
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
             case Tell(board=board, text=text):
                 self._tell(f"{self._host(board)} {text}")
-        return None
+        return []
 
-    def _hand_out(self, ticket: int, board: str, name: str) -> Event | None:
+    def _hand_out(self, ticket: int, board: str, name: str) -> list[Action]:
         assert self._workload is not None
         asked = self._asked[name]
         if not asked.noted:
@@ -242,7 +212,7 @@ class FarmMeasurer:
                 self._begin(asked.candidate)
             except HonedError as error:  # in quarantine, or in flight elsewhere
                 asked.refused = error
-                return Refused(ticket)
+                return self._list.refuse(ticket, self._clock())
             asked.noted = True
         trial = rows.FarmTrial(
             search=self._search,
@@ -250,16 +220,19 @@ class FarmMeasurer:
             candidate=codec.candidate_to_plain(asked.candidate),
             best=self._best,
         )
-        self._tickets[self._boards.judge(board, rows.pack(trial))] = ticket
-        return None
+        number = self._boards.judge(board, rows.pack(trial))
+        self._calls[number] = board, partial(self._take_ruling, board, ticket)
+        return []
 
-    def _settled(self, ruled: _Ruled, name: str, board: str, ratio: float) -> None:
-        asked, verdict, host = self._asked[name], ruled.verdict, self._hosts[board]
+    def _settled(
+        self, verdict: Verdict, phases: Mapping[str, float], name: str, board: str, ratio: float
+    ) -> None:
+        asked, host = self._asked[name], self._hosts[board]
         if verdict.timing is not None:
             verdict = replace(verdict, timing=replace(verdict.timing, yardstick_ratio=ratio))
         if verdict.yardstick_s is not None:
             verdict = replace(verdict, yardstick_s=verdict.yardstick_s / ratio)
-        asked.verdict, asked.phases = replace(verdict, host=host), ruled.phases
+        asked.verdict, asked.phases = replace(verdict, host=host), phases
         self.counts[host] = self.counts.get(host, 0) + 1
 
     def _pump(self) -> None:
@@ -271,60 +244,30 @@ class FarmMeasurer:
         came = self._boards.came(_LOOK_SECONDS)
         if came is not None:
             self._heard = self._clock()
-            self._take(came)
+            if came.number in self._calls:
+                _, take = self._calls.pop(came.number)
+                take(came)
         elif self._clock() - self._heard > _PATIENCE_SECONDS:
             raise Unavailable(
                 f"no board of the farm has answered for {_PATIENCE_SECONDS / 60:.0f} min; "
                 "see `hone status` on them, and tune again when they are idle"
             )
         else:
-            self._feed(Tick())
+            self._do(self._list.tick(self._clock()))
 
     def _look(self) -> None:
         present = self._boards.present()
         for board in sorted(present - self._present):
-            self._greeted[self._boards.greet(board)] = board
+            self._calls[self._boards.greet(board)] = board, partial(self._take_greeting, board)
         for board in sorted(self._present - present):
             if board in self._list.boards:
                 self._tell(f"{self._host(board)} has left; what it had is given to others")
-            for number in self._calls_of(board):
+            for number in [number for number, (whose, _) in self._calls.items() if whose == board]:
                 self._boards.give_up(number)
-                for calls in (self._greeted, self._loads, self._tickets):
-                    calls.pop(number, None)
-            self._feed(BoardLeft(board))
+                del self._calls[number]
+            self._do(self._list.leave(board, self._clock()))
             self._hosts.pop(board, None)
         self._present = present
-
-    def _calls_of(self, board: str) -> list[int]:
-        return [
-            *(n for n, b in self._greeted.items() if b == board),
-            *(n for n, (b, _) in self._loads.items() if b == board),
-            *(n for n, ticket in self._tickets.items() if self._board_of(ticket) == board),
-        ]
-
-    def _board_of(self, ticket: int) -> str | None:
-        known = self._list.tickets.get(ticket)
-        return None if known is None else known.board
-
-    def _take(self, came: Came) -> None:
-        board = self._greeted.pop(came.number, None)
-        if board is not None:
-            self._take_greeting(board, came)
-            return
-        answer: rows.Answer
-        try:
-            answer = _unfit(came.why) if came.data is None else rows.answer(came.data)
-        except InvalidArgument as error:
-            answer = _unfit(str(error))
-        loading = self._loads.pop(came.number, None)
-        if loading is not None:
-            self._take_load(*loading, answer)
-        elif came.number in self._settling:
-            self._settling.discard(came.number)
-            if isinstance(answer, rows.Ruling):
-                self._faults += rows.stories(answer.faults)
-        else:
-            self._take_ruling(self._tickets.pop(came.number, 0), answer)
 
     def _take_greeting(self, board: str, came: Came) -> None:
         if not came.data:
@@ -341,31 +284,38 @@ class FarmMeasurer:
         elif greeting.bench == self._bench and profile.identity == self._profile.identity:
             if profile.peaks is not None:
                 self.peaks = bounds.higher(self.peaks, profile.peaks)
-            self._feed(Joined(board, greeting.depth))
+            self._do(self._list.join(board, greeting.depth, self._clock()))
 
-    def _take_load(self, board: str, task: str, answer: rows.Answer) -> None:
+    def _take_load(self, board: str, task: str, came: Came) -> None:
+        answer = _answer(came)
         if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
                 self.rate = answer.rate
-            self._feed(TaskLoaded(board, task))
+            self._do(self._list.loaded(board, task, self._clock()))
         else:
-            self._feed(NotLoaded(board, task, self._put_off(board, answer)))
+            away = self._put_off(board, answer)
+            self._do(self._list.loaded(board, None, self._clock(), away=away))
 
-    def _take_ruling(self, ticket: int, answer: rows.Answer) -> None:
-        board = self._board_of(ticket)
-        if board is None:
-            return
+    def _take_settled(self, came: Came) -> None:
+        answer = _answer(came)
+        if isinstance(answer, rows.Ruling):
+            self._faults += rows.stories(answer.faults)
+
+    def _take_ruling(self, board: str, ticket: int, came: Came) -> None:
+        answer = _answer(came)
         try:
-            ruled = _ruled(answer)
+            if not isinstance(answer, rows.Ruling):
+                raise InvalidArgument("it is no ruling")
+            verdict = _checked(answer)
         except InvalidArgument as error:
             put_off = answer if isinstance(answer, rows.NotNow) else _unfit(str(error))
-            self._feed(GivenBack(ticket, self._put_off(board, put_off), put_off.reload))
+            away, now = self._put_off(board, put_off), self._clock()
+            self._do(self._list.give_back(ticket, now, away=away, reload=put_off.reload))
             return
-        assert isinstance(answer, rows.Ruling)
         self._complained.pop(board, None)
         self._faults += rows.stories(answer.faults)
-        self._rulings[ticket] = ruled
-        self._feed(CandidateJudged(ticket, ruled.verdict.yardstick_s))
+        self._rulings[ticket] = verdict, answer.phases
+        self._do(self._list.judged(ticket, verdict.yardstick_s, self._clock()))
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
@@ -383,17 +333,49 @@ class FarmMeasurer:
         return host if alone else f"{host} ({board})"
 
 
+def _answer(came: Came) -> rows.Answer:
+    try:
+        return _unfit(came.why) if came.data is None else rows.answer(came.data)
+    except InvalidArgument as error:
+        return _unfit(str(error))
+
+
 def _unfit(why: str) -> rows.NotNow:
     """In the place of an answer that did not come, or makes no sense."""
     return rows.NotNow(why=why, seconds=_BROKEN_SECONDS, reload=True)
 
 
-def _ruled(answer: rows.Answer) -> _Ruled:
-    """A verdict in an answer; raises InvalidArgument where there is none."""
-    if not isinstance(answer, rows.Ruling):
-        raise InvalidArgument("it is no ruling")
-    verdict = rows.verdict_of(answer)
+def _checked(ruling: rows.Ruling) -> Verdict:
+    """The verdict; raises InvalidArgument for one that cannot be."""
+    verdict = rows.verdict_of(ruling)
     check_verdict(verdict)
     if verdict.yardstick_s is not None and not 0 < verdict.yardstick_s < math.inf:
         raise InvalidArgument(f"a yardstick of {verdict.yardstick_s} s cannot be")
-    return _Ruled(verdict, answer.phases)
+    return verdict
+
+
+# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
+# are proposed without knowing what came of the others.
+_PER_PLACE = 4
+
+
+def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instrument:
+    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
+
+    `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
+    """
+    assert job.farm is not None
+    farm = FarmChoice(url=job.farm, certificates=job.certificates, bench=job.bench or "", device=job.device)
+    joined = join(farm)
+    profile = joined.profile
+    return Instrument(
+        spec=None,
+        answers=not farm.bench,
+        profile=profile,
+        measurer=lambda begin: FarmMeasurer(joined.boards, profile, farm.bench, begin, tell, ahead=AHEAD),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK if farm.bench else None,
+        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
+    )

@@ -15,11 +15,16 @@ from distributed import Scheduler, Security
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
-# ---- Who may be in a farm: those with a certificate of its own authority; without
-# TLS, this machine alone ----
-
 DEFAULT_PORT = 8786
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+SETTINGS = {
+    "distributed.scheduler.http.routes": [],  # nothing is told over HTTP, which TLS does not guard here
+    "distributed.worker.http.routes": [],
+    "distributed.scheduler.worker-ttl": "30 seconds",  # a board that lost its power closes no connection
+    "distributed.scheduler.worker-saturation": "inf",  # candidates have their boards when they are sent
+    "distributed.worker.daemon": False,
+}
+NOWHERE = "127.0.0.1:0"  # where Dask's page for browsers, which is not used, would be
 
 
 def checked(url: str) -> str:
@@ -70,19 +75,6 @@ def security(url: str, folder: Path | None) -> Security:
         **{f"tls_{role}_cert": certificate for role in roles},
         **{f"tls_{role}_key": key for role in roles},
     )
-
-
-# ---- The meeting place of a farm: Dask's scheduler, which knows who is there and
-# passes on what they send ----
-
-SETTINGS = {
-    "distributed.scheduler.http.routes": [],  # nothing is told over HTTP, which TLS does not guard here
-    "distributed.worker.http.routes": [],
-    "distributed.scheduler.worker-ttl": "30 seconds",  # a board that lost its power closes no connection
-    "distributed.scheduler.worker-saturation": "inf",  # candidates have their boards when they are sent
-    "distributed.worker.daemon": False,
-}
-NOWHERE = "127.0.0.1:0"  # where Dask's page for browsers, which is not used, would be
 
 
 def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> None:

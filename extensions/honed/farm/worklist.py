@@ -1,8 +1,8 @@
 """Which board of a farm judges which candidate, and what becomes of those that come back.
 
-Events in, actions out; pure: it does no I/O, and is told the time. A candidate waits, or is out with one
-board under a ticket of its own, or is settled. A ticket counts while its board has it: what a board sends
-after it was given up is dropped, so that a candidate that was handed out twice is settled once.
+Pure: it does no I/O, is told what happens and when, and gives what is to be done. A candidate waits, or is
+out with one board under a ticket of its own, or is settled. A ticket counts while its board has it: what a
+board sends after it was given up is dropped, so that a candidate that was handed out twice is settled once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-# ---- How fast each board of a farm runs beside the others, by the yardstick that
-# each times beside candidates ----
-#
-# Pure. The yardstick is the same work on every board of a device: where it takes longer, the board is slowed
-# by heat, or has a lower clock, and its times are longer by as much.
-
+_DEATHS = 2  # boards that may die of a candidate before it is not given to another
+_ASIDE_SECONDS = 60.0  # before a board that is off its peers' speed is tried again
 _WINDOW = 5  # yardsticks that a board's speed rests on; one alone is off by a factor of two now and then
 _LEAST = 3  # of them before a board is compared with others
 SET_ASIDE = 1.5  # times as slow as its peers, or as fast: how a candidate's time follows is not known then
@@ -44,9 +40,10 @@ class _Clock:
 
 
 class Clocks:
-    """The yardsticks of all boards, in seconds.
+    """The yardsticks of all boards, in seconds: the same work on every board of a device.
 
-    Times are brought to the speed that the farm had when a board was first known well: the `reference`.
+    Where it takes longer, the board is slowed by heat, or has a lower clock: its times are as much longer.
+    They are brought to the speed that the farm had when a board was first known well: the `reference`.
     """
 
     def __init__(self) -> None:
@@ -81,108 +78,6 @@ class Clocks:
 
 def _within(ratio: float, factor: float) -> bool:
     return 1 / factor <= ratio <= factor
-
-
-_DEATHS = 2  # boards that may die of a candidate before it is not given to another
-_ASIDE_SECONDS = 60.0  # before a board that is off its peers' speed is tried again
-
-
-@dataclass(frozen=True, slots=True)
-class Took:
-    """Candidates of `task` are judged from now on; those of the task before are not wanted any more."""
-
-    task: str
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateWanted:
-    """A candidate of the present task is to be judged; asking again changes nothing."""
-
-    candidate: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unwanted:
-    """What is not out is not to be judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The candidate of a ticket must not be judged, and was not given to the board."""
-
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A board may take up to `depth` candidates at a time."""
-
-    board: str
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class BoardLeft:
-    """A board is gone, or was given up."""
-
-    board: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskLoaded:
-    """A board has a task's memory ready."""
-
-    board: str
-    task: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotLoaded:
-    """It has not, and is left alone for so many seconds."""
-
-    board: str
-    task: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateJudged:
-    """A board's verdict on the candidate of a ticket has come, with its yardstick (seconds), if any."""
-
-    ticket: int
-    yardstick: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class GivenBack:
-    """A board did not judge the candidate of a ticket, and is left alone for so many seconds.
-
-    With `reload` it has not loaded the task any more.
-    """
-
-    ticket: int
-    seconds: float
-    reload: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = (
-    Took
-    | CandidateWanted
-    | Unwanted
-    | Refused
-    | Joined
-    | BoardLeft
-    | TaskLoaded
-    | NotLoaded
-    | CandidateJudged
-    | GivenBack
-    | Tick
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +143,11 @@ class _Ticket:
 
 
 class WorkList:
-    """All that is known of candidates and boards."""
+    """All that is known of candidates and boards.
+
+    Its methods are told what happened, and give what is to be done, in order. `now` is in seconds of a clock
+    that never goes back.
+    """
 
     def __init__(self) -> None:
         self.clocks = Clocks()
@@ -265,66 +164,88 @@ class WorkList:
         """Candidates of the present task that boards have."""
         return [ticket.candidate for ticket in self.tickets.values() if ticket.candidate is not None]
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """What is to be done, in order; `now` is in seconds, of a clock that never goes back."""
-        self._of_candidates(event)
-        actions = [*self._of_boards(event, now)]
-        actions += self._loads(now)
-        actions += self._hand_outs(now)
-        return actions
+    def take(self, task: str, now: float) -> list[Action]:
+        """Candidates of `task` are judged from now on; those of the task before are not wanted any more."""
+        if task != self.task:
+            self.task = task
+            self.waiting.clear()
+            self.settled.clear()
+            self._deaths.clear()
+            for ticket in self.tickets.values():
+                ticket.candidate = None
+        return self.tick(now)
 
-    def _of_candidates(self, event: Event) -> None:
-        match event:
-            case Took(task=task):
-                self._take(task)
-            case CandidateWanted(candidate=candidate):
-                if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
-                    self.waiting.append(candidate)
-            case Unwanted():
-                self.waiting.clear()
-            case Refused(ticket=ticket):
-                given = self._returned(ticket)
-                if given is not None and given.candidate is not None:
-                    self.settled.add(given.candidate)
-            case _:
-                pass  # it is of boards
+    def want(self, candidate: str, now: float) -> list[Action]:
+        """A candidate of the present task is to be judged; asking again changes nothing."""
+        if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
+            self.waiting.append(candidate)
+        return self.tick(now)
 
-    def _of_boards(self, event: Event, now: float) -> Iterator[Action]:
-        match event:
-            case Joined(board=board, depth=depth):
-                self.boards.setdefault(board, _Board(depth))
-            case BoardLeft(board=board):
-                yield from self._left(board)
-            case TaskLoaded(board=board, task=task):
-                self._loaded(board, task, 0.0)
-            case NotLoaded(board=board, seconds=seconds):
-                self._loaded(board, None, now + seconds)
-            case CandidateJudged(ticket=ticket, yardstick=yardstick):
-                yield from self._judged(ticket, yardstick, now)
-            case GivenBack(ticket=ticket, seconds=seconds, reload=reload):
-                given = self._returned(ticket)
-                if given is not None:
-                    self._back(given, now + seconds)
-                    if reload:
-                        self.boards[given.board].ready = None
-            case _:
-                pass  # it is of candidates
-
-    def _take(self, task: str) -> None:
-        if task == self.task:
-            return
-        self.task = task
+    def drop(self, now: float) -> list[Action]:
+        """What is not out is not to be judged."""
         self.waiting.clear()
-        self.settled.clear()
-        self._deaths.clear()
-        for ticket in self.tickets.values():
-            ticket.candidate = None
+        return self.tick(now)
 
-    def _loaded(self, name: str, task: str | None, away_until: float) -> None:
+    def refuse(self, ticket: int, now: float) -> list[Action]:
+        """The candidate of a ticket must not be judged, and was not given to the board."""
+        given = self._returned(ticket)
+        if given is not None and given.candidate is not None:
+            self.settled.add(given.candidate)
+        return self.tick(now)
+
+    def join(self, board: str, depth: int, now: float) -> list[Action]:
+        """A board may take up to `depth` candidates at a time."""
+        self.boards.setdefault(board, _Board(depth))
+        return self.tick(now)
+
+    def leave(self, name: str, now: float) -> list[Action]:
+        """A board is gone, or was given up: what it had out waits again.
+
+        The oldest is what it was judging, and may be why it is gone.
+        """
+        self.clocks.forget(name)
+        board, actions = self.boards.pop(name, None), list[Action]()
+        for first, number in reversed(list(enumerate(board.tickets if board is not None else ()))):
+            candidate = self.tickets.pop(number).candidate
+            if candidate is None:
+                continue
+            if first == 0:
+                deaths = self._deaths[candidate] = self._deaths.get(candidate, 0) + 1
+                if deaths >= _DEATHS:
+                    self.settled.add(candidate)
+                    actions.append(BoardBlame(candidate, deaths))
+                    continue
+            self.waiting.appendleft(candidate)
+        return actions + self.tick(now)
+
+    def loaded(self, name: str, task: str | None, now: float, *, away: float = 0.0) -> list[Action]:
+        """A board has a task's memory ready, or none (None), and is left alone for `away` seconds."""
         board = self.boards.get(name)
         if board is not None:
             board.loading, board.ready = False, task
-            board.away_until = max(board.away_until, away_until)
+            board.away_until = max(board.away_until, now + away)
+        return self.tick(now)
+
+    def judged(self, number: int, yardstick: float | None, now: float) -> list[Action]:
+        """A board's verdict on the candidate of a ticket has come, with its yardstick (seconds), if any."""
+        ticket = self._returned(number)
+        return (list(self._settled(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
+
+    def give_back(self, number: int, now: float, *, away: float, reload: bool = False) -> list[Action]:
+        """A board did not judge the candidate of a ticket, and is left alone for `away` seconds.
+
+        With `reload` it has not loaded the task any more.
+        """
+        ticket = self._returned(number)
+        if ticket is not None:
+            self._back(ticket, now + away)
+            if reload:
+                self.boards[ticket.board].ready = None
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """What boards are to load and judge by now."""
+        return [*self._loads(now), *self._hand_outs(now)]
 
     def _returned(self, number: int) -> _Ticket | None:
         """A ticket that still counts, which does not any more."""
@@ -339,34 +260,19 @@ class WorkList:
         if ticket.candidate is not None:
             self.waiting.appendleft(ticket.candidate)
 
-    def _left(self, name: str) -> Iterator[Action]:
-        """What a board had out waits again. The oldest is what it was judging, and may be why it is gone."""
-        self.clocks.forget(name)
-        board = self.boards.pop(name, None)
-        if board is None:
-            return
-        for first, number in reversed(list(enumerate(board.tickets))):
-            candidate = self.tickets.pop(number).candidate
-            if candidate is None:
-                continue
-            if first == 0:
-                deaths = self._deaths[candidate] = self._deaths.get(candidate, 0) + 1
-                if deaths >= _DEATHS:
-                    self.settled.add(candidate)
-                    yield BoardBlame(candidate, deaths)
-                    continue
-            self.waiting.appendleft(candidate)
-
-    def _judged(self, number: int, yardstick: float | None, now: float) -> Iterator[Action]:
-        ticket = self._returned(number)
-        if ticket is None:
-            return
+    def _settled(self, number: int, ticket: _Ticket, yardstick: float | None, now: float) -> Iterator[Action]:
         board, ratio = self.boards[ticket.board], 1.0
         if yardstick is not None:
             standing = self.clocks.note(ticket.board, yardstick)
             ratio = standing.ratio
             if standing.aside:
-                yield from self._set_aside(ticket, ratio, now)
+                if board.away_until <= now:
+                    yield Tell(
+                        ticket.board,
+                        f"takes {ratio:.2f} times as long as its peers for the same work; it is set aside "
+                        f"for {_ASIDE_SECONDS:.0f} s, and what it had is measured by others",
+                    )
+                self._back(ticket, now + _ASIDE_SECONDS)
                 return
             if not 1 / TOLD <= ratio / board.told <= TOLD:
                 board.told = ratio
@@ -376,15 +282,6 @@ class WorkList:
         if ticket.candidate is not None:
             self.settled.add(ticket.candidate)
             yield Settle(number, ticket.candidate, ticket.board, ratio)
-
-    def _set_aside(self, ticket: _Ticket, ratio: float, now: float) -> Iterator[Action]:
-        if self.boards[ticket.board].away_until <= now:
-            yield Tell(
-                ticket.board,
-                f"takes {ratio:.2f} times as long as its peers for the same work; it is set aside for "
-                f"{_ASIDE_SECONDS:.0f} s, and what it had is measured by others",
-            )
-        self._back(ticket, now + _ASIDE_SECONDS)
 
     def _loads(self, now: float) -> Iterator[Action]:
         if self.task is None:

@@ -1,4 +1,8 @@
-"""Suppression of boxes that overlap, as OpenCV's `dnn.NMSBoxes` has it, by which Frigate goes."""
+"""What a model answers, made into the detections that Frigate takes: float32 [20, 6].
+
+A row is class, score, then top, left, bottom, right, as parts of the picture's height and width; rows that
+are not needed are zeros. Each kind of model is decoded as Frigate's own detectors do it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,23 @@ from honed.protocol.errors import InvalidArgument
 SCORE: Final = np.float32(0.4)  # candidates below are none
 _OVERLAP: Final = np.float32(0.4)  # what may be shared with a better one, of the area of both
 _EPSILON: Final = np.finfo(np.float64).eps
+ROWS: Final = 20
+Array = NDArray[Any]
+Decoder = Callable[[Sequence[Array], int, int], Array]
+_STRIDES: Final = (8, 16, 32)
+_ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
+    ((12, 16), (19, 36), (40, 28)),
+    ((36, 75), (76, 55), (72, 146)),
+    ((142, 110), (192, 243), (459, 401)),
+)
 
 
 def best(boxes: NDArray[Any], scores: NDArray[np.float32], most: int) -> NDArray[np.intp]:
     """The indices of at most `most` boxes, best first, none of which overlaps a better one much.
 
-    `boxes` is [n, 4], scores [n]. OpenCV takes the last two numbers of a box for width and height. Frigate
-    gives it the lower right corner there, and what is kept has to be the same.
+    As OpenCV's `dnn.NMSBoxes` has it; `boxes` is [n, 4], scores [n]. OpenCV takes the last two numbers of a
+    box for width and height. Frigate gives it the lower right corner there, and what is kept has to be the
+    same.
     """
     order = np.flatnonzero(scores > SCORE)
     order = order[np.argsort(-scores[order], kind="stable")]
@@ -43,23 +57,6 @@ def _overlaps(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[
     with np.errstate(invalid="ignore"):  # of boxes without end
         distance = 1.0 - shared / np.where(nothing, 1.0, areas - shared)
     return np.float32(1.0) - np.where(nothing, 0.0, distance).astype(np.float32)
-
-
-# ---- What a model answers, made into the detections that Frigate takes: float32 [20, 6] ----
-#
-# A row is class, score, then top, left, bottom, right, as parts of the picture's height and width; rows that
-# are not needed are zeros. Each kind of model is decoded as Frigate's own detectors do it.
-
-ROWS: Final = 20
-Array = NDArray[Any]
-Decoder = Callable[[Sequence[Array], int, int], Array]
-
-_STRIDES: Final = (8, 16, 32)
-_ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
-    ((12, 16), (19, 36), (40, 28)),
-    ((36, 75), (76, 55), (72, 146)),
-    ((142, 110), (192, 243), (459, 401)),
-)
 
 
 def nothing() -> Array:

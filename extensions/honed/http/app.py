@@ -1,4 +1,4 @@
-"""The application: one route for each thing that can be asked, who may ask it, and the live page."""
+"""The application: settings, a route for each thing that can be asked, who may ask it, and the live page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,27 +17,93 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from honed.bridge import check_numbers, ip_address
 from honed.protocol import errors, methods
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelMetadata
 from honed.protocol.strict import to_plain
+from honed.report.command import page
 from honed.report.contents import gather
-from honed.report.page import page
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.calls import GRACE
 
 from . import inference
-from .settings import HttpSettings
 
-# ---- Who may ask what: requests that a web page had a browser make are refused, however it did so ----
-#
-# A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
-# it has its own name resolve to this address, and that name is in Host.
+_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
+_REFRESH: Final = "15"  # seconds after which a browser asks again
+_EXTENSIONS: Final = ("binary_tensor_data", "sequence")
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_STATUSES: Final[Mapping[str, int]] = {
+    errors.InvalidArgument.code: 400,
+    errors.PermissionDenied.code: 403,
+    errors.NotFound.code: 404,
+    errors.AlreadyExists.code: 409,
+    errors.ModelRefused.code: 409,
+    errors.ResourceExhausted.code: 429,
+    errors.Internal.code: 500,
+    errors.Unimplemented.code: 501,
+    errors.Unavailable.code: 503,
+    errors.Cancelled.code: 503,
+    errors.DeadlineExceeded.code: 504,
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Every setting with its default; raises InvalidArgument for values that are not allowed.
+
+    address, port: where it listens. Other machines reach it only where the address is not one of this machine
+    alone.
+    hosts: names that requests may be addressed to, beside localhost and the address, no port; "*": any.
+    page: whether the page of `hone report` is at /.
+    max_connections: open at a time; more are answered 503 and closed.
+    max_body_mib: of one request, and max_json_mib of the JSON in it.
+    max_bodies_mib: of all requests that are not answered yet.
+    arrival_seconds: from the first byte of a request, or the connection's start, to its last byte.
+    write_seconds: how long a client may leave its answer unread.
+    idle_seconds: how long a connection stays open without a request.
+    infer_seconds: the longest an inference may wait and run; a request may ask for less.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()
+    page: bool = True
+    max_connections: int = 64
+    max_body_mib: int = 64
+    max_json_mib: int = 8
+    max_bodies_mib: int = 256
+    arrival_seconds: float = 30.0
+    write_seconds: float = 30.0
+    idle_seconds: float = 60.0
+    infer_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        ip_address(self.address)
+        check_numbers(
+            self,
+            port=0,
+            max_connections=1,
+            max_body_mib=1,
+            max_json_mib=1,
+            max_bodies_mib=1,
+            arrival_seconds=0.1,
+            write_seconds=0.1,
+            idle_seconds=0.1,
+            infer_seconds=0.1,
+        )
+        if self.port > 65535:
+            raise InvalidArgument(f"port is {self.port}; give one from 0, any that is free, to 65535")
 
 
 class Guard:
-    """Knows the names that this server goes by."""
+    """Refuses requests that a web page had a browser make: knows the names that this server goes by.
+
+    A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
+    it has its own name resolve to this address, and that name is in Host.
+    """
 
     def __init__(self, address: str, hosts: Iterable[str]) -> None:
         self._hosts = {"localhost", "127.0.0.1", "::1", address, *hosts}
@@ -60,14 +127,8 @@ class Guard:
         return "*" in self._hosts or name in self._hosts
 
 
-# ---- The page of `hone report`, live: for people, who ask for it with a browser ----
-
-_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
-_REFRESH: Final = "15"  # seconds after which a browser asks again
-
-
 class LivePage:
-    """Draws the page of the service at `socket`, one at a time."""
+    """Draws the page of `hone report` for the service at `socket`, one at a time."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -86,26 +147,6 @@ class LivePage:
     def _draw(self) -> str:
         with Client(self._socket) as client:
             return page(gather(client, records=False))
-
-
-# ---- The application: one route for each thing that can be asked, answered by the service ----
-
-_EXTENSIONS: Final = ("binary_tensor_data", "sequence")
-_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_STATUSES: Final[Mapping[str, int]] = {
-    errors.InvalidArgument.code: 400,
-    errors.PermissionDenied.code: 403,
-    errors.NotFound.code: 404,
-    errors.AlreadyExists.code: 409,
-    errors.ModelRefused.code: 409,
-    errors.ResourceExhausted.code: 429,
-    errors.Internal.code: 500,
-    errors.Unimplemented.code: 501,
-    errors.Unavailable.code: 503,
-    errors.Cancelled.code: 503,
-    errors.DeadlineExceeded.code: 504,
-}
-_log = logging.getLogger(__name__)
 
 
 class TooLarge(ResourceExhausted):

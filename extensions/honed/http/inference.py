@@ -1,4 +1,8 @@
-"""Tensors as JSON, and what is said of them there, to and from the bytes that honed takes. Without I/O."""
+"""Bodies of inference requests to parameters of ModelInfer, and its results to bodies. Without I/O.
+
+A body is JSON, after which the bytes of binary tensors may follow; Inference-Header-Content-Length says how
+long the JSON is then.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,10 @@ from honed.runtime.dtypes import DType, from_datatype
 _MAX_RANK: Final = 16
 _MAX_ELEMENTS: Final = 1 << 40
 _MOST_WHOLE: Final = 1 << 64  # written without a point
+HEADER_LENGTH: Final = "inference-header-content-length"
+_MAX_TENSORS: Final = 1024
+_MAX_TEXT: Final = 128
+Object = dict[str, Any]
 
 
 def kind_of(datatype: object, name: str) -> DType:
@@ -100,19 +108,6 @@ def _check_elements(flat: Sequence[object], kind: DType, name: str) -> None:
         raise InvalidArgument(f"data of {name!r} is {kind.datatype}; give {told}")
     if kind.floating and int in types and not all(abs(each) < _MOST_WHOLE for each in flat):  # type: ignore[arg-type]
         raise InvalidArgument(f"data of {name!r} has a whole number beyond 2^64; write it as 1e30")
-
-
-# ---- The body of an inference request to the parameters of ModelInfer, and its result to a body ----
-#
-# Without I/O.
-#
-# A body is JSON, after which the bytes of binary tensors may follow; Inference-Header-Content-Length says how
-# long the JSON is then.
-
-HEADER_LENGTH: Final = "inference-header-content-length"
-_MAX_TENSORS: Final = 1024
-_MAX_TEXT: Final = 128
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

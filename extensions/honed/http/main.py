@@ -16,28 +16,28 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from honed.bridge import launch
-from honed.bridge.launch import ip_address
+from honed import bridge
+from honed.bridge import ip_address
 from honed.protocol.errors import Unavailable
 from honed.runtime import AsyncClient
 
-from .app import application
-from .settings import HttpSettings
-
-# ---- HTTP connections within bounds: how many there are, and how long a client may
-# take to ask and to listen ----
-#
-# uvicorn and h11 bound the head of a request (16 KiB) and how long a connection may be idle.
+from .app import HttpSettings, application
 
 _WHY: Final = b'{"error": "there are too many connections; close one, or try again later"}'
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"retry-after: 1\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHY), _WHY)
 )
+CONFIG: Final = Path("/etc/honed/honed-http.toml")
+_BACKLOG: Final = 64
+_log = logging.getLogger(__name__)
 
 
 class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no types
-    """One connection."""
+    """A connection, bounded in how long its client may take to ask and to listen.
+
+    uvicorn and h11 bound the head of a request (16 KiB) and how long a connection may be idle.
+    """
 
     settings: ClassVar[HttpSettings]
 
@@ -120,21 +120,14 @@ def protocol(settings: HttpSettings) -> type[asyncio.Protocol]:
     return type("ConfiguredConnection", (BoundedConnection,), {"settings": settings})
 
 
-# ---- The program: `honed-http` ----
-
-CONFIG: Final = Path("/etc/honed/honed-http.toml")
-_BACKLOG: Final = 64
-_log = logging.getLogger(__name__)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bridge; gives the exit status."""
-    return launch.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
+    return bridge.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
 
 
 def parser() -> argparse.ArgumentParser:
     """The program's options."""
-    return launch.parser(
+    return bridge.parser(
         "honed-http", "Serve models of a honed service over HTTP, by the Open Inference Protocol.", CONFIG
     )
 

@@ -1,4 +1,4 @@
-"""Command hub: share what tuning has learned with other machines, and learn a prior out of records."""
+"""Command hub: share what tuning has learned by a folder of signed files, and learn priors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from honed.tool.parser import Parser, Run, UsageError, add_action, add_actions
 
 if TYPE_CHECKING:
     from honed.hub.index import Keyring, NamedKey
-    from honed.hub.machine import HubPlace, HubStatus
+    from honed.hub.machine import HubConfig, HubPlace, HubStatus
     from honed.hub.memory import KeyStanding
     from honed.hub.minisign import SecretKey
     from honed.hub.pulling import Pulled
-    from honed.hub.settings import HubConfig
 
 
 _MOST_TASKS = 20  # that are shown, in a screen's height
+_SHOWN: Final = 5  # sentences about refused records
+_URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
 def add_learning(actions: Any) -> None:
@@ -101,15 +102,14 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
         return
     from honed.hub import looking, machine, remote
     from honed.hub.minisign import PublicKey
-    from honed.hub.settings import HubConfig
 
-    store = remote.store(source if "://" in source else str(Path(source).absolute()))
+    store = remote.store(_url(source))
     trusted: Mapping[str, PublicKey] = {}
     if arguments.owner:
         owner: PublicKey | None = PublicKey.parse(arguments.owner)
     else:
         with Client(arguments.socket) as client:
-            settings = HubConfig.of(client.ask(CONFIG_SHOW))
+            settings = _settings(client)
         trusted, owner = settings.keys, settings.owner
     memory = machine.place(os.environ, os.getuid()).remembered()
     with tempfile.TemporaryDirectory(prefix="honed-learn-") as folder:
@@ -151,12 +151,6 @@ def print_learned(console: Console, done: Learned) -> None:
         line(console, f"  sudo install -D -m 644 {done.output} {own}")
     else:
         line(console, "The prior picks no better than what serves without one, and was not written.")
-
-
-# ---- Command hub: share what tuning has learned with other machines, by a folder of signed files ----
-
-_SHOWN: Final = 5  # sentences about refused records
-_URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
 def define_hub(hub: Parser) -> None:
@@ -437,7 +431,7 @@ def _ago(when: float | None) -> str:
 
 
 def _settings(client: Client) -> HubConfig:
-    from honed.hub.settings import HubConfig
+    from honed.hub.machine import HubConfig
 
     return HubConfig.of(client.ask(CONFIG_SHOW))
 

@@ -27,6 +27,7 @@ LOOKS: Final = 50  # indexes that a pull asks for though the overview says that 
 _DAY: Final = 86400.0
 _AWAY: Final = 3  # files that cannot be read, after which the hub is away
 _log = logging.getLogger("honed.hub")
+_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +231,6 @@ def _sha256(text: str) -> str:
     return objects.sha256(text.encode()) if text else ""
 
 
-# ---- All records of a hub that trusted keys have signed, of whatever device: to
-# learn from, not to serve ----
-
-_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
-
-
 @dataclass(slots=True)
 class Gathered:
     """What was found: so many records of so many keys, and what is wrong with others."""
@@ -253,13 +248,18 @@ def gather(
     folder: Path,
     now: float,
 ) -> Gathered:
-    """Write them to a folder, as `hone records export` would, a file for each that is in the hub.
+    """Write all records of trusted keys to a folder, of whatever device: to learn from, not to serve.
+
+    Each file of the hub becomes one as `hone records export` writes it.
 
     Keys are trusted as by `pulling.pull`; `memory` tells old files, and is not changed. Raises
     InvalidArgument where no key is trusted or the list is not the owner's, Unavailable where there is no hub.
     """
     done = Gathered()
-    rings = [_ring(store, owner, memory, now)] if owner is not None else []
+    rings: list[Keyring] = []
+    if owner is not None:
+        rings = [indexes.read_keyring(signed(store, indexes.HUB, owner), now)]
+        indexes.newer(rings[0].serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
     keys = indexes.believed(trusted, rings, memory.revoked)
     if not keys:
         raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
@@ -274,12 +274,6 @@ def gather(
         except (InvalidArgument, Unavailable) as error:
             done.problems.append(f"{name}: {error}")
     return done
-
-
-def _ring(store: HubStore, owner: PublicKey, memory: HubMemory, now: float) -> indexes.Keyring:
-    ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
-    indexes.newer(ring.serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
-    return ring
 
 
 def _written(store: HubStore, key: PublicKey, index: BoardIndex, folder: Path, done: Gathered) -> None:

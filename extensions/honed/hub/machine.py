@@ -8,16 +8,18 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from honed.jobs.events import Imported
 from honed.protocol import methods, strict
-from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
+from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable, Unimplemented
+from honed.protocol.methods import check_name
 from honed.protocol.params import HintFigures, HistoryParams
 from honed.protocol.results import DeviceIdentity
+from honed.protocol.service import ConfigShown
 from honed.runtime.client import Client
 
 from . import pulling, pushing, remote
@@ -26,7 +28,51 @@ from .memory import HubMemory, KeyStanding, Shelf
 from .minisign import PublicKey, SecretKey
 from .pulling import Pulled
 from .pushing import Pushed
-from .settings import HubConfig
+
+_TABLE: Final = "hub."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubConfig:
+    """What docs/configuration.md says of [hub], with its keys parsed."""
+
+    url: str
+    push_url: str
+    owner: PublicKey | None
+    keys: dict[str, PublicKey]
+    pull: bool
+    push: bool
+    hold: bool
+    hours: float
+
+    @classmethod
+    def of(cls, config: ConfigShown) -> HubConfig:
+        """Those in force. Raises InvalidArgument for a key that is none."""
+        told: dict[str, Any] = {
+            each.name.removeprefix(_TABLE): each.value
+            for each in config.settings
+            if each.name.startswith(_TABLE)
+        }
+        if not told:
+            raise Unimplemented("the service knows of no hub; update it")
+        return cls(
+            url=told["url"],
+            push_url=told["push_url"] or told["url"],
+            owner=_key("owner", told["owner"]) if told["owner"] else None,
+            keys={check_name(name, "key"): _key(name, text) for name, text in told["keys"].items()},
+            pull=told["pull"],
+            push=told["push"],
+            hold=told["hold"],
+            hours=told["hours"],
+        )
+
+
+def _key(name: str, text: str) -> PublicKey:
+    try:
+        return PublicKey.parse(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"[hub] key {name}: {error}") from error
+
 
 SYSTEM: Final = Path("/var/lib/honed-hub")
 
@@ -79,19 +125,15 @@ class HubPlace:
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except PermissionError:
             raise PermissionDenied(self._whose()) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Unavailable("another command is at work with the hub; wait for it to end") from None
-        try:
-            memory = self.remembered()
+        with ExitStack() as held:
+            held.callback(os.close, lock)
             try:
-                yield memory
-            finally:
-                memory.save(self.memory)
-        finally:
-            os.close(lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable("another command is at work with the hub; wait for it to end") from None
+            memory = self.remembered()
+            held.callback(memory.save, self.memory)
+            yield memory
 
     def prepare(self) -> None:
         """Make the folder. Raises PermissionDenied for another user's, which root would spoil."""
@@ -220,10 +262,6 @@ def _withdrawn(brought: str) -> Withdrawn:
     if not workload:
         raise InvalidArgument(f"the service tells of a schedule {brought[:80]!r}; compare versions")
     return Withdrawn(workload, digest)
-
-
-# ---- What is to be said of the hub: what waits there, whose records are taken, and
-# what became of them ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from honed.protocol import methods
@@ -18,12 +19,88 @@ from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.client import Client
 from honed.runtime.version import HONED_VERSION
 
-from . import machine, schedule
-from .machine import HubPlace
+from . import machine
+from .machine import HubConfig, HubPlace
 from .memory import HubMemory
 from .minisign import SecretKey
-from .schedule import Deed, ServiceView
-from .settings import HubConfig
+from .pushing import LASTS
+
+_NIGHT: Final = 20 * 3600.0  # between two pushes
+_PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure at most, doubled each time
+_SPREAD: Final = 0.2  # of the hours between pulls, so that not all machines come at once
+_TOGETHER: Final = 1800.0  # within which machines pull that came on at the same moment
+
+
+class Deed(StrEnum):
+    """What is to be done."""
+
+    PULL = "pull"
+    PUSH = "push"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceView:
+    """The service as it is now; `trials` are all that tuning has made. It was looked at for `running_s`."""
+
+    models: frozenset[str]
+    trials: int
+    idle: bool
+    tuning: bool
+    running_s: float
+
+
+def due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> Deed | None:
+    """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
+    if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
+        return None
+    if settings.pull and _pull_due(settings, memory, view, now, chance):
+        return Deed.PULL
+    if settings.push and _push_due(memory, view, now):
+        return Deed.PUSH
+    return None
+
+
+def interval(hours: float, chance: float) -> float:
+    """Seconds between two pulls of this machine."""
+    return hours * 3600.0 * (1 + _SPREAD * (chance - 0.5))
+
+
+def apart(hours: float, chance: float) -> float:
+    """Seconds that it waits with a pull that was due when it came on, as others may have come on with it."""
+    return chance * min(_TOGETHER, hours * 3600.0)
+
+
+def failed(memory: HubMemory, problem: str, now: float, chance: float) -> None:
+    """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
+    machines that found it away together come back one by one.
+    """
+    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * (1 + chance) / 2
+    memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
+
+
+def done(memory: HubMemory) -> None:
+    """It went well."""
+    memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
+
+
+def _pull_due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> bool:
+    if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
+        return True
+    waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
+    if waited < hours or view.running_s < apart(settings.hours, chance):
+        return False
+    return view.idle or waited >= _PATIENCE * hours
+
+
+def _push_due(memory: HubMemory, view: ServiceView, now: float) -> bool:
+    if view.tuning:
+        return False  # when it has ended: then there is more to tell
+    waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s
+    if view.trials != memory.trials and waited >= _NIGHT:
+        return True
+    return memory.pushed_s is not None and waited > LASTS / 2  # or others would find it expired
+
 
 LOOK_SECONDS: Final = 60.0  # between two looks at the service
 _log = logging.getLogger("honed.hub")
@@ -37,11 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
         format="honed-hub: %(message)s",
     )
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance, begun = _chance(key_of(place)), time.monotonic()
+        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # that each machine has for itself
+        begun = time.monotonic()
         while True:
             try:
                 look(options.socket, place, chance, time.monotonic() - begun)
@@ -92,18 +170,18 @@ def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -
     """
     with Client(socket) as client:
         settings = HubConfig.of(client.ask(methods.CONFIG_SHOW))
-        deed = schedule.due(settings, place.remembered(), _view(client, running_s), time.time(), chance)
+        deed = due(settings, place.remembered(), _view(client, running_s), time.time(), chance)
         if deed is None:
             return None
         with place.changing() as memory:
             try:
                 told = _do(deed, client, settings, place, memory)
             except HonedError as error:
-                schedule.failed(memory, f"{deed}: {error}", time.time(), chance)
+                failed(memory, f"{deed}: {error}", time.time(), chance)
                 wait = memory.retry_s - time.time()
                 _log.warning("%s failed, and is tried again in %.0f s: %s", deed, wait, error)
             else:
-                schedule.done(memory)
+                done(memory)
                 _log.info("%s", told)
     return deed
 
@@ -130,15 +208,6 @@ def _view(client: Client, running_s: float) -> ServiceView:
         tuning=status.lease.holder is not None,
         running_s=running_s,
     )
-
-
-def _chance(key: SecretKey) -> float:
-    """A number from 0 to 1 that each machine has for itself."""
-    return int.from_bytes(key.id, "big") / 2**64
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":

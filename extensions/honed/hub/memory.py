@@ -12,10 +12,11 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
-# ---- What this machine remembers of its hub, as a file that is whole or not there ----
-
 MAX_PROBLEM: Final = 300  # letters
 _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
+MAX_FILE: Final = 1 << 20  # letters of a file, as a list of 10,000 keys has; a larger one is read each time
+MAX_WHOLE: Final = 32 << 20  # likewise, of all
+_log = logging.getLogger("honed.hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +68,6 @@ class HubMemory:
             file.write(json.dumps(strict.to_plain(self)).encode())
 
 
-# ---- Signed files of a hub as they were read last, so that what did not change is not read again ----
-#
-# It is no place of trust: what comes from it is checked like what comes from the hub.
-
-MAX_FILE: Final = 1 << 20  # letters of a file, as a list of 10,000 keys has; a larger one is read each time
-MAX_WHOLE: Final = 32 << 20  # likewise, of all
-_log = logging.getLogger("honed.hub")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
     """A file and its signature, "" where the hub had none; `looked_s` is when the hub was asked for it."""
@@ -93,7 +85,11 @@ class _Whole:
 
 
 class Shelf:
-    """What is kept of the hub at `url`, by name; `files` is to look at."""
+    """What is kept of the hub at `url`, by name, so that what did not change is not read again.
+
+    It is no place of trust: what comes from it is checked like what comes from the hub.
+    `files` is to look at.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url

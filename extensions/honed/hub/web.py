@@ -1,4 +1,8 @@
-"""What reading a file of a hub gives, and how much of it and for how long."""
+"""Files by HTTP from a server that nobody trusts, bounded in bytes and time, and asked for by their tags.
+
+urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to, and
+read all of a redirection's body.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,14 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 WHOLE_SECONDS: Final = 300.0  # of one file
 _CHUNK: Final = 1 << 16
 _MOST_SAID: Final = 120  # letters
+_STEP_SECONDS: Final = 20.0  # that nothing may come
+_REDIRECTIONS: Final = 3
+_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
+_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
+_MOVED: Final = frozenset({301, 302, 303, 307, 308})
+_UNCHANGED: Final = 304
+_ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
+_DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +70,6 @@ def said(what: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(what)[:_MOST_SAID])
 
 
-# ---- Files by HTTP from a server that nobody trusts, bounded in bytes and in time,
-# and asked for by their tags ----
-#
-# urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to,
-# and read all of a redirection's body.
-
-_STEP_SECONDS: Final = 20.0  # that nothing may come
-_REDIRECTIONS: Final = 3
-_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
-_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
-_MOVED: Final = frozenset({301, 302, 303, 307, 308})
-_UNCHANGED: Final = 304
-_ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
-_DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
-
-
 @dataclass(frozen=True, slots=True)
 class _Moved:
     address: str
@@ -93,7 +89,8 @@ def get(address: str, most: int, tag: str = "") -> Looked:
 
 
 def _once(address: str, most: int, tag: str, alarm: _Alarm) -> Looked | _Moved:
-    request = urllib.request.Request(address, headers=_condition(tag))
+    condition = {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag} if tag else {}
+    request = urllib.request.Request(address, headers=condition)
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
             data = bounded(answer.read1, most, address)
@@ -131,12 +128,6 @@ def _followed(address: str, location: str) -> str:
             f"{address} leads to {said(led)}, which is another server; give its address if that is right"
         )
     return led
-
-
-def _condition(tag: str) -> dict[str, str]:
-    if not tag:
-        return {}
-    return {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag}
 
 
 def _tag(headers: Message) -> str:
@@ -208,18 +199,19 @@ class _SecureConnection(http.client.HTTPSConnection, _Connection):
     """Its `connect` has that of _Connection make the connection, and then speaks TLS."""
 
 
+def _watched(kind: type[_Connection], alarm: _Alarm, host: str, **others: Any) -> _Connection:
+    made = kind(host, **others)
+    made.alarm = alarm
+    return made
+
+
 class _Http(urllib.request.HTTPHandler):
     def __init__(self, alarm: _Alarm) -> None:
         super().__init__()
         self._alarm = alarm
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, **others: Any) -> _Connection:
-        made = _Connection(host, **others)
-        made.alarm = self._alarm
-        return made
+        return self.do_open(functools.partial(_watched, _Connection, self._alarm), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -228,12 +220,8 @@ class _Https(urllib.request.HTTPSHandler):
         self._alarm = alarm
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, **others: Any) -> _SecureConnection:
-        made = _SecureConnection(host, context=_checking(), **others)
-        made.alarm = self._alarm
-        return made
+        connection = functools.partial(_watched, _SecureConnection, self._alarm, context=_checking())
+        return self.do_open(connection, req)
 
 
 @functools.cache

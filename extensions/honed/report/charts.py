@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Protocol
 from xml.etree.ElementTree import Element
 
 from honed.jobs.events import History
@@ -17,8 +16,6 @@ from honed.tool.view.plot import microseconds, number, ticks
 
 from .markup import Ids, day, element
 
-# ---- Where values lie on an axis, and which of them are told there ----
-
 _LOG_FROM = 8.0  # times the least value that the largest is, beyond which a scale is logarithmic
 # Seconds that divide a day.
 _STEPS = (
@@ -26,44 +23,31 @@ _STEPS = (
 )  # fmt: skip
 _DAY = 86400
 _SHORTEST = 120.0  # seconds that an axis of time is long
-
-
-class Scale(Protocol):
-    """An axis: `at` gives the place of a value between 0 and 1, `labels` values and what they are called."""
-
-    def at(self, value: float) -> float:
-        """Between 0, where the axis begins, and 1."""
-
-    @property
-    def labels(self) -> tuple[tuple[float, str], ...]:
-        """Rising."""
+_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # pixels: for names of marks, the field, and names of places
+_WIDE = 1000.0  # units of the field's width, which is stretched to what there is
+_APART = 0.06  # of the width, that names of marks need
+_HEIGHT = _TOP + _FIELD + _BOTTOM
+_GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """From one value to a larger one."""
+class Scale:
+    """An axis from one value to a larger one; `labels` are values, rising, and what they are called.
+
+    A logarithmic one has positive values alone.
+    """
 
     begin: float
     end: float
     labels: tuple[tuple[float, str], ...]
+    logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Its place; what is beyond an end is there."""
+        """The place of a value between 0 and 1; what is beyond an end is there."""
+        if self.logarithmic:
+            inside = min(self.end, max(self.begin, value))
+            return math.log(inside / self.begin) / math.log(self.end / self.begin)
         return min(1.0, max(0.0, (value - self.begin) / (self.end - self.begin)))
-
-
-@dataclass(frozen=True, slots=True)
-class Logarithmic:
-    """From one positive value to a larger one."""
-
-    begin: float
-    end: float
-    labels: tuple[tuple[float, str], ...]
-
-    def at(self, value: float) -> float:
-        """Its place; what is beyond an end is there."""
-        inside = min(self.end, max(self.begin, value))
-        return math.log(inside / self.begin) / math.log(self.end / self.begin)
 
 
 def heights(least: float, most: float) -> Scale:
@@ -71,30 +55,30 @@ def heights(least: float, most: float) -> Scale:
     if least > 0 and most > _LOG_FROM * least and math.isfinite(most):
         return _logarithmic(least, most)
     values = ticks(most, 4)
-    return Linear(0.0, values[-1], tuple((value, number(value)) for value in values))
+    return Scale(0.0, values[-1], tuple((value, number(value)) for value in values))
 
 
-def _logarithmic(least: float, most: float) -> Logarithmic:
+def _logarithmic(least: float, most: float) -> Scale:
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     digits = (1, 2, 5) if high - low <= 3 else (1,)
     values = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]
     begin = max(value for value in values if value <= least * (1 + 1e-9))
     end = min((value for value in values if value >= most * (1 - 1e-9)), default=most)
     told = [value for value in values if begin <= value <= end]
-    return Logarithmic(begin, end, tuple((value, number(value)) for value in told))
+    return Scale(begin, end, tuple((value, number(value)) for value in told), logarithmic=True)
 
 
-def counts(most: float) -> Linear:
+def counts(most: float) -> Scale:
     """A scale of whole numbers from 0."""
     values = [value for value in ticks(most, 5, whole=True) if value <= most]
-    return Linear(0.0, max(most, 1.0), tuple((value, number(value)) for value in values))
+    return Scale(0.0, max(most, 1.0), tuple((value, number(value)) for value in values))
 
 
-def times(begin: float, end: float) -> Linear:
+def times(begin: float, end: float) -> Scale:
     """A scale of moments in seconds since 1970, told in local time; around them where they are close."""
     missing = max(0.0, _SHORTEST - (end - begin)) / 2
     begin, end = begin - missing, end + missing
-    return Linear(begin, end, tuple(_moments(begin, end)))
+    return Scale(begin, end, tuple(_moments(begin, end)))
 
 
 def _moments(begin: float, end: float) -> list[tuple[float, str]]:
@@ -112,14 +96,6 @@ def _moments(begin: float, end: float) -> list[tuple[float, str]]:
         moments = [midnight + timedelta(seconds=step * (gone + n)) for n in range(8)]
         form = "%H:%M:%S" if step < 60 else "%H:%M" if span < _DAY else "%d %b %H:%M"
     return [(moment.timestamp(), moment.strftime(form)) for moment in moments if moment.timestamp() <= end]
-
-
-# ---- A curve as SVG in a page: as wide as there is room, its letters the same size everywhere ----
-
-_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # pixels: for names of marks, the field, and names of places
-_WIDE = 1000.0  # units of the field's width, which is stretched to what there is
-_APART = 0.06  # of the width, that names of marks need
-_HEIGHT = _TOP + _FIELD + _BOTTOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,11 +214,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
 
 
-# ---- The curves of a model: what inferences took in service, and what tuning expected of each trial ----
-
-_GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
-
-
 def served(history: ModelHistory) -> Chart | None:
     """Medians of the inferences served over time, a line of each version; None where there were none."""
     points = [point for point in history.latency if point.us > 0]
@@ -285,7 +256,7 @@ def _lines(points: Sequence[LatencyPoint], gap: float) -> Iterator[list[LatencyP
 
 
 def _kind(scale: Scale) -> str:
-    return ", logarithmic" if isinstance(scale, Logarithmic) else ""
+    return ", logarithmic" if scale.logarithmic else ""
 
 
 def tuned(model: str, told: History | None) -> Chart | None:

@@ -26,9 +26,7 @@ from honed.protocol.results import IndexedModel, ModelHistory, ModelShown
 from honed.protocol.service import KernelLog, Metrics, ModelFigures, Status
 from honed.runtime.client import Client
 
-# ---- What a report tells, as the service told it; and what follows from that ----
-#
-# No I/O.
+_RECORDED = "what tuning recorded, and candidates in quarantine,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +143,6 @@ def _of_model(model: ReportedModel, whole: float) -> list[TaskShare]:
     ]
     outside = TaskShare(model=name, name=None, schedule=None, launches=0, seconds=rest, share=rest / whole)
     return [*rows, *([outside] if rest > 0.001 * whole else [])]
-
-
-# ---- Asks the service for what a report tells ----
-
-_RECORDED = "what tuning recorded, and candidates in quarantine,"
 
 
 def gather(

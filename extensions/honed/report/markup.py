@@ -19,6 +19,9 @@ _KINDS = {">": "figure", "~": "prose"}  # by how headings of columns begin
 # Browsers load nothing and run nothing, whatever else should get in here.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _BREAKABLE = "_./-:,@"  # after which a long name may go on in the next line
+QUANTILES = ("p50", "p95", "p99", "longest")
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "good"}
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Element:
@@ -132,13 +135,6 @@ class Ids:
     def new(self, what: str) -> str:
         """Another one."""
         return f"{what}-{next(self._numbers)}"
-
-
-# ---- How the page says what several of its parts say ----
-
-QUANTILES = ("p50", "p95", "p99", "longest")
-_TIMES = "\N{MULTIPLICATION SIGN}"
-_STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "good"}
 
 
 def day(seconds: float) -> str:

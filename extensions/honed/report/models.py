@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion, TensorMetadata
-from honed.protocol.service import Figures, ModelFigures, Spans
+from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion
+from honed.protocol.service import Figures, ModelFigures
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text
@@ -130,12 +130,12 @@ def _latency(figures: ModelFigures) -> Element | None:
     return table(
         "Latency in milliseconds",
         ("of requests", *(f">{name}" for name in QUANTILES)),
-        [(name, *map(_ms, _quantiles(spans))) for name, spans in rows if spans.count],
+        [
+            (name, *map(_ms, (spans.p50, spans.p95, spans.p99, spans.max)))
+            for name, spans in rows
+            if spans.count
+        ],
     )
-
-
-def _quantiles(spans: Spans) -> tuple[float | None, ...]:
-    return spans.p50, spans.p95, spans.p99, spans.max
 
 
 def _charts(model: ReportedModel, ids: Ids) -> Iterator[Element]:
@@ -221,11 +221,11 @@ def _variants(model: ReportedModel) -> Element | None:
 
 def _tensors(shown: ModelShown) -> Element:
     rows = [("input", tensor) for tensor in shown.inputs] + [("output", tensor) for tensor in shown.outputs]
-    return table("Inputs and outputs", ("name", "use", "type"), [_tensor(kind, each) for kind, each in rows])
-
-
-def _tensor(kind: str, tensor: TensorMetadata) -> tuple[Cell, ...]:
-    return name_of(tensor.name), kind, shape_text(tensor.datatype, tensor.shape)
+    return table(
+        "Inputs and outputs",
+        ("name", "use", "type"),
+        [(name_of(each.name), kind, shape_text(each.datatype, each.shape)) for kind, each in rows],
+    )
 
 
 def _proof(shown: ModelShown) -> Element:

@@ -19,9 +19,10 @@ from honed.tool.view.tables import shown, worker_text
 from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Cell, Ids, badge, day, element, facts, gain_text, moment, more, name_of, table
 
-# ---- The machine: its devices with their peaks and drivers, and whether it is idle ----
-
 _VERDICTS = {"quiet": "good", "busy": "warn"}
+_TASKS_SHOWN = 15  # tasks, before those that are shown when asked for
+_HUES = 6  # of models in the bar, before those that share one
+_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
 
 def machine_section(report: Report) -> Element:
@@ -109,12 +110,6 @@ def _caches(peaks: DevicePeaks | None) -> Element | None:
     return more("Bandwidth by working set", table("Bandwidth by working set", ("bytes", ">speed"), rows))
 
 
-# ---- Where the time of devices went, and what tuning did ----
-
-_TASKS_SHOWN = 15  # tasks, before those that are shown when asked for
-_HUES = 6  # of models in the bar, before those that share one
-
-
 def spent_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
     """Tasks by their share of the time that all models took lately."""
     found = task_shares(models)
@@ -196,7 +191,7 @@ def _table(caption: str, rows: Sequence[TaskShare], longest: float, hues: dict[s
                 name_of(row.name) if row.name is not None else element("em", "outside of tasks"),
                 f"{row.share:.1%}",
                 _share(row.share / longest, hues[row.model]),
-                _time(row.seconds),
+                seconds_text(row.seconds) if row.seconds >= 60 else f"{row.seconds:.3g} s",
                 element("span", _swatch(hues[row.model]), name_of(row.model)),
                 str(row.launches or "-"),
                 origin(row.schedule),
@@ -212,10 +207,6 @@ def _share(share: float, hue: int) -> Element:
         element("rect", width=f"{100 * share:.3f}%", height=8, rx=2, class_=f"hue{hue}"),
         width=90, height=8, aria_hidden="true",
     )  # fmt: skip
-
-
-def _time(seconds: float) -> str:
-    return seconds_text(seconds) if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def tuning_section(report: Report) -> Element:
@@ -273,11 +264,6 @@ def _gains(metrics: Metrics) -> Element | None:
             for model, gain in gains.items()
         ],
     )
-
-
-# ---- What went wrong: ends of workers, versions and candidates in quarantine, the kernel log ----
-
-_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
 
 def faults_section(report: Report) -> Element:

@@ -2,5 +2,5 @@
 
 Mesa's compiler makes the code offline (`compiler`); its dump is read (`dump`), its instructions are counted
 by the pipe they go through, weighted with the loops' turns (`count`), and the busiest pipe bounds the time of
-a launch (`machine`).
+a launch (`judge`). A session of tuning has the `bench` in the place of a device.
 """

@@ -1,13 +1,134 @@
-"""The compiler's dump of a program, read: machine code by basic block, and totals."""
+"""The compiler's dump of a program, read: machine code by basic block, trip counts of loops, and totals."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .compiler import Dump
-from .trips import trip_counts
+
+_DEFINITION = re.compile(r"(?:con |div )?\s*\d+(?:x\d+)?\s+(%\d+) = (\S+)\s*(.*)")
+_NAME = re.compile(r"\s*(%\d+)")
+_CONSTANT = re.compile(r"\((0x[0-9a-f]+|-?\d+)")
+_COMPARISON = re.compile(r"[iu](?:ge|lt|eq|ne)\d*")
+_CONDITION = re.compile(r"if (%\d+)")
+
+
+@dataclass(slots=True)
+class _Loop:
+    phis: dict[str, str] = field(default_factory=dict)
+    comparisons: list[tuple[str, list[str]]] = field(default_factory=list)  # by the value they define
+    breaks: list[str] = field(default_factory=list)  # conditions under which it is left
+
+
+@dataclass(frozen=True, slots=True)
+class _Induction:
+    start: int
+    step: int
+    following: str  # the value it has in the next turn
+
+
+class _LoopValues:
+    """The values that a function defines."""
+
+    def __init__(self) -> None:
+        self.constants: dict[str, int] = {}
+        self.operations: dict[str, tuple[str, list[str]]] = {}
+
+    def number(self, operand: str) -> int | None:
+        """A constant operand; a dump shows its value in parentheses."""
+        shown = _CONSTANT.search(operand)
+        if shown:
+            value = int(shown.group(1), 0)
+            return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else value
+        name = _name(operand)
+        return self.constants.get(name) if name else None
+
+
+def trip_counts(lines: list[str]) -> list[int | None]:
+    """Turns of every loop in program order; None where they are not constant."""
+    values = _LoopValues()
+    loops = _loops(lines, values)
+    return [_trips(loop, values) for loop in loops]
+
+
+def _loops(lines: list[str], values: _LoopValues) -> list[_Loop]:
+    found: list[_Loop] = []
+    inside: list[tuple[_Loop, int]] = []
+    for n, line in enumerate(lines):
+        text = line.strip()
+        column = len(line) - len(line.lstrip())
+        if text.startswith("loop {"):
+            found.append(_Loop())
+            inside.append((found[-1], column))
+        elif inside and text == "}" and column == inside[-1][1]:
+            inside.pop()
+        elif match := _DEFINITION.match(text):
+            _define(match.group(1), match.group(2).rstrip("!"), match.group(3), values, inside)
+        elif inside and (match := _CONDITION.match(text)) and any("break" in t for t in lines[n : n + 4]):
+            inside[-1][0].breaks.append(match.group(1))
+    return found
+
+
+def _define(
+    name: str, operation: str, rest: str, values: _LoopValues, inside: list[tuple[_Loop, int]]
+) -> None:
+    if operation == "load_const":
+        if (shown := _CONSTANT.search(rest)) is not None:
+            values.constants[name] = int(shown.group(1), 0)
+        return
+    operands = rest.split(", ")
+    values.operations[name] = (operation.split(".", maxsplit=1)[0], operands)
+    if not inside:
+        return
+    if operation == "phi":
+        inside[-1][0].phis[name] = rest
+    elif _COMPARISON.match(operation):
+        inside[-1][0].comparisons.append((name, operands))
+
+
+def _trips(loop: _Loop, values: _LoopValues) -> int | None:
+    inductions = {
+        name: found for name, rest in loop.phis.items() if (found := _induction(name, rest, values))
+    }
+    turns = None
+    for defined, operands in loop.comparisons:
+        if loop.breaks and defined not in loop.breaks:
+            continue
+        for name, induction in inductions.items():
+            for side in (0, 1):
+                if _name(operands[side]) not in (name, induction.following):
+                    continue
+                limit = values.number(operands[1 - side])
+                if limit is not None:
+                    turns = max(1, abs(-(-(limit - induction.start) // induction.step)))
+    return turns
+
+
+def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
+    """A phi of a constant and of itself plus a constant."""
+    sources = [part.split(":", 1)[1] for part in phi.split(", ") if ":" in part]
+    if len(sources) != 2:
+        return None
+    for start, following in (sources, reversed(sources)):
+        added = values.operations.get(_name(following) or "")
+        if added is None or not added[0].startswith("iadd"):
+            continue
+        names = [_name(operand) for operand in added[1]]
+        if name not in names[:2]:
+            continue
+        step = values.number(added[1][1 - names.index(name)])
+        first = values.number(start)
+        if step and first is not None:
+            return _Induction(first, step, _name(following) or "")
+    return None
+
+
+def _name(operand: str) -> str | None:
+    match = _NAME.match(operand)
+    return match.group(1) if match else None
+
 
 _KERNEL = "shader: MESA_SHADER_KERNEL"
 _FUNCTION = re.compile(r"impl (\w+)")
@@ -56,7 +177,7 @@ def kernels(dump: Dump) -> dict[str, KernelDump]:
         raise Unreadable(f"the dump has {len(sections)} kernels and totals of {len(totals)}")
     for section, (instructions, threads, spills, fills) in zip(sections, totals, strict=True):
         kernel = KernelDump(
-            name=_name(section),
+            name=_function(section),
             blocks=_final_blocks(section),
             trips=tuple(trip_counts(_nir(section))),
             instructions=int(instructions),
@@ -70,7 +191,7 @@ def kernels(dump: Dump) -> dict[str, KernelDump]:
     return found
 
 
-def _name(section: list[str]) -> str:
+def _function(section: list[str]) -> str:
     for line in section:
         if (match := _FUNCTION.search(line)) is not None:
             return match.group(1)

@@ -13,10 +13,8 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.background import Background
-from honed.daemon.features.user_models import feature
-from honed.daemon.features.user_models import feature as bringing
-from honed.daemon.features.user_models.feature import Receiver, UserModels
-from honed.daemon.features.user_models.quota import AppsSettings, Shares
+from honed.daemon.features import user_models
+from honed.daemon.features.user_models import AppsSettings, Receiver, Shares, UserModels
 from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
@@ -79,7 +77,7 @@ async def until(condition: Any) -> None:
 
 
 def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringing, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(user_models, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(places, "compiler", lambda: True)
 
     async def turns() -> None:
@@ -118,7 +116,7 @@ def test_a_file_that_does_not_end_holds_up_nothing(monkeypatch: pytest.MonkeyPat
         blocked.wait()
         raise AssertionError
 
-    monkeypatch.setattr(feature, "receive", endless)
+    monkeypatch.setattr(user_models, "receive", endless)
 
     async def tried() -> None:
         receiver = Receiver(0.01)
@@ -155,16 +153,16 @@ def test_a_user_brings_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
                 work = running.bring(user, params, given, lambda _: None, nullcontext())
                 return asyncio.ensure_future(work)
 
-            waiting = [brings(1, number) for number in range(bringing.MAX_WAITING)]
+            waiting = [brings(1, number) for number in range(user_models.MAX_WAITING)]
             again = brings(1, 0)
-            await until(lambda: len(taken) == bringing.MAX_WAITING)
+            await until(lambda: len(taken) == user_models.MAX_WAITING)
             with pytest.raises(ResourceExhausted, match="at a time"):
                 await brings(1, 99)
             other = brings(2, 99)
-            await until(lambda: len(taken) == bringing.MAX_WAITING + 1)
+            await until(lambda: len(taken) == user_models.MAX_WAITING + 1)
             waiting[0].cancel()
             await asyncio.wait([waiting[0]])
-            assert running.under_way()[1] == bringing.MAX_WAITING, "another request waits for it"
+            assert running.under_way()[1] == user_models.MAX_WAITING, "another request waits for it"
             for task in (*waiting, again, other):
                 task.cancel()
             await asyncio.wait([*waiting, again, other])

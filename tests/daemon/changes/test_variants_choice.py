@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.features.variants.policy import KeptVariant, next_wish, room_for, surplus
+from honed.daemon.features.variants import KeptVariant, next_wish, room_for, surplus
 from honed.daemon.observe.usage import MOST, ShapeRequests, UsageLog, UsageSettings, Wish
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec

@@ -14,7 +14,7 @@ from honed.daemon.background import Background
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
-from honed.daemon.features.variants.feature import ShapeVariants
+from honed.daemon.features.variants import ShapeVariants
 from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.features.user_models.feature import UserModels
+from honed.daemon.features.user_models import UserModels
 from honed.daemon.methods.methods import _HANDLERS
 from honed.protocol import methods, strict
 from honed.protocol.errors import Internal, NotFound

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from honed.daemon.features.user_models.quota import (
+from honed.daemon.features.user_models import (
     DAY,
     IN_USE_SECONDS,
     AppsSettings,

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from honed.daemon import assembly
 from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import Feature, Infer
 from honed.daemon.features.batching import Batcher
-from honed.daemon.features.sequences import Sequencer
+from honed.daemon.features.sequences import Sequencer, SequenceSettings
 from honed.daemon.features.sizes import SizeSpecialiser
-from honed.daemon.features.user_models.feature import UserModels
-from honed.daemon.features.variants.feature import ShapeVariants
+from honed.daemon.features.user_models import UserModels
+from honed.daemon.features.variants import ShapeVariants
+from honed.daemon.methods.methods import Api
 from honed.daemon.methods.pipeline import InferencePipeline
+from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, SequenceLost
-from honed.protocol.params import InferOptions, InferParams
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, SequenceLost, Unimplemented
+from honed.protocol.params import InferOptions, InferParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelSettings, ShownPart
 from tests.daemon.changes.test_variants_keeper import Place
 from tests.daemon.core.serving_world import given
@@ -131,3 +136,36 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     for _ in range(3):
         assert pipeline._of(place.registry.get("m")).infer == pipeline._run
     assert asked[2:] == [4, 4]
+
+
+def test_files_of_features_are_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, ModelRefused("no"))
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(StateFile, "read", lambda _: threads.append(threading.current_thread()))
+    config: Any = SimpleNamespace(
+        limits=SimpleNamespace(load_seconds=1.0),
+        serve=SimpleNamespace(engine="fastest"),
+        service=SimpleNamespace(state_dir=tmp_path),
+        sequences=SequenceSettings(),
+    )
+    base: Any = SimpleNamespace(
+        config=config, registry=place.registry, changes=None, jobs=None, leasing=None, pool=None, ledger=None
+    )
+    pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
+    asyncio.run(
+        assembly._features(base, cast(Any, SimpleNamespace(config=config)), cast(Any, None), pipeline)
+    )
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
+
+
+def test_variants_are_refused_where_no_feature_makes_them() -> None:
+    class Nothing(Feature):
+        pass
+
+    api: Any = SimpleNamespace(features=(Nothing(),))
+    params = LoadParams(model_name="m", files=("m.onnx",), parameters=LoadOptions(variants=({"x": (2,)},)))
+    with pytest.raises(Unimplemented, match="compiles no variants"):
+        asyncio.run(Api._repository_load(api, cast(Any, None), params))

@@ -12,8 +12,7 @@ import pytest
 
 from honed.hub import machine
 from honed.hub.machine import HubPlace
-from honed.hub.main import key_of, look
-from honed.hub.schedule import Deed
+from honed.hub.main import Deed, key_of, look
 from honed.tool.main import main
 from tests.daemon.running import Service, serving
 from tests.tuner.records.test_records import FAULT, add, right

@@ -19,7 +19,7 @@ from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.verdict import Outcome, Stored
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 from tests.tuner.liars import honest
 
 from .planted import PlantedBoard, PlantedBoards, right

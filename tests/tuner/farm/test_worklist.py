@@ -9,28 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.farm.worklist import (
-    Action,
-    BoardBlame,
-    BoardLeft,
-    CandidateJudged,
-    CandidateWanted,
-    Clocks,
-    Event,
-    GivenBack,
-    HandOut,
-    Joined,
-    LoadTask,
-    NotLoaded,
-    Refused,
-    Settle,
-    TaskLoaded,
-    Tell,
-    Tick,
-    Took,
-    Unwanted,
-    WorkList,
-)
+from honed.farm.worklist import Action, BoardBlame, Clocks, HandOut, LoadTask, Settle, Tell, WorkList
 
 BOARDS = ("a", "b", "c", "d")
 
@@ -52,10 +31,10 @@ class Farm(RuleBasedStateMachine):
         self.ready: dict[str, str | None] = {}
         self.away: dict[str, float] = {}
         self.suspects: set[str] = set()  # boards died of them
-        self.feed(Took("t0"))
+        self.feed(self.list.take("t0", self.now))
 
-    def feed(self, event: Event) -> None:
-        for action in self.list.handle(event, self.now):
+    def feed(self, actions: list[Action]) -> None:
+        for action in actions:
             self.see(action)
 
     def see(self, action: Action) -> None:
@@ -92,17 +71,17 @@ class Farm(RuleBasedStateMachine):
         for _ in range(number):
             self.count += 1
             self.wanted.add(f"c{self.count}")
-            self.feed(CandidateWanted(f"c{self.count}"))
+            self.feed(self.list.want(f"c{self.count}", self.now))
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def want_again(self, data: st.DataObject) -> None:
-        self.feed(CandidateWanted(data.draw(st.sampled_from(sorted(self.wanted)))))
+        self.feed(self.list.want(data.draw(st.sampled_from(sorted(self.wanted))), self.now))
 
     @rule()
     def drop(self) -> None:
         self.wanted = {c for c in self.wanted if c in self.list.out or self.ended[c]}
-        self.feed(Unwanted())
+        self.feed(self.list.drop(self.now))
 
     @rule()
     def next_task(self) -> None:
@@ -110,7 +89,7 @@ class Farm(RuleBasedStateMachine):
         self.wanted = set()
         self.ended.clear()
         self.suspects.clear()
-        self.feed(Took(f"t{self.count}"))
+        self.feed(self.list.take(f"t{self.count}", self.now))
 
     @rule(board=st.sampled_from(BOARDS), depth=st.integers(1, 3))
     def join(self, board: str, depth: int) -> None:
@@ -118,7 +97,7 @@ class Farm(RuleBasedStateMachine):
             self.depths[board] = depth
             self.ready[board] = None
             self.away.pop(board, None)
-            self.feed(Joined(board, depth))
+            self.feed(self.list.join(board, depth, self.now))
 
     @precondition(lambda self: self.depths)
     @rule(data=st.data())
@@ -127,7 +106,7 @@ class Farm(RuleBasedStateMachine):
         del self.depths[board]
         self.suspects |= {self.handed[number].candidate for number in self.list.boards[board].tickets[:1]}
         self.loading = [load for load in self.loading if load.board != board]
-        self.feed(BoardLeft(board))
+        self.feed(self.list.leave(board, self.now))
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
@@ -136,10 +115,10 @@ class Farm(RuleBasedStateMachine):
         self.loading.remove(load)
         if works:
             self.ready[load.board] = load.task
-            self.feed(TaskLoaded(load.board, load.task))
+            self.feed(self.list.loaded(load.board, load.task, self.now))
         else:
             self.away[load.board] = max(self.away.get(load.board, 0.0), self.now + 5.0)
-            self.feed(NotLoaded(load.board, load.task, 5.0))
+            self.feed(self.list.loaded(load.board, None, self.now, away=5.0))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), yardstick=st.sampled_from([None, 1.0, 1.05, 1.3, 3.0]), again=st.booleans())
@@ -147,7 +126,7 @@ class Farm(RuleBasedStateMachine):
         """A board answers; where it had left, or answers twice, that counts for nothing."""
         ticket = data.draw(st.sampled_from(self.open))
         for _ in range(1 + again):
-            self.feed(CandidateJudged(ticket, yardstick))
+            self.feed(self.list.judged(ticket, yardstick, self.now))
         self.open.remove(ticket)
 
     @precondition(lambda self: self.open)
@@ -158,7 +137,7 @@ class Farm(RuleBasedStateMachine):
         board = self.handed[ticket].board
         if ticket in self.list.tickets:
             self.away[board] = max(self.away.get(board, 0.0), self.now + seconds)
-        self.feed(GivenBack(ticket, seconds, reload))
+        self.feed(self.list.give_back(ticket, self.now, away=seconds, reload=reload))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -168,12 +147,12 @@ class Farm(RuleBasedStateMachine):
         known = self.list.tickets.get(ticket)
         if known is not None and known.candidate is not None:
             self.ended[known.candidate] += 1
-        self.feed(Refused(ticket))
+        self.feed(self.list.refuse(ticket, self.now))
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.feed(Tick())
+        self.feed(self.list.tick(self.now))
 
     @invariant()
     def nothing_is_lost_or_counts_twice(self) -> None:
@@ -192,19 +171,19 @@ class Farm(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With a healthy board that stays, all ends."""
         for board in sorted(self.depths):
-            self.feed(BoardLeft(board))
+            self.feed(self.list.leave(board, self.now))
         self.depths = {"last": 2}
         self.ready["last"] = None
         self.loading.clear()
         self.open.clear()
-        self.feed(Joined("last", 2))
+        self.feed(self.list.join("last", 2, self.now))
         while self.list.waiting or self.list.out:
             for load in self.loading:
                 self.ready[load.board] = load.task
-                self.feed(TaskLoaded(load.board, load.task))
+                self.feed(self.list.loaded(load.board, load.task, self.now))
             self.loading.clear()
             assert self.open
-            self.feed(CandidateJudged(self.open.pop(0), 1.0))
+            self.feed(self.list.judged(self.open.pop(0), 1.0, self.now))
         self.nothing_is_lost_or_counts_twice()
 
 
@@ -217,18 +196,19 @@ class Listed:
 
     def __init__(self, *boards: str, depth: int = 2) -> None:
         self.list = WorkList()
-        self.list.handle(Took("t"), 0.0)
+        self.list.take("t", 0.0)
         for board in boards:
-            self.list.handle(Joined(board, depth), 0.0)
-            self.list.handle(TaskLoaded(board, "t"), 0.0)
+            self.list.join(board, depth, 0.0)
+            self.list.loaded(board, "t", 0.0)
 
-    def handed(self, event: Event, now: float = 0.0) -> list[HandOut]:
-        return [a for a in self.list.handle(event, now) if isinstance(a, HandOut)]
+
+def handed(actions: list[Action]) -> list[HandOut]:
+    return [action for action in actions if isinstance(action, HandOut)]
 
 
 def test_a_candidate_goes_to_the_board_that_has_least() -> None:
     listed = Listed("a", "b")
-    boards = [h.board for n in range(6) for h in listed.handed(CandidateWanted(f"c{n}"))]
+    boards = [h.board for n in range(6) for h in handed(listed.list.want(f"c{n}", 0.0))]
     assert boards == ["a", "b", "a", "b"]
     assert list(listed.list.waiting) == ["c4", "c5"]
 
@@ -236,48 +216,48 @@ def test_a_candidate_goes_to_the_board_that_has_least() -> None:
 def test_what_a_board_had_is_given_to_others_first() -> None:
     listed = Listed("a")
     for n in range(3):
-        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
-    listed.list.handle(BoardLeft("a"), 0.0)
+        listed.list.want(f"c{n}", 0.0)
+    listed.list.leave("a", 0.0)
     assert list(listed.list.waiting) == ["c0", "c1", "c2"]
 
 
 def test_one_of_which_a_board_died_is_judged_alone_and_blamed_for_the_second() -> None:
     listed = Listed("a")
     for n in range(2):
-        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
-    listed.list.handle(BoardLeft("a"), 0.0)  # c0 was being judged
-    listed.list.handle(Joined("b", 2), 0.0)
-    (alone,) = listed.handed(TaskLoaded("b", "t"))
+        listed.list.want(f"c{n}", 0.0)
+    listed.list.leave("a", 0.0)  # c0 was being judged
+    listed.list.join("b", 2, 0.0)
+    (alone,) = handed(listed.list.loaded("b", "t", 0.0))
     assert alone.candidate == "c0"
-    actions = listed.list.handle(BoardLeft("b"), 0.0)
+    actions = listed.list.leave("b", 0.0)
     assert BoardBlame("c0", 2) in actions
     assert list(listed.list.waiting) == ["c1"]
 
 
 def test_a_busy_board_is_left_alone_for_its_time() -> None:
     listed = Listed("a")
-    (given,) = listed.handed(CandidateWanted("c"))
-    assert not listed.handed(GivenBack(given.ticket, 10.0))
-    assert not listed.handed(Tick(), 9.0)
-    assert [h.candidate for h in listed.handed(Tick(), 10.0)] == ["c"]
+    (given,) = handed(listed.list.want("c", 0.0))
+    assert not handed(listed.list.give_back(given.ticket, 0.0, away=10.0))
+    assert not handed(listed.list.tick(9.0))
+    assert [h.candidate for h in handed(listed.list.tick(10.0))] == ["c"]
 
 
 def test_a_board_that_lost_its_task_loads_it_again() -> None:
     listed = Listed("a")
-    (given,) = listed.handed(CandidateWanted("c"))
-    assert listed.list.handle(GivenBack(given.ticket, 0.0, reload=True), 0.0) == [LoadTask("a", "t")]
+    (given,) = handed(listed.list.want("c", 0.0))
+    assert listed.list.give_back(given.ticket, 0.0, away=0.0, reload=True) == [LoadTask("a", "t")]
 
 
 def judged(listed: Listed, board: str, yardstick: float, now: float = 0.0) -> list[Action]:
     """What comes of the next candidate that a board judges."""
     ticket = listed.list.boards[board].tickets[0]
-    return listed.list.handle(CandidateJudged(ticket, yardstick), now)
+    return listed.list.judged(ticket, yardstick, now)
 
 
 def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
     listed = Listed("a", "b", "c", depth=1)
     for n in range(40):
-        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
+        listed.list.want(f"c{n}", 0.0)
     for _ in range(5):
         for board in "abc":
             assert any(isinstance(a, Settle) for a in judged(listed, board, 1.0))
@@ -288,16 +268,16 @@ def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
     assert [a.text.split(";")[0] for a in slow if isinstance(a, Tell)]
     assert not any(isinstance(a, Settle) for a in slow)
     assert had in [*listed.list.waiting, *listed.list.out]  # others measure it
-    (probe,) = [h for h in listed.handed(Tick(), 61.0) if h.board == "c"]
+    (probe,) = [h for h in handed(listed.list.tick(61.0)) if h.board == "c"]
     assert not any(isinstance(a, Settle) for a in judged(listed, "c", 1.9, 62.0))
-    (probe,) = [h for h in listed.handed(Tick(), 130.0) if h.board == "c"]
+    (probe,) = [h for h in handed(listed.list.tick(130.0)) if h.board == "c"]
     assert Settle(probe.ticket, probe.candidate, "c", 1.0) in judged(listed, "c", 1.0, 131.0)
 
 
 def test_a_board_with_another_clock_is_scaled_and_told_of_once() -> None:
     listed = Listed("a", "b", depth=1)
     for n in range(40):
-        listed.list.handle(CandidateWanted(f"c{n}"), 0.0)
+        listed.list.want(f"c{n}", 0.0)
     said: list[Action] = []
     for _ in range(8):
         said += judged(listed, "a", 1.0)

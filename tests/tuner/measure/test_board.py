@@ -25,7 +25,7 @@ from benchmarks.supervising import work_off
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
 from honed.runtime.errors import DeviceError
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 
 @pytest.fixture(scope="module")

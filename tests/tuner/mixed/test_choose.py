@@ -23,7 +23,7 @@ from honed.tuner.frontend import TensorSpec, normalise
 from honed.tuner.mixed import choose
 from honed.tuner.mixed.choose import why_not_half
 from honed.tuner.tune.extract import extract
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 from tests.tuner.graph.graphs import SAME, TOWERS, parsed
 
 pytestmark = pytest.mark.tvm

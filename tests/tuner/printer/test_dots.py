@@ -19,7 +19,7 @@ from honed.tuner.compiler import proof
 from honed.tuner.frontend import import_relax, normalise
 from honed.tuner.lower import DOT, DOT_ADD
 from honed.tuner.lower.module import lower_module
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 from tests.tuner.frontend.test_rules import run
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]

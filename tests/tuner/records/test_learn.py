@@ -16,9 +16,18 @@ import xgboost
 
 from honed.jobs import commands, priorfile
 from honed.jobs.events import Learned, LearnedTask
-from honed.learn import learn
-from honed.learn.command import better, held_out
-from honed.learn.samples import OTHER_FAMILY, UNFIT, UNKNOWN_TASK, UNREADABLE, Samples, files, records
+from honed.learn import (
+    OTHER_FAMILY,
+    UNFIT,
+    UNKNOWN_TASK,
+    UNREADABLE,
+    Samples,
+    better,
+    files,
+    held_out,
+    learn,
+    records,
+)
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.lower.schedule import by_rule, narrow_indices
@@ -29,7 +38,7 @@ from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.benches import predicted
+from honed.valhall.bench import predicted
 
 _SIZES = ((16, 24, 32), (8, 64, 48), (32, 32, 32), (64, 16, 80), (24, 96, 16), (48, 40, 64))
 _EACH = 3

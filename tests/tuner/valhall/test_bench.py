@@ -32,12 +32,18 @@ from honed.tuner.tune.children import (
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
-from honed.valhall.benches import BENCHES, DRIVER, predicted
+from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, predicted
 from honed.valhall.compiler import Dump, NotBuilt, OfflineCompiler
 from honed.valhall.count import Counts
-from honed.valhall.judge import MachineCodeJudge, seconds
-from honed.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
-from honed.valhall.measurer import YARDSTICK, BenchMeasurer
+from honed.valhall.judge import (
+    BANDWIDTH,
+    CLOCK_HZ,
+    LAUNCH_SECONDS,
+    LaunchGeometry,
+    MachineCodeJudge,
+    bound,
+    seconds,
+)
 
 ITEMS = 1024
 SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y

@@ -14,7 +14,7 @@ import pytest
 
 from honed.runtime.compiled import modelfile
 from honed.runtime.origin import Origin, ScheduleSource
-from honed.valhall.benches import DRIVER
+from honed.valhall.bench import DRIVER
 from honed.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_model
 

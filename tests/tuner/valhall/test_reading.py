@@ -9,8 +9,7 @@ import pytest
 
 from honed.valhall.compiler import Dump
 from honed.valhall.count import counted, pipe_of
-from honed.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels
-from honed.valhall.trips import trip_counts
+from honed.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels, trip_counts
 
 KERNEL = KernelDump(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
 SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.valhall.winograd import Layer, bounds, layers
 
-from honed.valhall.machine import BANDWIDTH, FP16_FLOPS
+from honed.valhall.judge import BANDWIDTH, FP16_FLOPS
 
 
 def test_a_layer_of_many_channels_is_bound_by_the_product() -> None:

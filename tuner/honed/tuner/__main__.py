@@ -178,7 +178,7 @@ _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
     commands.Import: ".records_command:import_",
     commands.ShowHistory: ".records_command:history",
     commands.ListFaults: ".records_command:faults",
-    commands.Learn: "honed.learn.command:learn",
+    commands.Learn: "honed.learn:learn",
     commands.Demo: _demo,
     commands.FarmScheduler: "honed.farm.jobs:scheduler",
     commands.FarmWorker: "honed.farm.jobs:worker",

@@ -1,8 +1,8 @@
-"""When requests for a model are run together: a gathering that knows delays, deadlines and users; no clock.
+"""Requests for a model that are run as one: they wait for each other, and each gets its own answer.
 
 Requests that agree in all but their first dimension may be run as one. They wait for each other until enough
 are there, the first has waited for the model's delay, or one would miss its deadline; while a batch runs, the
-next gathers. All times are seconds on one monotonic clock that the caller passes in.
+next gathers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -28,6 +28,9 @@ from honed.protocol.results import Inferred, ModelSettings
 
 _MARGIN_RUNS = 2.0  # that a request is begun before its deadline
 _FORGET = 0.8  # of what is known of a run's time, with each that comes
+Plan = Callable[[InferCall, ServedModel], InferencePlan]
+_log = logging.getLogger(__name__)
+_Kind = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,10 @@ class BatchMember:
 
 
 class Gathering:
-    """Requests of one kind. Users take turns in filling a batch, each with its own in their order."""
+    """Requests of one kind. Users take turns in filling a batch, each with its own in their order.
+
+    No I/O and no clock: times are seconds on one monotonic clock.
+    """
 
     def __init__(self, most: int, delay: float) -> None:
         """At most so many rows are run together, and none waits longer than `delay` while nothing runs."""
@@ -109,13 +115,6 @@ class Gathering:
         if not self._waiting:
             self._turns.clear()
         return tuple(chosen)
-
-
-# ---- Requests for one model run as one: they wait for each other, and each gets its own answer ----
-
-Plan = Callable[[InferCall, ServedModel], InferencePlan]
-_log = logging.getLogger(__name__)
-_Kind = tuple[Any, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,7 +223,9 @@ class Batcher(Feature):
         """Run what is due, and look again when the next is."""
         for batch in group.gathering.due(time.monotonic()):
             members = [group.waiting.pop(member.number) for member in batch]
-            self._begin(self._run(group, members))
+            task = asyncio.ensure_future(self._run(group, members))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if group.timer is not None:
             group.timer.cancel()
             group.timer = None
@@ -234,11 +235,6 @@ class Batcher(Feature):
             group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
         elif group.gathering.idle:
             self._groups.pop(group.kind, None)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, group: _Group, members: Sequence[_Waiting]) -> None:
         begun = time.monotonic()
@@ -284,9 +280,11 @@ class Batcher(Feature):
     async def _as_one(self, members: Sequence[_Waiting]) -> list[Inferred]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
-        shapes, first = _shapes(plans), members[0].call
+        rows, first = sum(map(rows_of, plans)), members[0].call
+        shapes = {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
         runner = first.runner(shapes)
-        fits = _fits(runner, shapes)
+        compiled = runner.compiled
+        fits = compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)
 
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
@@ -322,13 +320,3 @@ def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
 def rows_of(plan: InferencePlan) -> int:
     """Of the request's inputs."""
     return (plan.inputs[0][0].shape or (0,))[0]
-
-
-def _shapes(plans: Sequence[InferencePlan]) -> Shapes:
-    rows = sum(map(rows_of, plans))
-    return {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
-
-
-def _fits(runner: ServedModel, shapes: Shapes) -> bool:
-    compiled = runner.compiled
-    return compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)

@@ -1,7 +1,8 @@
-"""The state of sequences: what their next requests start from, within bounds. No I/O and no clock.
+"""Sequences: what their next requests start from, within bounds, each request in its turn.
 
 A sequence belongs to the user that began it. Its tensors are those of its last answered request: one that
-fails leaves them as they were. Times are seconds on one monotonic clock that the caller passes in.
+fails leaves them as they were. A request becomes one that brings the state tensors and takes them back; what
+runs it knows of no sequences, so that one that is run again in a new worker starts from the same state.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
@@ -38,6 +40,8 @@ from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # sequences that are gone, to say why
 _SHOWN = 80  # letters of a sequence's name in messages
+_LONGEST_NAME = 128
+_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,10 @@ class HeldSequence:
 
 
 class Sequences:
-    """All sequences. One request of each at a time: begin or resume, then keep or fail; end at any time."""
+    """All sequences. One request of each at a time: begin or resume, then keep or fail; end at any time.
+
+    No I/O and no clock: times are seconds on one monotonic clock.
+    """
 
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
@@ -188,15 +195,6 @@ class Sequences:
             self.drop(key, "its model was removed")
 
 
-# ---- Requests in sequences: each in its turn, with the state that the one before left ----
-#
-# A request becomes one that brings the state tensors and takes them back; what runs it knows of no sequences.
-# So one that is run again in a new worker starts from the same state.
-
-_LONGEST_NAME = 128
-_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
-
-
 def key_of(user: int, params: InferParams) -> SequenceKey | None:
     """The sequence that a request is of; None where it is of none. Raises InvalidArgument."""
     options = params.parameters
@@ -232,8 +230,7 @@ class Sequencer(Feature):
         self._settings = settings
         self._registry = registry
         self._sequences = Sequences(settings())
-        self._turns: dict[SequenceKey, asyncio.Lock] = {}
-        self._waiting: dict[SequenceKey, int] = {}
+        self._turns: WeakValueDictionary[SequenceKey, asyncio.Lock] = WeakValueDictionary()
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Keep the state of a model that has some."""
@@ -258,7 +255,8 @@ class Sequencer(Feature):
     async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Inferred:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
-            self.end(key, entry)
+            self.sequences.resume(key, _source(entry), time.monotonic())
+            self.sequences.drop(key)
             return _nothing(call.params, kind_of(entry.engine))
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
@@ -267,7 +265,7 @@ class Sequencer(Feature):
         try:
             return self.taken(woven, await infer(dataclasses.replace(call, params=woven.params)))
         except BaseException:
-            self.failed(woven)
+            self.sequences.failed(woven.sequence, first=woven.first)
             raise
 
     def forget(self, model: str) -> None:
@@ -304,27 +302,21 @@ class Sequencer(Feature):
         timeout = timeout_us(options) / 1e6
         begun = time.monotonic()
         lock = self._turns.setdefault(key, asyncio.Lock())
-        self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
-            try:
-                async with asyncio.timeout(timeout):
-                    await lock.acquire()
-            except TimeoutError as error:
-                raise DeadlineExceeded(
-                    f"the request's deadline passed before the one before it in {key.shown} was answered; "
-                    "allow more time"
-                ) from error
-            try:
-                left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
-                # State is taken from what is answered in line, so that there is no room elsewhere.
-                left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
-                yield dataclasses.replace(params, parameters=left_of)
-            finally:
-                lock.release()
+            async with asyncio.timeout(timeout):
+                await lock.acquire()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the request's deadline passed before the one before it in {key.shown} was answered; "
+                "allow more time"
+            ) from error
+        try:
+            left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
+            # State is taken from what is answered in line, so that there is no room elsewhere.
+            left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
+            yield dataclasses.replace(params, parameters=left_of)
         finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key], self._turns[key]
+            lock.release()
 
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
@@ -333,7 +325,7 @@ class Sequencer(Feature):
 
         Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
         InvalidArgument where the model keeps no state, or the request is malformed. One that it gives ends
-        with `taken` or `failed`.
+        with `taken`, or `failed` of its sequences.
         """
         options, source = params.parameters or InferOptions(), _source(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -374,15 +366,6 @@ class Sequencer(Feature):
         if woven.last:
             self.sequences.drop(woven.sequence.key)
         return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
-
-    def end(self, key: SequenceKey, entry: ServedModel) -> None:
-        """End a sequence without a run; raises SequenceLost where there is none."""
-        self.sequences.resume(key, _source(entry), time.monotonic())
-        self.sequences.drop(key)
-
-    def failed(self, woven: RequestWithState) -> None:
-        """The request was not answered."""
-        self.sequences.failed(woven.sequence, first=woven.first)
 
 
 def _nothing(params: InferParams, engine: str) -> Inferred:

@@ -1,4 +1,4 @@
-"""Which sizes a part is compiled for, by how often it meets them. No I/O, no clocks.
+"""Sizes that depend on the data: which a part is compiled for, when idle, by how often it meets them.
 
 A part that computes each row by itself may run in a form of more rows than there are, which costs what the
 form's rows cost: few forms, well chosen, are then enough for all numbers of rows. Any other part runs in a
@@ -21,7 +21,6 @@ from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
@@ -36,6 +35,7 @@ _BETTER = 1.25  # the cost of what is compiled must be so many times that of wha
 _NEAR = 1.5  # sizes that differ by less are not tried where one was found not to be worth it
 _HOPELESS = 4  # sizes of a part that were left out, while it has no form: it is not for their sizes
 _CANDIDATES = 48  # sizes of a part that are looked at, those met most often
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +143,6 @@ def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[
     return found[1]
 
 
-# ---- Has models compiled anew, when the machine is idle, for sizes that their parts meet ----
-
-_log = logging.getLogger(__name__)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class SizeSpecialiser(Feature):
     """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
@@ -170,12 +165,11 @@ class SizeSpecialiser(Feature):
             return None
 
         def infer_counted(call: InferCall) -> Awaitable[Inferred]:
-            return infer(replace(call, answered=(*call.answered, self._answered)))
+            return infer(
+                replace(call, answered=(*call.answered, lambda model, _, sizes: self.met(model, sizes)))
+            )
 
         return infer_counted
-
-    def _answered(self, model: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
-        self.met(model, sizes)
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
         """A request for a model met sizes, which are counted."""

@@ -1,4 +1,4 @@
-"""Whether the machine is idle, judged from its signals, the time of day and what a user says."""
+"""Whether the machine is idle, judged from its signals, the time of day and what a user says. No clock."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from honed.protocol.service import SignalReading
 
 from .signals import Own, Sample, Verdict, value_text
 
-# ---- From samples to verdicts, and to whether the machine is idle, by the bounds of [idle] ----
-#
-# Pure: times are arguments.
-
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
 COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
 MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
 # Judged without settling: requests have a quiet time of their own.
 _OF_THE_SERVICE = ("requests", "queue", "adding", "worker")
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +93,11 @@ def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> SignalReadi
 def _window(settings: IdleSettings, minute: int) -> SignalReading:
     allowed = parse(settings.window)
     if allowed is None:
-        return SignalReading(
-            signal="window", value=None, unit="", verdict="absent", text="tuning at any time of day"
-        )
-    return SignalReading(
-        signal="window",
-        value=float(minute),
-        unit="min",
-        verdict="quiet" if allowed.holds(minute) else "busy",
-        text=f"it is {clock_text(minute)}; tuning at {settings.window}",
-    )
+        anytime = Sample(signal="window", value=None, unit="", text="tuning at any time of day")
+        return _reading(anytime, "absent")
+    text = f"it is {clock_text(minute)}; tuning at {settings.window}"
+    sample = Sample(signal="window", value=float(minute), unit="min", text=text)
+    return _reading(sample, "quiet" if allowed.holds(minute) else "busy")
 
 
 def _reading(sample: Sample, verdict: Verdict, *notes: str) -> SignalReading:
@@ -161,11 +153,6 @@ def _why_not(
     return ""
 
 
-# ---- What the service itself has to do: requests, by model, and what waits ----
-#
-# No clock: times are arguments.
-
-
 class Activity:
     """Requests that came and went; times in seconds of a steady clock."""
 
@@ -213,11 +200,6 @@ class Activity:
         ]
 
 
-# ---- The times of day at which tuning is allowed ----
-
-_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
-
-
 @dataclass(frozen=True, slots=True)
 class TimeOfDayWindow:
     """From `start` until before `end`, in minutes after midnight of local time; it may cross midnight."""
@@ -249,9 +231,6 @@ def parse(text: str) -> TimeOfDayWindow | None:
 def clock_text(minute: int) -> str:
     """A minute of the day as `06:30`."""
     return f"{minute // 60:02d}:{minute % 60:02d}"
-
-
-# ---- What counts as idle: the [idle] table of the configuration ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

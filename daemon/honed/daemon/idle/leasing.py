@@ -71,9 +71,9 @@ class Leasing:
         """Look at the machine until cancelled."""
         while True:
             self._wake.clear()
-            looking = asyncio.ensure_future(
-                in_thread(self._signals.read, time.monotonic(), self._own_processes())
-            )
+            # Whose work is not held against the machine: tuners, and this service with its children.
+            own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
+            looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
             if not looking.done():  # a driver that hangs
                 why = f"the machine's signals could not be read for {self._patience:g} s"
@@ -98,7 +98,9 @@ class Leasing:
             connection.when_closed(lambda: self._gone(connection.number))
         why = self._lease.why
         actions = self._lease.asked(connection.number, seconds, time.monotonic())
-        self._perform([each for each in actions if not _answers(each, connection.number)])
+        # The answer to its own request tells a tuner of its grant.
+        told = [each for each in actions if isinstance(each, Grant) and each.holder == connection.number]
+        self._perform([each for each in actions if each not in told])
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return LeaseAsked(granted=True, lease=held.number, why="")
@@ -222,19 +224,16 @@ class Leasing:
         worker = Sample(
             signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"
         )
+        local = time.localtime()
         context = Context(
             own=self._machine.own,
             leased=self._lease.held is not None,
             was_idle=self._decision is not None and self._decision.idle,
-            minute=_minute_of_day(),
+            minute=local.tm_hour * 60 + local.tm_min,
         )
         samples = (*self._activity.samples(now), worker, *self._machine.samples)
         readings = judge(samples, self._settings, context)
         return readings, decide(readings, self._settings, now, self._decision)
-
-    def _own_processes(self) -> set[int]:
-        """Those whose work is not held against the machine: tuners, and this service with its children."""
-        return {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
 
     def _is_tuner(self, peer: int) -> bool:
         return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
@@ -274,13 +273,3 @@ class Leasing:
     def _due(self) -> None:
         self._deadline = None
         self._perform(self._lease.tick(time.monotonic()))
-
-
-def _answers(action: Action, number: int) -> bool:
-    """Whether the answer to this tuner's own request says it already."""
-    return isinstance(action, Grant) and action.holder == number
-
-
-def _minute_of_day() -> int:
-    local = time.localtime()
-    return local.tm_hour * 60 + local.tm_min

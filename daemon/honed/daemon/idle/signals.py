@@ -12,10 +12,21 @@ from typing import Literal
 
 from honed.machine import sysfs
 
-# ---- Everything a machine shows of itself, read below a root folder without any privilege ----
-
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
 _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
+_LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # "12@300000000Hz", Rockchip's devfreq
+_FIXED_GOVERNORS = ("performance", "powersave", "userspace")
+_ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # gpu/drm-usage-stats.rst
+_CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
+_DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
+_FIRST = ("gpu", "soc", "package")  # zones that say most of a GPU beside a CPU; others only without them
+_OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
+_PLAUSIBLE = (-40_000, 200_000)  # millidegrees; drivers report what they cannot measure outside
+_THROTTLES = ("passive", "hot", "critical")  # not "active": a fan starts
+_LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
+_PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second, of times in /proc/PID/stat
+Verdict = Literal["quiet", "busy", "absent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +114,11 @@ def _power(value: float | None, text: str) -> Sample:
     return Sample(signal="power", value=value, unit="", text=text)
 
 
-# ---- How much a Mali GPU is used, and its clock: under kbase, panthor and panfrost (facts: docs/idle.md)
-
-_LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # "12@300000000Hz", Rockchip's devfreq
-_FIXED_GOVERNORS = ("performance", "powersave", "userspace")
-_ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # gpu/drm-usage-stats.rst
-_CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
-_DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
-
-
 class Gpu:
-    """The first Mali GPU below a root folder. Remembers what engines had worked when it last looked."""
+    """The first Mali GPU below a root folder, under kbase, panthor or panfrost (facts: docs/idle.md).
+
+    Remembers what engines had worked when it last looked.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -217,16 +222,6 @@ def _raised(percent: float | None, text: str) -> Sample:
     return Sample(signal="gpu clock", value=percent, unit="%", text=text)
 
 
-# ---- Temperatures as the kernel tells them (Documentation/ABI/testing/sysfs-class-thermal) ----
-#
-# Of the chip's zones also the trip points at which the machine itself throttles.
-
-_FIRST = ("gpu", "soc", "package")  # zones that say most of a GPU beside a CPU; others only without them
-_OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
-_PLAUSIBLE = (-40_000, 200_000)  # millidegrees; drivers report what they cannot measure outside
-_THROTTLES = ("passive", "hot", "critical")  # not "active": a fan starts
-
-
 @dataclass(frozen=True, slots=True)
 class _Zone:
     folder: Path
@@ -234,7 +229,10 @@ class _Zone:
 
 
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
-    """°C by type of zone; of zones of one type the hottest. Empty where the machine has none."""
+    """°C by type of zone; of zones of one type the hottest. Empty where the machine has none.
+
+    Documentation/ABI/testing/sysfs-class-thermal.
+    """
     return {kind: zone.celsius for kind, zone in _hottest(root).items()}
 
 
@@ -285,16 +283,6 @@ def _lowest_trip(zone: Path) -> float | None:
     return min(trips, default=None)
 
 
-# ---- Our own share of the CPU, so that the work of tuner and service is not taken for somebody else's ----
-#
-# The kernel's figures are decaying means: the load average over 60 s, pressure over 10 s. Our share is
-# averaged in the same way, so that it fades from both at the same pace when the work stops.
-
-_LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
-_PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
-_TICKS = os.sysconf("SC_CLK_TCK")  # per second, of times in /proc/PID/stat
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """What tuners and service add to the machine's figures: percent of all cores, tasks for each core."""
@@ -304,7 +292,10 @@ class Own:
 
 
 class OwnShare:
-    """The decaying means of the CPU time of some processes with their descendants; they may come and go."""
+    """The decaying means of the CPU time of some processes with their descendants; they may come and go.
+
+    As the kernel averages its figures, so that our share fades from them at their pace when the work stops.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -406,11 +397,6 @@ def cores(root: Path) -> int:
         if first.isdecimal() and (last or first).isdecimal():
             count += int(last or first) - int(first) + 1
     return max(1, count)
-
-
-# ---- What a signal shows, and what that means ----
-
-Verdict = Literal["quiet", "busy", "absent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,18 +70,13 @@ _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
 
 def _answers(method: Method[P, R]) -> Callable[[_Handler[P, R]], _Handler[P, R]]:
-    """Mark what answers requests for `method`."""
+    """Mark what answers requests for `method`; until it is awaited, it may raise HonedError alone."""
 
     def mark(handler: _Handler[P, R]) -> _Handler[P, R]:
-        _forward(method, handler)
+        _HANDLERS[method.name] = handler
         return handler
 
     return mark
-
-
-def _forward(method: Method[P, R], handler: _Handler[P, R]) -> None:
-    """Have requests for `method` answered so; until it is awaited, `handler` may raise HonedError alone."""
-    _HANDLERS[method.name] = handler
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -321,6 +316,9 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
     async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
+        options = params.parameters
+        if options and options.variants and not any(each.makes_variants for each in self.features):
+            raise Unimplemented("this service compiles no variants; add the model for one set of shapes")
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
         told = [note for feature in self.features for note in await feature.added(call, params)]
@@ -360,14 +358,14 @@ def _named(params: ModelParams) -> str:
     return params.name
 
 
-_forward(methods.METRICS, lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
-_forward(methods.CONFIG_SHOW, lambda api, _, __: api.reloader.show())
-_forward(methods.CONFIG_RELOAD, lambda api, _, __: api.reloader.reload())
-_forward(methods.MODEL_INFER, lambda api, call, params: api.inferring.start(call.connection, params))
-_forward(methods.MODEL_PUBLISH, lambda api, call, params: api.publisher.publish(params, call.descriptors))
-_forward(methods.MODEL_ROLLBACK, lambda api, _, params: api.publisher.rollback(params))
-_forward(methods.MODEL_PIN, lambda api, _, params: api.publisher.pin(params))
-_forward(methods.HINTS_EXPORT, lambda api, _, params: api.tuner_runs.export_hints(spread=bool(params.spread)))
-_forward(
-    methods.HINTS_IMPORT, lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)
+_answers(methods.METRICS)(lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
+_answers(methods.CONFIG_SHOW)(lambda api, _, __: api.reloader.show())
+_answers(methods.CONFIG_RELOAD)(lambda api, _, __: api.reloader.reload())
+_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call.connection, params))
+_answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
+_answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
+_answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))
+_answers(methods.HINTS_EXPORT)(lambda api, _, params: api.tuner_runs.export_hints(spread=bool(params.spread)))
+_answers(methods.HINTS_IMPORT)(
+    lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)
 )

@@ -10,45 +10,63 @@ from honed.daemon.core.state import Registry
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.plan import describe
 from honed.daemon.serving.pool import Pool
-from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
-from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement, ModelShown, ModelSource
+from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 
 def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
     """The result of ModelShow, with `more` fields; raises Unavailable where the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
-    identity, placement = pool.of(entry).identity, placement_of(pool, entry)
-    if model is None and entry.on_cpu and manifest.interface is not None and identity is not None:
-        return _as_given(entry, manifest.interface, identity, placement, more)
+    identity, interface = pool.of(entry).identity, manifest.interface
+    told: dict[str, Any] = {
+        "name": entry.name,
+        "state": entry.state.value,
+        "reason": entry.remark,
+        "added": manifest.added,
+        "shapes": manifest.shapes,
+        "precision": manifest.precision,
+        "placement": placement_of(pool, entry),
+        "settings": manifest.settings,
+        "optimisation": manifest.optimisation,
+        **more,
+    }
+    if model is None and entry.on_cpu and interface is not None and identity is not None:
+        source = manifest.sources[0]
+        return ModelShown(
+            sha256=source.sha256,
+            bytes=sum(file.nbytes for file in manifest.sources),
+            source=ModelSource(
+                sha256=source.sha256,
+                filename=source.name,
+                producer=interface.producer,
+                opset=interface.opset,
+                precision="as given",
+                choice=None,
+            ),
+            device=identity,
+            inputs=tuple(map(describe, interface.inputs)),
+            outputs=tuple(map(describe, interface.outputs)),
+            **told,
+        )
     if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
     return strict.like(
         ModelShown,
         model,
-        name=entry.name,
-        state=entry.state.value,
-        reason=entry.remark,
         sha256=manifest.compiled.sha256,
         bytes=manifest.compiled.nbytes,
-        added=manifest.added,
         source=strict.like(ModelSource, model.source),
-        shapes=manifest.shapes,
-        precision=manifest.precision,
         notes=model.source.notes,
         inputs=tuple(map(describe, model.inputs)),
         outputs=tuple(map(describe, model.outputs)),
-        placement=placement,
         checked=entry.checked,
         parts=model.parts,
-        settings=manifest.settings,
-        optimisation=manifest.optimisation,
-        **more,
+        **told,
     )
 
 
@@ -65,43 +83,6 @@ def indexed(entry: ServedModel, variants: int) -> IndexedModel:
         variants=variants,
         pinned_engine=entry.manifest.pinned_engine,
         owner=user_name(owner) if owner is not None else "",
-    )
-
-
-def _as_given(
-    entry: ServedModel,
-    interface: Interface,
-    identity: DeviceIdentity,
-    placement: ModelPlacement,
-    more: Mapping[str, Any],
-) -> ModelShown:
-    """A model without a compiled form."""
-    manifest = entry.manifest
-    source = manifest.sources[0]
-    return ModelShown(
-        name=entry.name,
-        state=entry.state.value,
-        reason=entry.remark,
-        sha256=source.sha256,
-        bytes=sum(file.nbytes for file in manifest.sources),
-        added=manifest.added,
-        source=ModelSource(
-            sha256=source.sha256,
-            filename=source.name,
-            producer=interface.producer,
-            opset=interface.opset,
-            precision="as given",
-            choice=None,
-        ),
-        shapes=manifest.shapes,
-        precision=manifest.precision,
-        device=identity,
-        inputs=tuple(map(describe, interface.inputs)),
-        outputs=tuple(map(describe, interface.outputs)),
-        placement=placement,
-        settings=manifest.settings,
-        optimisation=manifest.optimisation,
-        **more,
     )
 
 

@@ -11,7 +11,7 @@ from honed.protocol.service import KernelFault, KernelLog
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
-    from honed.machine.kernellog import FaultStory, Reader, Record
+    from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record
     from honed.protocol.service import Metrics, Status
 
 
@@ -43,15 +43,12 @@ def stories(reader: Reader) -> Iterator[KernelFault]:
     """Every fault in the log, oldest first."""
     from honed.machine.kernellog import group, seen
 
-    found = [(record, fault) for record in _all(reader) if (fault := seen(record)) is not None]
+    found: list[tuple[Record, DatedFault]] = []
+    while records := reader.read():
+        found += [(record, fault) for record in records if (fault := seen(record)) is not None]
     started = {fault.monotonic_s: record.realtime_s for record, fault in found}
     for story in group(fault for _, fault in found):
         yield listed(story, started[story.first_s])
-
-
-def _all(reader: Reader) -> Iterator[Record]:
-    while records := reader.read():
-        yield from records
 
 
 def listed(story: FaultStory, time: float) -> KernelFault:

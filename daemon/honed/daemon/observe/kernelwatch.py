@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from honed.daemon.aio import in_thread
-from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
+from honed.machine.kernellog import DatedFault, FaultStory, Reader, Severity, group, open_reader, seen
 from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
@@ -102,14 +102,12 @@ class KernelWatch:
 
 
 def _read(reader: Reader) -> list[DatedFault]:
-    """New faults. In a thread: a driver's patterns are made when its first record comes."""
-    return [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
+    """New faults, without processes that the kernel killed for want of memory.
 
-
-def _of_gpu(record: Record) -> DatedFault | None:
-    """The fault a record tells of; none where the kernel killed a process for want of memory."""
-    fault = seen(record)
-    return None if fault is None or fault.fault.severity is Severity.PROCESS_KILLED else fault
+    In a thread: a driver's patterns are made when its first record comes.
+    """
+    found = [fault for record in reader.read() if (fault := seen(record)) is not None]
+    return [each for each in found if each.fault.severity is not Severity.PROCESS_KILLED]
 
 
 def _due(found: list[DatedFault]) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from honed.protocol.results import LatencyPoint
 
-from .statefile import SAVE_SECONDS, StateFile, save_at_intervals
+from .statefile import StateFile, save_at_intervals
 
 SPAN_SECONDS = 10.0
 POINTS = 720
@@ -118,7 +118,7 @@ class Keeper:
 
     async def keep(self) -> None:
         """Save at intervals, and when cancelled."""
-        await save_at_intervals(self.save, lambda: SAVE_SECONDS)
+        await save_at_intervals(self.save)
 
     async def save(self) -> None:
         """Write what changed since it was last written, if anything did."""

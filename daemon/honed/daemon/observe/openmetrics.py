@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from honed.protocol.params import Gain
-from honed.protocol.service import DeviceFigures, Figures, Metrics, ModelFigures, Spans
+from honed.protocol.service import DeviceFigures, Metrics, ModelFigures, Spans
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -88,12 +88,8 @@ def _device_ends(document: Metrics) -> Iterator[MetricSample]:
 
 def _failures(document: Metrics) -> Iterator[MetricSample]:
     for model in document.models:
-        yield from _failed(model, {"model": model.name})
-
-
-def _failed(figures: Figures, labels: Mapping[str, str]) -> Iterator[MetricSample]:
-    for code, count in figures.failures.items():
-        yield MetricSample(count, {**labels, "code": code})
+        for code, count in model.failures.items():
+            yield MetricSample(count, {"model": model.name, "code": code})
 
 
 def _answers(document: Metrics) -> Iterator[MetricSample]:
@@ -105,17 +101,14 @@ def _answers(document: Metrics) -> Iterator[MetricSample]:
 def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Iterator[MetricSample]]:
     def samples(document: Metrics) -> Iterator[MetricSample]:
         for model in document.models:
-            yield from _spans(part(model), {"model": model.name})
+            spans, labels = part(model), {"model": model.name}
+            for quantile, seconds in (("0.5", spans.p50), ("0.95", spans.p95), ("0.99", spans.p99)):
+                if seconds is not None:
+                    yield MetricSample(seconds, {**labels, "quantile": quantile})
+            yield MetricSample(spans.count, labels, "_count")
+            yield MetricSample(spans.sum, labels, "_sum")
 
     return samples
-
-
-def _spans(spans: Spans, labels: Mapping[str, str]) -> Iterator[MetricSample]:
-    for quantile, seconds in (("0.5", spans.p50), ("0.95", spans.p95), ("0.99", spans.p99)):
-        if seconds is not None:
-            yield MetricSample(seconds, {**labels, "quantile": quantile})
-    yield MetricSample(spans.count, labels, "_count")
-    yield MetricSample(spans.sum, labels, "_sum")
 
 
 def _labelled(

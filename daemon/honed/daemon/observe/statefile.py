@@ -84,7 +84,9 @@ class StateFile(Generic[T]):
             self._saved, self._unsaved = data, b""
 
 
-async def save_at_intervals(save: Callable[[], Awaitable[None]], seconds: Callable[[], float]) -> None:
+async def save_at_intervals(
+    save: Callable[[], Awaitable[None]], seconds: Callable[[], float] = lambda: SAVE_SECONDS
+) -> None:
     """Save until cancelled, and then once more."""
     try:
         while True:

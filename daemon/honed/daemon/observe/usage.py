@@ -1,4 +1,7 @@
-"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file."""
+"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file.
+
+What was added t seconds ago counts 2^(-t / h) of what it was, by a half-life h.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ from typing import TypeVar
 
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
+from honed.protocol import strict
 from honed.protocol.results import MetSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
-
-# ---- Time spent that counts less the longer ago it was: arithmetic only ----
-#
-# Amounts decay exponentially with a half-life h: what was added t seconds ago counts 2^(-t / h) of what it
-# was.
 
 MOST = 256  # things of one model that are counted: the one that counts least goes
 MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
 
 K = TypeVar("K")
 V = TypeVar("V")
+FORMAT = 1
+_DAY = 86_400.0
 
 
 @dataclass(slots=True)
@@ -72,11 +73,6 @@ def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
     """Have room for one more: where there are MOST, the one of the smallest amount goes."""
     if len(counted) >= MOST:
         del counted[min(counted, key=lambda key: amount(counted[key]))]
-
-
-# ---- Which shapes a model is asked for, and how often: a bounded count that decays ----
-#
-# No I/O, no clocks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +127,6 @@ class ShapeRequests:
         return found
 
 
-# ---- Which sizes parts of a model meet, and how often: a bounded count that decays ----
-#
-# No I/O, no clocks.
-
-
 class SizesMet:
     """What one model's parts were met in. Counts decay."""
 
@@ -159,17 +150,6 @@ class SizesMet:
     def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
         """How often each was met, by what counts now."""
         return {met: usage.value(now, half_life) for met, usage in self.known.items()}
-
-
-# ---- How long each model ran in served requests, and in which shapes it was asked
-# for, kept over restarts ----
-#
-# That decides what is worth tuning, and compiling for shapes of its own.
-#
-# The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
-
-FORMAT = 1
-_DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +215,7 @@ class _Model:
 
 
 class UsageLog:
-    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met.
+    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met: what to tune.
 
     `clock` is monotonic, `wall` counts seconds since 1970.
     """
@@ -255,30 +235,23 @@ class UsageLog:
 
     def ran(self, model: str, seconds: float) -> None:
         """A request kept the device busy for so long."""
-        known = self._models.setdefault(model, _Model())
-        known.usage.add(seconds, self._clock(), self.settings.half_life)
-        self._changed = True
+        self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
 
     def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
-        """A profile tells how the time of a version divides among its tasks ."""
+        """A profile tells how the time of a version divides among its tasks."""
         times: dict[str, float] = {}
         for row in rows:
             times[row.task] = times.get(row.task, 0.0) + row.us
-        known = self._models.setdefault(model, _Model())
+        known = self._used(model)
         known.shares, known.profiled = shares(times), sha256
-        self._changed = True
 
     def asked(self, model: str, variant: str, shapes: Shapes) -> None:
         """A request for a model came in shapes that are those of `variant`."""
-        known = self._models.setdefault(model, _Model())
-        known.asked.ask(variant, shapes, self._clock(), self.settings.half_life)
-        self._changed = True
+        self._used(model).asked.ask(variant, shapes, self._clock(), self.settings.half_life)
 
     def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
         """A request for a model met sizes that depend on the data."""
-        known = self._models.setdefault(model, _Model())
-        known.met.meet(sizes, self._clock(), self.settings.half_life)
-        self._changed = True
+        self._used(model).met.meet(sizes, self._clock(), self.settings.half_life)
 
     def counts_met(self, model: str) -> dict[MetSizes, float]:
         """How often a model's parts met which sizes, by what counts now."""
@@ -287,9 +260,8 @@ class UsageLog:
 
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """A model could not be compiled for these shapes; `under` is what would have to change."""
-        known = self._models.setdefault(model, _Model())
-        known.asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
-        self._changed = True
+        asked = self._used(model).asked
+        asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
     def wishes(self, model: str, under: str) -> list[Wish]:
         """The shapes that a model was asked for; what failed under something else has not failed."""
@@ -351,6 +323,11 @@ class UsageLog:
         """Do what `save` does, in this thread."""
         self._file.write(self._snapshot())
 
+    def _used(self, model: str) -> _Model:
+        """What is known of a model, which changes."""
+        self._changed = True
+        return self._models.setdefault(model, _Model())
+
     def _snapshot(self) -> _Saved | None:
         if not self._changed:
             return None
@@ -362,16 +339,11 @@ class UsageLog:
                 shares=dict(model.shares),
                 profiled=model.profiled,
                 asked={
-                    variant: _SavedShapes(
-                        shapes=dict(each.shapes),
-                        requests=each.requests.value(now, half_life),
-                        failed=each.failed,
-                        under=each.under,
-                    )
+                    variant: strict.like(_SavedShapes, each, requests=each.requests.value(now, half_life))
                     for variant, each in model.asked.known.items()
                 },
                 met=tuple(
-                    _SavedSizes(part=met.part, sizes=met.sizes, requests=count)
+                    strict.like(_SavedSizes, met, requests=count)
                     for met, count in model.met.counts(now, half_life).items()
                 ),
             )
@@ -389,24 +361,17 @@ class UsageLog:
         now = self._clock()
         for name, model in saved.models.items():
             usage = DecayedUsage(model.seconds * left, now)
-            asked = ShapeRequests(
-                {
-                    variant: AskedShapes(
-                        shapes=each.shapes,
-                        requests=DecayedUsage(each.requests * left, now),
-                        failed=each.failed,
-                        under=each.under,
-                    )
-                    for variant, each in (model.asked or {}).items()
-                }
+            asked = {
+                variant: strict.like(AskedShapes, each, requests=DecayedUsage(each.requests * left, now))
+                for variant, each in (model.asked or {}).items()
+            }
+            met = {
+                strict.like(MetSizes, each): DecayedUsage(each.requests * left, now)
+                for each in model.met or ()
+            }
+            self._models[name] = _Model(
+                usage, dict(model.shares), model.profiled or "", ShapeRequests(asked), SizesMet(met)
             )
-            met = SizesMet(
-                {
-                    MetSizes(part=each.part, sizes=each.sizes): DecayedUsage(each.requests * left, now)
-                    for each in model.met or ()
-                }
-            )
-            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked, met)
 
 
 def _check(saved: _Saved) -> None:

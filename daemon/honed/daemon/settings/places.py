@@ -10,14 +10,6 @@ from pathlib import Path
 from honed.machine import bundle
 from honed.protocol.errors import InvalidArgument
 
-# ---- Where honed keeps its things: a pure function of the environment and the user ----
-#
-# Three situations, the first that fits:
-#
-# 1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
-# 2. the user is root: the folders of a system service;
-# 3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
-
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")
 SYSTEM_STATE = Path("/var/lib/honed")
 SYSTEM_CACHE = Path("/var/cache/honed")
@@ -55,11 +47,20 @@ def records_in(state_dir: Path) -> Path:
 
 
 def places(environ: Mapping[str, str], uid: int) -> Places:
-    """The places for a process with this environment and user id.
+    """The places for a process with this environment and user id; the first of these that fits.
+
+    1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
+    2. the user is root: the folders of a system service;
+    3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
 
     Raises InvalidArgument for an ordinary user whose environment has neither HOME nor the XDG variables.
     """
-    usual = _system() if uid == 0 or _from_systemd(environ, "STATE_DIRECTORY") else _user(environ)
+    if uid == 0 or _from_systemd(environ, "STATE_DIRECTORY"):
+        usual = Places(
+            socket=SYSTEM_SOCKET, state_dir=SYSTEM_STATE, cache_dir=SYSTEM_CACHE, config=SYSTEM_CONFIG
+        )
+    else:
+        usual = _user(environ)
     runtime = _from_systemd(environ, "RUNTIME_DIRECTORY")
     config = _from_systemd(environ, "CONFIGURATION_DIRECTORY")
     return Places(
@@ -68,10 +69,6 @@ def places(environ: Mapping[str, str], uid: int) -> Places:
         cache_dir=_from_systemd(environ, "CACHE_DIRECTORY") or usual.cache_dir,
         config=config / "honed.toml" if config else usual.config,
     )
-
-
-def _system() -> Places:
-    return Places(socket=SYSTEM_SOCKET, state_dir=SYSTEM_STATE, cache_dir=SYSTEM_CACHE, config=SYSTEM_CONFIG)
 
 
 def _user(environ: Mapping[str, str]) -> Places:
@@ -111,11 +108,6 @@ def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
 def users_cache(cache_dir: Path, owner: int) -> Path:
     """What can be made again of a user's own models, apart from others'."""
     return cache_dir / "users" / str(owner)
-
-
-# ---- Whether the compiler, honed-tuner, and the CPU engine, honed-cpu, are on this machine ----
-#
-# Imports neither.
 
 
 def compiler() -> bool:

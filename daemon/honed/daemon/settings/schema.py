@@ -13,11 +13,22 @@ from typing import Any, Final, Literal
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.engines import PROVING_MIB
 
-# ---- How a table of the configuration is declared: a dataclass whose fields know
-# their unit and bounds ----
-
 Effect = Literal["at once", "new connections", "restart"]
 RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
+ENGINES: Final = ("fastest", "gpu", "cpu")
+MAX_MESSAGE_DEPTH = 16
+MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
+MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
+# Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
+INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
+CHECKING_MIB = 2048  # a model that is checked while another is compiled
+OPTIMISED_MIB = 2048  # a model of which ONNX Runtime's optimisations are checked, in each of two processes
+RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
+HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
+TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
+BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
+LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
+DAEMON_MIB = 128  # the daemon itself, without messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +81,6 @@ def of_table(table: str, kind: type[Any]) -> list[Setting]:
         )
         for field in dataclasses.fields(kind)
     ]
-
-
-# ---- The tables [service], [serve], [cpu] and [hub] of the configuration ----
-
-ENGINES: Final = ("fastest", "gpu", "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,23 +187,6 @@ class VariantSettings:
     def memory_bytes(self) -> int:
         """memory_mib in bytes."""
         return self.memory_mib << 20
-
-
-# ---- What the service accepts from others: the [limits] table of its configuration ----
-
-MAX_MESSAGE_DEPTH = 16
-MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
-MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
-# Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
-INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
-CHECKING_MIB = 2048  # a model that is checked while another is compiled
-OPTIMISED_MIB = 2048  # a model of which ONNX Runtime's optimisations are checked, in each of two processes
-RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
-HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
-TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
-BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
-LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
-DAEMON_MIB = 128  # the daemon itself, without messages
 
 
 @dataclass(slots=True, kw_only=True)

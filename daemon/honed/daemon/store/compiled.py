@@ -32,8 +32,6 @@ from honed.runtime.compiled.model import (
 )
 from honed.runtime.dtypes import dtype
 
-# ---- What an ONNX file takes and gives, as it says: sizes may be open ----
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
@@ -72,14 +70,9 @@ class Interface:
     state: tuple[tuple[str, str], ...] = ()  # outputs, and the inputs they are given to next
 
 
-# ---- What the service knows of a compiled file ----
-#
-# Its constants, kernel sources and plan stay in the file.
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
 class Compiled:
-    """A compiled file that is whole and keeps every rule of its format.
+    """A compiled file that is whole and keeps every rule of its format, without constants, sources and plan.
 
     `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
     notes. `outputs` are the model's; its steps make those `handed`, of which some may go on to the last of
@@ -107,6 +100,11 @@ class Compiled:
     def engine(self) -> str:
         """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
         return "gpu+cpu" if self.parts else "gpu"
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of its device's memory."""
+        return self.constant_bytes + self.arena_bytes + self.prepared_bytes
 
     @functools.cached_property
     def interface(self) -> Interface:

@@ -16,14 +16,18 @@ from honed.protocol.methods import NAME
 from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams
 from honed.protocol.strict import Map
 
-# ---- What variants are called: a model, and the sizes that its file leaves open: `lightglue@191x200` ----
-#
-# No I/O.
-
 MARK: Final = "@"
 STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # what a stored name may be
 _LONGEST = 48  # of the sizes as text
 Shapes = Mapping[str, tuple[int, ...]]  # by input
+_OWN: Final = re.compile(r"own-[0-9a-f]{40}")
+NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
+_DEFAULTS: Final = BringOptions(shapes={}, precision="auto", engine="fastest")
+_FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
+# The last one makes one, whose name none may have.
+_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 def model_of(name: str) -> str:
@@ -72,20 +76,6 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
             elif named[symbol] != number:
                 contradicts = True
     return sizes if contradicts else different
-
-
-# ---- Users' own models: what they are called, and who sees which: those of administrators all do ----
-#
-# No I/O.
-
-_OWN: Final = re.compile(r"own-[0-9a-f]{40}")
-NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
-_DEFAULTS: Final = BringOptions(shapes={}, precision="auto", engine="fastest")
-_FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
-# The last one makes one, whose name none may have.
-_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)
-P = TypeVar("P")
-R = TypeVar("R")
 
 
 def own_name(user: int, params: BringParams) -> str:

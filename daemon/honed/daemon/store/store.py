@@ -29,10 +29,7 @@ from typing import Any
 
 from honed.machine.files import open_regular, put_aside, read_regular, replacing, sync_folder
 from honed.protocol import strict
-from honed.protocol.errors import (
-    InvalidArgument,
-    Unavailable,
-)
+from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.results import ModelSettings, ModelVersion, OptimisationCheck
 from honed.protocol.wire import close_all
 

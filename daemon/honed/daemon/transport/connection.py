@@ -31,10 +31,12 @@ from honed.runtime.calling import transport
 from .access import Credentials
 from .fairness import RoundRobin, Usage
 
-# ---- What the work for a request may give: a result, open descriptors with it, or an error ----
-
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
+_MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
+_ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
+_LINGER_SECONDS = 2.0  # for a client to read why it is dropped
+_GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,6 @@ def as_error(method: str, failure: BaseException) -> HonedError:
         return failure
     _log.error("%s failed", method[:80], exc_info=failure)
     return Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")
-
-
-# ---- A client's socket in the event loop: when it is read and written, how its end
-# shows; and its timers ----
 
 
 class ClientSocket:
@@ -131,16 +129,6 @@ class Timer:
         self._callback()
 
 
-# ---- One client's connection: bytes to messages and back, bounded in memory and time ----
-#
-# Everything runs in the event loop's callbacks; what a request does is the `Handler`'s.
-
-_MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
-_ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
-_LINGER_SECONDS = 2.0  # for a client to read why it is dropped
-_GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
-
-
 Done = Callable[[Any, BaseException | None], None]  # takes a result, or an error
 
 
@@ -174,7 +162,7 @@ class Handler(Protocol):
 
 
 class Connection:
-    """A connected client."""
+    """A connected client: bytes to messages and back, bounded in memory and time, in the loop's callbacks."""
 
     def __init__(
         self,

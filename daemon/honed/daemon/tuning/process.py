@@ -72,7 +72,10 @@ class TunerChild:
         if params.tuning is not None:
             self.keep(params.tuning)
         if params.text:
-            self._say(connection, params.text)
+            number = connection.number
+            if number not in self._reports:
+                connection.when_closed(lambda: self._forget(number))
+            self._reports[number] = (connection.peer.pid, params.text[:_TEXT])
 
     def keep(self, figures: TuningFigures) -> None:
         """Take in what tuning has done so far; raises InvalidArgument for what cannot be."""
@@ -84,11 +87,6 @@ class TunerChild:
             if not (math.isfinite(figure) and figure >= 0):
                 raise InvalidArgument(f"figures of tuning cannot be {figure}; give what the records have")
         self.figures = figures
-
-    def _say(self, connection: Connection, text: str) -> None:
-        if connection.number not in self._reports:
-            connection.when_closed(lambda: self._forget(connection.number))
-        self._reports[connection.number] = (connection.peer.pid, text[:_TEXT])
 
     def _forget(self, number: int) -> None:
         self._last = time.monotonic(), self._reports.pop(number)[1]

@@ -187,7 +187,7 @@ def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None
     if not (job.farm or job.bench):
         return None
     try:
-        module = importlib.import_module("honed.farm.instrument" if job.farm else "honed.valhall.instrument")
+        module = importlib.import_module("honed.farm.measurer" if job.farm else "honed.valhall.bench")
     except ModuleNotFoundError as error:
         raise NotFound(
             f"a farm needs {error.name}, which is not installed; install honed-farm (apt install honed-farm, "

@@ -1,13 +1,14 @@
-"""Compiles a model for other shapes: from its stored source to a variant that is stored and serves."""
+"""Shape variants: a model compiled for further shapes, and which of them are made, kept and loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
@@ -15,7 +16,6 @@ from honed.daemon.core.messages import Added, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Work
-from honed.daemon.features.variants.policy import KeptVariant, next_wish, room_for, surplus
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
 from honed.daemon.serving.plan import InferencePlan
@@ -25,12 +25,104 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import LoadParams
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
 from honed.runtime.version import HONED_VERSION
 
 _log = logging.getLogger(__name__)
+# What is kept goes only for what is asked for so many times as often: two that are asked for in turns would
+# be compiled again and again.
+_BETTER = 1.5
+_STAY_SECONDS = 60.0  # that what was asked for stays loaded, for the same reason
+_HOPELESS = 2  # shapes of a model that could not be compiled, while none could: it is not for their sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptVariant:
+    """A variant of the store. `requests` for it decay; `nbytes` are of its files, `loaded` of its device.
+
+    `used` is when it was asked for last, in monotonic seconds.
+    """
+
+    name: str
+    model: str
+    requests: float
+    by_hand: bool
+    nbytes: int
+    loaded: int
+    used: float
+
+
+def next_wish(
+    wishes: Iterable[Wish], kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: dict[str, int]
+) -> Wish | None:
+    """The shapes to be compiled next: those asked for most often, of those that would be kept.
+
+    `nbytes` is what the file of a variant takes, by model.
+    """
+    wishes = list(wishes)
+    there = {each.name for each in kept}
+    hopeless = _hopeless(wishes, {each.model for each in kept})
+    often = [
+        wish
+        for wish in wishes
+        if wish.requests >= settings.requests
+        and not wish.failed
+        and wish.name not in there
+        and wish.model not in hopeless
+    ]
+    often.sort(key=lambda wish: (-wish.requests, wish.name))
+    return next((wish for wish in often if _has_room(wish, kept, settings, nbytes[wish.model])), None)
+
+
+def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
+    """What is dropped to keep the bounds on number and disk, those least asked for first; none by hand."""
+    dropped: list[str] = []
+    left = sorted(kept, key=lambda each: (each.requests, each.name))
+    for one in list(left):
+        of_model = sum(each.model == one.model for each in left)
+        too_many = of_model > settings.per_model
+        too_large = sum(each.nbytes for each in left) > settings.disk_bytes
+        if not one.by_hand and (too_many or too_large):
+            left.remove(one)
+            dropped.append(one.name)
+    return dropped
+
+
+def room_for(
+    loaded: int, serving: Sequence[KeptVariant], settings: VariantSettings, now: float
+) -> list[str] | None:
+    """What is to rest so that another, of `loaded` bytes, is loaded within the bound on memory.
+
+    Those that were asked for the longest ago first; None where there is no room without what is asked for.
+    """
+    resting: list[str] = []
+    free = settings.memory_bytes - loaded - sum(each.loaded for each in serving)
+    for one in sorted(serving, key=lambda each: each.used):
+        if free >= 0:
+            break
+        if now - one.used < _STAY_SECONDS:
+            return None
+        resting.append(one.name)
+        free += one.loaded
+    return resting if free >= 0 else None
+
+
+def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
+    failures: dict[str, int] = {}
+    for wish in wishes:
+        failures[wish.model] = failures.get(wish.model, 0) + bool(wish.failed)
+    return {model for model, count in failures.items() if count >= _HOPELESS} - with_variants
+
+
+def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
+    new = strict.like(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
+    going = set(surplus((*kept, new), settings))
+    return wish.name not in going and all(
+        each.requests * _BETTER < wish.requests for each in kept if each.name in going
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +206,6 @@ def _manifest(
     )
 
 
-# ---- Keeps the variants of all models: which request one answers, which are loaded,
-# dropped, and made next ----
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class ShapeVariants(Feature):
     """The variants of one service. `settings` are those in force.
@@ -125,6 +213,7 @@ class ShapeVariants(Feature):
     `rewrap` has the features of a model asked anew whether they wrap it.
     """
 
+    makes_variants: ClassVar[bool] = True
     maker: VariantCompiler
     registry: Registry
     ledger: UsageLog
@@ -238,7 +327,12 @@ class ShapeVariants(Feature):
                 self._rest(variant.name)
         for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
-        going = {*self._strays(), *surplus(self._kept(), self.settings())}
+        going = set(surplus(self._kept(), self.settings()))
+        # Those of models that were removed or replaced when the service ended.
+        for variant in self.registry.variants():
+            of = self.registry.find(model_of(variant.name))
+            if of is None or not same_source(variant.manifest, of.manifest):
+                going.add(variant.name)
         if not going:
             return
         names = ", ".join(sorted(going))
@@ -248,11 +342,6 @@ class ShapeVariants(Feature):
             _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
             return
         _log.info("variants that were least asked for were dropped: %s", names)
-
-    def _strays(self) -> list[str]:
-        """Those of models that were removed or replaced when the service ended."""
-        found = ((each, self.registry.find(model_of(each.name))) for each in self.registry.variants())
-        return [v.name for v, of in found if of is None or not same_source(v.manifest, of.manifest)]
 
     def _next(self) -> Wish | None:
         if not self.settings().per_model or not places.compiler():
@@ -292,7 +381,7 @@ class ShapeVariants(Feature):
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         told: list[str] = []
         for shapes in sets:
-            sizes = _text(shapes)
+            sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             try:
                 with self.leasing.adding(0):
                     entry = self.registry.get(model)
@@ -309,7 +398,6 @@ class ShapeVariants(Feature):
 
     def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
         """Load one that rests, if there is room without others that are asked for, or `anyway`."""
-        assert variant.compiled is not None
         serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
         resting = room_for(_loaded_bytes(variant), serving, self.settings(), now)
         if resting is None and not anyway:
@@ -368,10 +456,7 @@ def _stored_bytes(variant: ServedModel) -> int:
 
 
 def _loaded_bytes(variant: ServedModel) -> int:
-    compiled = variant.compiled
-    if compiled is None:
-        return 0
-    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
+    return variant.compiled.device_bytes if variant.compiled is not None else 0
 
 
 def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
@@ -412,7 +497,3 @@ def _failed(wish: Wish) -> ShownVariant:
         loaded_bytes=0,
         answered=0,
     )
-
-
-def _text(shapes: Shapes) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

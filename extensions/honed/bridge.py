@@ -1,4 +1,4 @@
-"""How the program of a bridge starts: options, settings, addresses it may listen on, exit status."""
+"""What programs that bridge to other protocols share: options, settings, addresses, log, exit status."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.version import HONED_VERSION
 
-# ---- Which addresses a bridge may listen on ----
-
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ENDPOINT: Final = re.compile(r"(ipc|tcp)://(.+)")
 _TCP: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:([0-9]{1,5})")
 _MAX_SOCKET_PATH: Final = 107  # bytes of sun_path
+T = TypeVar("T")
+_MAX_BYTES: Final = 64 << 10
+_MOST: Final = 1e9  # of any number: more is a slip of the pen
 
 
 def ip_address(text: str) -> IpAddress:
@@ -61,14 +62,6 @@ def check_endpoint(endpoint: str, *, network: bool) -> None:
             f"endpoint is {endpoint!r}, which other machines reach, and anyone there could use it; "
             "give network = true if that is meant"
         )
-
-
-# ---- A bridge's settings: a TOML file without tables, whose keys are the fields of a
-# dataclass with defaults ----
-
-T = TypeVar("T")
-_MAX_BYTES: Final = 64 << 10
-_MOST: Final = 1e9  # of any number: more is a slip of the pen
 
 
 def load(kind: type[T], file: Path, *, required: bool) -> T:
@@ -109,9 +102,6 @@ def check_numbers(settings: Any, **least: float) -> None:
         value = getattr(settings, name)
         if not minimum <= value <= _MOST:  # false for NaN, too
             raise InvalidArgument(f"{name} is {value!r}; give a number from {minimum:g} to {_MOST:g}")
-
-
-# ---- How the program of a bridge starts: its options, its log, its exit status ----
 
 
 def parser(program: str, description: str, config: Path) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What a prior is learned from: features of recorded schedules, and how fast each was on its device."""
+"""Learns the prior of a family from records of tuning, and judges it by tasks that it did not see."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
+from statistics import mean
 from typing import BinaryIO, cast
 
 import numpy as np
+import xgboost
 from numpy.typing import NDArray
 from tvm import tirx
 
-from honed.jobs.events import Note, Stage
+from honed.jobs import commands, events
+from honed.jobs.events import LearnedTask, News, Note, Stage
+from honed.jobs.priorfile import PriorFile
+from honed.machine import devices, profilefile
 from honed.machine.families import family_of
+from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.strict import Mismatch
@@ -26,13 +33,36 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup, lines, parsed
 from honed.tuner.records.verdict import Stored
 from honed.tuner.search import traces
-from honed.tuner.search.costmodel import WIDTH, Array, scores
+from honed.tuner.search.costmodel import WIDTH, Array, ranking, scores
 from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
+from honed.valhall.bench import BENCHES, predicted
 
-# ---- Records out of files: those of `hone records export`, and those that lie in a hub ----
-
+LEAST_TASKS = 5  # to be judged by
+LEAST_CANDIDATES = 8  # of a task that is judged
+_FOLDS = 5
+_ROUNDS = 160
+_PARAMETERS = {
+    "objective": "reg:squarederror",
+    "max_depth": 7,
+    "eta": 0.1,
+    "subsample": 0.8,
+    "colsample_bytree": 0.6,
+    "min_child_weight": 2,
+    "tree_method": "hist",
+    "verbosity": 0,
+    "seed": 0,
+    "nthread": 1,  # several wait for each other longer than they help where others use the processor
+}
+# Why records are left out.
+OTHER_FAMILY = "of another family of devices"
+UNKNOWN_TASK = "of a task that none of the models has"
+NO_TIME = "of a trial that was cut off"
+UNFIT = "of a schedule that does not fit its task any more"
+UNREADABLE = "not readable"
 _KINDS = (".jsonl", ".jsonl.gz")
+_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # in names that PoCL, Intel and Mesa give to processors
+Emit = Callable[[Stage | Note], None]
 
 
 def files(place: Path) -> list[Path]:
@@ -44,14 +74,11 @@ def files(place: Path) -> list[Path]:
     return found
 
 
-def _opened(path: Path) -> BinaryIO:
-    return cast("BinaryIO", gzip.open(path)) if path.name.endswith(".gz") else path.open("rb")
-
-
 def records(path: Path) -> Iterator[Line | str]:
     """What the lines of a file say, or why one is no record; raises InvalidArgument where it is damaged."""
     try:
-        with _opened(path) as file:
+        zipped = path.name.endswith(".gz")
+        with cast("BinaryIO", gzip.open(path)) if zipped else path.open("rb") as file:
             for number, data in enumerate(lines(file), 1):
                 if data.strip():
                     try:
@@ -62,12 +89,6 @@ def records(path: Path) -> Iterator[Line | str]:
         raise InvalidArgument(f"{path} cannot be read ({error}); export or fetch it again") from error
 
 
-# ---- The functions that records are of: a record names its task by a hash, and a
-# model has the function ----
-
-Emit = Callable[[Stage | Note], None]
-
-
 def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, tirx.PrimFunc]:
     """Functions by their tasks' keys, of an ONNX file or of all in a folder, in each precision.
 
@@ -76,32 +97,17 @@ def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, 
     files = sorted(models.rglob("*.onnx")) if models.is_dir() else [models]
     if not files or not files[0].exists():
         raise NotFound(f"there is no ONNX file at {models}; give the models that the records are of")
+    precisions: tuple[Precision, ...] = ("fp32", "fp16") if profile.limits.fp16 else ("fp32",)
     found: dict[str, tirx.PrimFunc] = {}
     for n, file in enumerate(files):
         emit(Stage(stage="models", fraction=n / len(files), text=file.name))
-        for precision in _precisions(profile):
+        for precision in precisions:
             try:
-                found |= _of(file, precision, profile)
+                tasks = extract(file, {}, precision, profile)
+                found |= {one.task.key: narrow_indices(one.func) for one in (*tasks.tasks, *tasks.rivals)}
             except HonedError as error:
                 emit(Note(text=f"{file.name} in {precision} is left out: {error}"))
     return found
-
-
-def _precisions(profile: DeviceProfile) -> Iterable[Precision]:
-    return ("fp32", "fp16") if profile.limits.fp16 else ("fp32",)
-
-
-def _of(file: Path, precision: Precision, profile: DeviceProfile) -> dict[str, tirx.PrimFunc]:
-    tasks = extract(file, {}, precision, profile)
-    return {one.task.key: narrow_indices(one.func) for one in (*tasks.tasks, *tasks.rivals)}
-
-
-OTHER_FAMILY = "of another family of devices"
-UNKNOWN_TASK = "of a task that none of the models has"
-NO_TIME = "of a trial that was cut off"
-UNFIT = "of a schedule that does not fit its task any more"
-UNREADABLE = "not readable"
-_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # in names that PoCL, Intel and Mesa give to processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,7 +159,8 @@ def samples(
         setup = line_setup(line)
         task = f"{line.workload} {setup.device_key[:16]} {setup.driver} {line.compiler}"
         workloads[task] = line.workload
-        wanted[task, line.trace] = line.timing.fair_s if line.timing and _right(line) else np.inf
+        right = Stored(line.outcome) is Stored.RIGHT and line.state == "done"
+        wanted[task, line.trace] = line.timing.fair_s if line.timing and right else np.inf
     replayed = _Replayed(functions, profile)
     rows = []
     for n, ((task, trace), seconds) in enumerate(sorted(wanted.items())):
@@ -189,10 +196,6 @@ def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile:
     return "" if line.workload in functions else UNKNOWN_TASK
 
 
-def _right(line: Line) -> bool:
-    return Stored(line.outcome) is Stored.RIGHT and line.state == "done"
-
-
 class _Replayed:
     """Features of schedules, each computed once for all devices that recorded it."""
 
@@ -221,3 +224,92 @@ class _Replayed:
             self._rules[workload] = found and features_of(found[1].mod["main"], self._profile)
         rule = self._rules[workload]
         return rule is not None and np.array_equal(rule, features)
+
+
+def learned(samples: Samples) -> xgboost.Booster:
+    """A prior; the same for the same samples."""
+    data = xgboost.DMatrix(samples.features, label=samples.scores(), nthread=1)
+    return xgboost.train(_PARAMETERS, data, num_boost_round=_ROUNDS)
+
+
+def better(tasks: list[LearnedTask]) -> bool:
+    """Whether the prior's picks are faster than those without one, over all tasks."""
+    return mean(one.prior for one in tasks) > mean(one.without for one in tasks)
+
+
+def held_out(samples: Samples) -> list[LearnedTask]:
+    """Each task of enough candidates, judged by a prior that saw none of its workload on any device."""
+    found: list[LearnedTask] = []
+    workloads = np.unique(samples.workloads)
+    folds = min(_FOLDS, len(workloads))
+    for fold in range(folds):
+        out = np.isin(samples.workloads, workloads[fold::folds])
+        if out.all():
+            break
+        mine, booster = samples.where(out), learned(samples.where(~out))
+        predicted, scores = booster.predict(xgboost.DMatrix(mine.features, nthread=1)), mine.scores()
+        for task in np.unique(mine.tasks):
+            of_task = np.flatnonzero(mine.tasks == task)
+            if len(of_task) >= LEAST_CANDIDATES and scores[of_task].max() > 0:
+                found.append(_one(mine, of_task, predicted[of_task], scores[of_task]))
+    return sorted(found, key=lambda one: one.task)
+
+
+def _one(samples: Samples, of_task: np.ndarray, predicted: Array, scores: Array) -> LearnedTask:
+    """Without a prior the default rule is taken; where it was not recorded, any of the candidates."""
+    ruled = samples.ruled[of_task]
+    ranked = ranking(predicted, samples.seconds[of_task])
+    assert ranked is not None  # one candidate is right
+    return LearnedTask(
+        task=str(samples.workloads[of_task[0]]),
+        candidates=len(of_task),
+        correlation=float(np.nan_to_num(ranked.correlation)),
+        prior=float(scores[np.argmax(predicted)]),
+        without=float(scores[ruled].max() if ruled.any() else scores.mean()),
+        rule=bool(ruled.any()),
+    )
+
+
+def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
+    """Learn, judge, and write the prior where it picks better than what serves without one."""
+    profile, found = _profile(job), files(job.file)
+    known = functions(job.models, profile, emit)
+    lines = chain.from_iterable(records(path) for path in found)
+    gathered, left_out = samples(lines, known, profile, emit)
+    emit(events.Stage(stage="learn", fraction=0.0, text=f"learn from {len(gathered)} candidates"))
+    tasks = held_out(gathered)
+    if len(tasks) < LEAST_TASKS:
+        reasons = "".join(f"; {count} are {why}" for why, count in left_out.most_common())
+        raise InvalidArgument(
+            f"a prior is judged by {LEAST_TASKS} tasks with {LEAST_CANDIDATES} candidates at least, and of "
+            f"these there are {len(tasks)}{reasons}; give more records, and the models that they are of"
+        )
+    good = better(tasks)
+    if good:
+        made = PriorFile(
+            family=profile.rules.family,
+            knows_rules=gathered.knows_rules,
+            model=bytes(learned(gathered).save_raw("ubj")),
+        )
+        with replacing(job.output) as file:
+            file.write(made.written())
+    for why, count in left_out.most_common():
+        emit(Note(text=f"{count} records are {why}, and were left out"))
+    return events.Learned(
+        output=str(job.output) if good else None,
+        family=profile.rules.family,
+        tasks=tuple(tasks),
+        candidates=len(gathered),
+        left_out=dict(left_out),
+        prior=mean(one.prior for one in tasks),
+        without=mean(one.without for one in tasks),
+        correlation=mean(one.correlation for one in tasks),
+    )
+
+
+def _profile(job: commands.Learn) -> DeviceProfile:
+    if job.bench is not None:
+        if job.bench not in BENCHES:
+            raise InvalidArgument(f"there is no bench {job.bench!r}; there is {', '.join(BENCHES)}")
+        return predicted(job.bench)
+    return profilefile.load(job.profile) if job.profile else devices.select(job.device).profile

@@ -1,4 +1,8 @@
-"""Takes in the files that a user brings, which may be on a file system of his own making and never end."""
+"""Users' own models: apps upload them, each for its user only, and they are compiled when nobody else waits.
+
+First what each user's models may take; then reading their files, which may be on a file system of the user's
+own making and never end; then the feature.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from honed.daemon.aio import in_thread
 from honed.daemon.changes.add import ModelInstaller, check_files
@@ -24,20 +30,14 @@ from honed.daemon.changes.compilation import Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferCall, Work
-from honed.daemon.features.user_models.quota import (
-    AppsSettings,
-    OwnModel,
-    Shares,
-    SharesFile,
-    going,
-    next_user,
-)
 from honed.daemon.idle.leasing import Leasing
+from honed.daemon.observe.statefile import StateFile, save_at_intervals
 from honed.daemon.serving.selection import unfinished
 from honed.daemon.settings import places
-from honed.daemon.store.compiled import TensorSpec
+from honed.daemon.settings.schema import setting
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
+from honed.protocol import strict
 from honed.protocol.errors import (
     Busy,
     DeadlineExceeded,
@@ -54,8 +54,174 @@ from honed.protocol.results import Inferred, InferredTensor, ModelBrought
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
+IN_USE_SECONDS = 60.0  # since the last request for a model, which is then not removed for another
+DAY = 86_400.0
+LOOK_SECONDS = 1.0  # between two looks at whether an administrator wants to compile, too
+MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
+ENGINES: Final = ("fastest", "cpu")
 _MAX_READING = 2  # files of one user that are being read: one, and one that was given up
+_MIB = 1 << 20
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _Received = tuple[StoredFile, Path]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppsSettings:
+    """The [apps] table: whether members of the group honed may bring models of their own, and how many.
+
+    enabled: false: none are taken; those there are stay.
+    max_users: users who have models of their own at the same time.
+    max_models: models of one user.
+    disk_mib: what the files of one user's models may take, MiB.
+    memory_mib: what the CPU engine of one user, and the process that tries models out for it, may each write,
+        MiB; and what one user's models that are kept may take of memory, by the size of their files.
+    compile_seconds: compiling one user's models within a day.
+    """
+
+    enabled: bool = setting(True)
+    max_users: int = setting(16)
+    max_models: int = setting(128)
+    disk_mib: int = setting(4096, unit="MiB")
+    memory_mib: int = setting(2048, unit="MiB", minimum=256, effect="restart")
+    compile_seconds: float = setting(1800.0, unit="s", minimum=0)
+
+    @property
+    def disk_bytes(self) -> int:
+        """disk_mib in bytes."""
+        return self.disk_mib * _MIB
+
+    @property
+    def all_mib(self) -> int:
+        """Memory of all users' processes, MiB: for each an engine, and one that tries models out."""
+        return 2 * self.max_users * self.memory_mib
+
+    @property
+    def memory_bytes(self) -> int:
+        """memory_mib in bytes."""
+        return self.memory_mib * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """A model that a user has. `nbytes` are its files on disk, `memory` what it takes of that; in bytes.
+
+    `used` is when it was brought or asked for last, in seconds since 1970.
+    """
+
+    name: str
+    user: int
+    nbytes: int
+    memory: int
+    used: float
+
+
+@dataclass(slots=True, kw_only=True)
+class CompileUsage:
+    """Seconds of compiling since the day began."""
+
+    seconds: float
+    since: float  # seconds since 1970
+
+
+@dataclass(slots=True, kw_only=True)
+class Shares:
+    """What users have done with their shares, as it is stored: all that manifests do not tell.
+
+    `used` is by model, `spent` by user (uid as text). Times are in seconds since 1970.
+    """
+
+    used: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, CompileUsage] = field(default_factory=dict)
+
+    def use(self, name: str, now: float) -> None:
+        """A model was brought, or asked for."""
+        self.used[name] = now
+
+    def keep_only(self, names: Iterable[str], now: float) -> None:
+        """Forget models that are no more, and days that are over."""
+        known = set(names)
+        self.used = {name: at for name, at in self.used.items() if name in known}
+        self.spent = {user: spent for user, spent in self.spent.items() if 0 <= now - spent.since < DAY}
+
+    def compiled(self, user: int, seconds: float, now: float) -> None:
+        """So much time went into compiling a user's model."""
+        spent = self.spent.get(str(user))
+        if spent is None or not 0 <= now - spent.since < DAY:
+            spent = self.spent[str(user)] = CompileUsage(seconds=0.0, since=now)
+        spent.seconds += seconds
+
+    def seconds_spent(self, user: int, now: float) -> float:
+        """What went into compiling a user's models today."""
+        spent = self.spent.get(str(user))
+        return spent.seconds if spent is not None and 0 <= now - spent.since < DAY else 0.0
+
+    def seconds_left(self, user: int, settings: AppsSettings, now: float) -> float:
+        """What is left of a user's day of compiling, at least 0."""
+        return max(0.0, settings.compile_seconds - self.seconds_spent(user, now))
+
+
+def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tuple[str, ...]:
+    """The models that go so that there is room for a new one, which was `used` now: first the first to go.
+
+    `kept` are those of all users. They are the user's own, the longest unused first, and none in use. Raises
+    ResourceExhausted, naming the quota, where that is not enough.
+    """
+    if new.nbytes > settings.disk_bytes or new.memory > settings.memory_bytes:
+        setting = "disk_mib" if new.nbytes > settings.disk_bytes else "memory_mib"
+        raise ResourceExhausted(
+            f"the model takes {-(-new.nbytes >> 20)} MiB, which is more than a user's models may; "
+            f"raise apps.{setting} in the configuration"
+        )
+    own = sorted((model for model in kept if model.user == new.user), key=lambda model: model.used)
+    others = {model.user for model in kept} - {new.user}
+    if not own and len(others) >= settings.max_users:
+        raise ResourceExhausted(
+            f"{settings.max_users} users have models of their own already; raise apps.max_users in the "
+            "configuration"
+        )
+    left = list(own)
+    gone: list[str] = []
+    while quota := _exceeded([*left, new], settings):
+        if not left or new.used - left[0].used < IN_USE_SECONDS:
+            raise ResourceExhausted(
+                f"your models take all that apps.{quota} allows, and those that are left were used within "
+                "the last minute; remove one, or try again later"
+            )
+        gone.append(left.pop(0).name)
+    return tuple(gone)
+
+
+def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
+    """The quota that one user's models are beyond; "" for none."""
+    if len(models) > settings.max_models:
+        return "max_models"
+    if sum(model.nbytes for model in models) > settings.disk_bytes:
+        return "disk_mib"
+    if sum(model.memory for model in models) > settings.memory_bytes:
+        return "memory_mib"
+    return ""
+
+
+def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettings, now: float) -> int | None:
+    """Whose model is compiled next: the user who had least of it today, then who waits the longest.
+
+    `waiting` is since when each user waits, in seconds since 1970. None where nobody has time left.
+    """
+    may = [user for user in waiting if shares.seconds_left(user, settings, now) > 0]
+    return min(may, key=lambda user: (shares.seconds_spent(user, now), waiting[user], user), default=None)
+
+
+class SharesFile:
+    """The shares of one service."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path, Shares, "what apps used")
+        self.shares = self._file.read() or Shares()
+
+    async def keep(self) -> None:
+        """Save at intervals, and when cancelled."""
+        await save_at_intervals(lambda: self._file.save(self.shares))
 
 
 class Receiver:
@@ -106,58 +272,31 @@ class Receiver:
         )
 
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
-        """As `received.receive`; where this is cancelled the thread ends when the file lets it."""
+        """As `files.receive`; where this is cancelled the thread ends when the file lets it."""
         if self._reading[user] >= _MAX_READING:
             raise Busy("files that you brought before are still being read; let them end first")
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_Received] = loop.create_future()
-        copy = os.dup(descriptor)
+        loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
+        given: Future[_Received] = Future()
+        given.set_running_or_notify_cancel()  # who cancels does not end the thread
 
-        def ended(found: _Received | None, error: Exception | None) -> None:
+        def ended() -> None:
             self._reading[user] -= 1
             if not self._reading[user]:
                 del self._reading[user]
-            if result.done():
-                return
-            if found is not None:
-                result.set_result(found)
-            elif error is not None:
-                result.set_exception(error)
 
         def read() -> None:
-            found: _Received | None = None
-            failure: Exception | None = None
             try:
-                found = receive(copy, name, folder, limit)
+                given.set_result(receive(copy, name, folder, limit))
             except Exception as error:  # noqa: BLE001 - whoever waits raises it
-                failure = error
+                given.set_exception(error)
             finally:
                 os.close(copy)
-            _tell(loop, ended, found, failure)
+            if not loop.is_closed():  # else the service ended meanwhile
+                loop.call_soon_threadsafe(ended)
 
         self._reading[user] += 1
         threading.Thread(target=read, daemon=True, name=f"file of user {user}").start()
-        return await result
-
-
-def _tell(
-    loop: asyncio.AbstractEventLoop,
-    ended: Callable[[_Received | None, Exception | None], None],
-    found: _Received | None,
-    failure: Exception | None,
-) -> None:
-    if not loop.is_closed():  # else the service ended meanwhile
-        loop.call_soon_threadsafe(ended, found, failure)
-
-
-# ---- Takes models that apps bring, each for its user only, and has them compiled
-# when nobody else waits ----
-
-LOOK_SECONDS = 1.0  # between two looks at whether an administrator wants to compile, too
-MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
-ENGINES: Final = ("fastest", "cpu")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_log = logging.getLogger(__name__)
+        return await asyncio.wrap_future(given)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +321,9 @@ class UserModels(Feature):
     shares_file: SharesFile
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
-    _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
+    _turns: WeakValueDictionary[int, asyncio.Lock] = field(
+        init=False, default_factory=WeakValueDictionary
+    )  # by user
     _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
 
     def __post_init__(self) -> None:
@@ -224,7 +365,14 @@ class UserModels(Feature):
         if entry is not None:
             self.used(name)
             return _told(entry, params.sha256[0])
-        bring = self._under_way.get(name) or self._begin(user, name, params, descriptors, notify, meanwhile)
+        bring = self._under_way.get(name)
+        if bring is None:
+            if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
+                raise Busy(
+                    f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served"
+                )
+            copies = [os.dup(descriptor) for descriptor in descriptors]
+            bring = self._begin(user, name, copies, self._take(user, name, params, copies, notify, meanwhile))
         bring.waiting += 1
         try:
             return await asyncio.shield(bring.work)
@@ -254,25 +402,14 @@ class UserModels(Feature):
         self.shares.use(name, time.time())
 
     def _begin(
-        self,
-        user: int,
-        name: str,
-        params: BringParams,
-        descriptors: Sequence[int],
-        notify: Notify,
-        meanwhile: AbstractContextManager[None],
+        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, ModelBrought]
     ) -> _Bring:
-        if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
-            raise Busy(f"you bring {MAX_WAITING} models at a time already; wait for one of them to be served")
-        copies = [os.dup(descriptor) for descriptor in descriptors]
-        work = asyncio.ensure_future(self._take(user, name, params, copies, notify, meanwhile))
+        work = asyncio.ensure_future(taking)
         bring = self._under_way[name] = _Bring(user, work)
 
         def ended(done: asyncio.Task[ModelBrought]) -> None:
             close_all(copies)
             del self._under_way[name]
-            if not any(each.user == user for each in self._under_way.values()):
-                self._turns.pop(user, None)
             if not done.cancelled():
                 done.exception()  # those who waited were told
 
@@ -289,7 +426,8 @@ class UserModels(Feature):
         meanwhile: AbstractContextManager[None],
     ) -> ModelBrought:
         """Receive, try out and serve it; what goes for it goes once it is served."""
-        async with self._turns.setdefault(user, asyncio.Lock()):
+        turn = self._turns.setdefault(user, asyncio.Lock())
+        async with turn:
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
             new = OwnModel(name=name, user=user, nbytes=nbytes, memory=nbytes, used=time.time())
             leaving = going(new, self._kept(), self.settings())
@@ -334,15 +472,14 @@ class UserModels(Feature):
                 continue
             files = {file.sha256: file.nbytes for file in manifest.files}
             files |= {version.sha256: version.nbytes for version in manifest.history.versions if version.kept}
-            sources = sum(file.nbytes for file in manifest.sources)
-            used = self.shares.used.get(entry.name, manifest.added)
+            compiled = entry.compiled.device_bytes if entry.compiled is not None else 0
             kept.append(
                 OwnModel(
                     name=entry.name,
                     user=manifest.owner,
                     nbytes=sum(files.values()),
-                    memory=sources + _device_bytes(entry),
-                    used=used,
+                    memory=compiled + sum(file.nbytes for file in manifest.sources),
+                    used=self.shares.used.get(entry.name, manifest.added),
                 )
             )
         return kept
@@ -353,8 +490,12 @@ class UserModels(Feature):
         """Compile one while no administrator's is, whether the machine is idle or not."""
         if self.changes.adding or not places.compiler():
             return None
-        entry = self._next(self._waiting())
-        return Work(f"compiling {entry.name}", partial(self._compile, entry)) if entry is not None else None
+        waiting = self._waiting()
+        since = {user: entry.manifest.added for user, entry in waiting.items()}
+        user = next_user(since, self.shares, self.settings(), time.time())
+        if user is None:
+            return None
+        return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self) -> dict[int, ServedModel]:
         """The oldest model of each user that is to be compiled."""
@@ -366,12 +507,6 @@ class UserModels(Feature):
             if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
         return waiting
-
-    def _next(self, waiting: Mapping[int, ServedModel]) -> ServedModel | None:
-        """That of the user whose turn it is."""
-        since = {user: entry.manifest.added for user, entry in waiting.items()}
-        user = next_user(since, self.shares, self.settings(), time.time())
-        return waiting[user] if user is not None else None
 
     async def _compile(self, entry: ServedModel) -> None:
         """Until it is done, or an administrator wants to: then it is begun anew later."""
@@ -430,13 +565,6 @@ def _size(name: str, descriptor: int) -> int:
     return status.st_size
 
 
-def _device_bytes(entry: ServedModel) -> int:
-    compiled = entry.compiled
-    if compiled is None:
-        return 0
-    return compiled.constant_bytes + compiled.arena_bytes + compiled.prepared_bytes
-
-
 def _told(entry: ServedModel, sha256: str) -> ModelBrought:
     manifest = entry.manifest
     waits = manifest.compiled is None and manifest.wanted != "cpu"
@@ -447,11 +575,7 @@ def _told(entry: ServedModel, sha256: str) -> ModelBrought:
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
-        outputs=tuple(map(_inferred, outputs)),
-    )
-
-
-def _inferred(tensor: TensorSpec) -> InferredTensor:
-    return InferredTensor(
-        name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape, symbols=tensor.symbols
+        outputs=tuple(
+            strict.like(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
+        ),
     )

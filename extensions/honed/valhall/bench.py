@@ -1,11 +1,17 @@
-"""Candidates judged by their machine code, in the place of a device that measures them."""
+"""The bench of a device that is not here: candidates are judged by their machine code."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from honed.jobs import commands
+from honed.machine import profilefile
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
@@ -13,13 +19,24 @@ from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workload, inference_launches
 from honed.tuner.measure.checks import Submitted
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
+from honed.tuner.setup import PREDICTED
+from honed.tuner.tune.opening import Instrument, Sharing
 
-from .compiler import Dump, NotBuilt, OfflineCompiler
+from .compiler import ROOT, Dump, NotBuilt, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
 
+BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
+DRIVER = "predicted by Mesa's Valhall compiler"
 YARDSTICK = 1.0  # seconds; the device's speed is always the same
 # A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
 AHEAD = 64
+
+
+def predicted(bench: str) -> DeviceProfile:
+    """The profile of one of BENCHES, with an identity that says that its times are predicted."""
+    profile = profilefile.load(BENCHES[bench])
+    identity = replace(profile.identity, platform=PREDICTED, driver_version=DRIVER, kernel_driver="")
+    return replace(profile, identity=identity)
 
 
 class BenchMeasurer:
@@ -107,3 +124,20 @@ class BenchMeasurer:
         if self._workload is None:
             raise InvalidArgument("no workload is loaded; load one before judging candidates")
         return self._workload
+
+
+def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Instrument:
+    """A bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
+    assert job.bench is not None
+    compiler, profile = OfflineCompiler(job.bench_root or ROOT), predicted(job.bench)
+    return Instrument(
+        spec=None,
+        answers=False,
+        profile=profile,
+        measurer=lambda begin: BenchMeasurer(compiler, profile, begin),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK,
+        batch=AHEAD,
+    )

@@ -1,1 +1,0 @@
-"""Models that apps upload, each for its user only."""

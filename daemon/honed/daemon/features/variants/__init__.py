@@ -1,1 +1,0 @@
-"""Variants: a model compiled for further shapes, and asked in its own name."""
