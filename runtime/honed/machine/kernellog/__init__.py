@@ -10,12 +10,21 @@ Only reading the journal needs more than the standard library (systemd-python).
 
 from __future__ import annotations
 
-from .attribution import LATE_S, Attribution, Certainty, GpuRun, Process, attribute, ids_of
 from .fault import Driver, Fault, Severity
 from .parse import parse
-from .reader import SETTLE_S, Reader, open_reader
-from .record import Record, seen
-from .story import DatedFault, FaultStory, group
+from .reader import SETTLE_S, Reader, Record, open_reader, seen
+from .story import (
+    LATE_S,
+    Attribution,
+    Certainty,
+    DatedFault,
+    FaultStory,
+    GpuRun,
+    Process,
+    attribute,
+    group,
+    ids_of,
+)
 
 __all__ = [
     "LATE_S",
