@@ -23,8 +23,8 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime import maps
 from honed.runtime.dtypes import CARRIED, STRING, dtype, from_onnx
+from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
 from honed.runtime.engines import HIGHEST, LEVELS
 
 from . import profiling
@@ -61,7 +61,7 @@ class Session:
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
         self._outputs = [each.name for each in given_back]
-        self._maps = {each.name: maps.KEYS[each.type] for each in given_back if each.type in maps.KEYS}
+        self._maps = {each.name: MAP_KEYS[each.type] for each in given_back if each.type in MAP_KEYS}
         ends = (*self._session.get_inputs(), *given_back)
         self._narrow = any(is_narrow(end.type) for end in ends)
         self._threads = threads
@@ -89,7 +89,7 @@ class Session:
         value: Any
         for name, value in zip(self._outputs, found, strict=True):
             if name in self._maps:
-                tensors |= zip(maps.travelling(name), maps.apart(value, self._maps[name]), strict=True)
+                tensors |= zip(maps_names(name), encode_maps(value, self._maps[name]), strict=True)
             elif isinstance(value, np.ndarray):
                 tensors[name] = np.asarray(value, order="C")
             else:
@@ -197,9 +197,9 @@ def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
 ) -> Iterable[TensorSpec]:
     for node in nodes:
-        if what == "output" and node.type in maps.KEYS:
-            keys, values = maps.travelling(node.name)
-            yield TensorSpec(name=keys, dtype=maps.KEYS[node.type], shape=(-1,), symbols=("",))
+        if what == "output" and node.type in MAP_KEYS:
+            keys, values = maps_names(node.name)
+            yield TensorSpec(name=keys, dtype=MAP_KEYS[node.type], shape=(-1,), symbols=("",))
             yield TensorSpec(name=values, dtype="float32", shape=(-1, -1), symbols=("", ""))
             continue
         carried = from_onnx(node.type)

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 # ---- Which addresses a bridge may listen on ----
 

@@ -17,10 +17,10 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import MODEL_METADATA
 from honed.protocol.params import ModelParams
 from honed.protocol.results import TensorMetadata
-from honed.runtime import strings
 from honed.runtime.calling.calls import InferenceAnswer
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype
+from honed.runtime.encodings import is_text
 from honed.tool.output import Console, Output, line, shape_text, table
 from honed.tool.parser import Parser, UsageError, define, named_file, patience, unique
 
@@ -83,7 +83,7 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
         array.close()
         raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
     expected = from_datatype(tensor.datatype).name
-    found = STRING.name if strings.is_text(array) else array.dtype.name
+    found = STRING.name if is_text(array) else array.dtype.name
     if found != expected or not _takes(tensor.shape, array.shape):
         raise InvalidArgument(
             f"{file} is {shape_text(found, array.shape)} and input {tensor.name} is "
@@ -123,7 +123,7 @@ def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
     for name, file in files.items():
         with replacing(file) as stream:
             array = arrays[name]
-            np.save(stream, array.astype(str) if strings.is_text(array) else array, allow_pickle=False)
+            np.save(stream, array.astype(str) if is_text(array) else array, allow_pickle=False)
     return files
 
 
@@ -140,7 +140,7 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 def summary(array: Array) -> ArraySummary:
     """What can be said of an array in a line."""
-    if strings.is_text(array):
+    if is_text(array):
         return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
     finite = np.isfinite(array)
     values = array[finite]

@@ -12,7 +12,7 @@ from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Table, clean, figure_text, line, table

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from honed.machine.mali import model_of
+from honed.machine.families import mali_model
 
 from .readings import (
     Account,
@@ -349,7 +349,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
 
 def _named(name: str) -> str:
     """A device's name, and what it is where the driver gives a Mali an internal name."""
-    model = model_of(name)
+    model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
         return name
     return f"{name}, a {model.name},"

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
-from honed.machine import sysfs
+from honed.machine.files import gpu_clocks, system_number, system_text
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status
@@ -132,7 +132,7 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
         available_bytes=memory.get("MemAvailable", 0),
         gpus=gpus,
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
-        clocks=tuple(map(_clock, sysfs.gpu_clocks(root))),
+        clocks=tuple(map(_clock, gpu_clocks(root))),
         gpu_celsius=temperatures(root).get("gpu-thermal"),
         panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
@@ -211,9 +211,9 @@ def _node(root: Path, path: str, names: AccountNames) -> DeviceNode:
 def _clock(folder: Path) -> Clock:
     return Clock(
         name=folder.name,
-        current=sysfs.number(folder / "cur_freq") or 0,
-        minimum=sysfs.number(folder / "min_freq") or 0,
-        maximum=sysfs.number(folder / "max_freq") or 0,
+        current=system_number(folder / "cur_freq") or 0,
+        minimum=system_number(folder / "min_freq") or 0,
+        maximum=system_number(folder / "max_freq") or 0,
         governor=_text(folder / "governor"),
     )
 
@@ -237,7 +237,7 @@ def _link_name(link: Path) -> str:
 
 def _text(path: Path) -> str:
     """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
-    return sysfs.read(path) or ""
+    return system_text(path) or ""
 
 
 def lines(path: Path) -> Iterable[str]:

@@ -36,8 +36,8 @@ from honed.protocol.params import (
     RegionPlace,
 )
 from honed.protocol.strict import Map
-from honed.runtime import strings
 from honed.runtime.dtypes import STRING, dtype, from_datatype
+from honed.runtime.encodings import decode_text, encode_text, is_text
 
 from . import shared_memory, transport
 from .shared_memory import Region, Scratch
@@ -233,7 +233,7 @@ def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
 def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
     """Bytes of each array that lies in none of the regions."""
     left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
-    return [0 if strings.is_text(a) else a.nbytes for a in left]
+    return [0 if is_text(a) else a.nbytes for a in left]
 
 
 def infer_call(
@@ -279,9 +279,9 @@ def _inputs(
     described: list[InputTensor] = []
     contents: list[Data] = []
     for name, array in inputs.items():
-        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
+        datatype = STRING.datatype if is_text(array) else _datatype(array.dtype)
         place = _place(array, regions)
-        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
+        if place is None and lent is not None and array.nbytes and not is_text(array):
             copy = lent.region.array(array.dtype.name, array.shape)
             copy[...] = array
             place = _place(copy, (lent.region,))
@@ -341,7 +341,7 @@ def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[
     if place and call.lent is not None:
         return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
     if kind is STRING:
-        return strings.decode(next(contents), output["shape"])
+        return decode_text(next(contents), output["shape"])
     return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
 
 
@@ -361,8 +361,8 @@ def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _content(array: NDArray[Any]) -> Data:
-    if strings.is_text(array):
-        return strings.encode(array)
+    if is_text(array):
+        return encode_text(array)
     return array.reshape(-1).view(np.uint8).data
 
 

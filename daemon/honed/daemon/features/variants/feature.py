@@ -28,7 +28,7 @@ from honed.daemon.store.store import Manifest, begin
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import LoadParams
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)
 
