@@ -14,7 +14,7 @@ from honed.machine import children
 from honed.machine.children import Bounds, RunningChild
 from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
-from .progress import Reporter
+from .output import Reporter
 
 R_co = TypeVar("R_co", covariant=True)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from honed.machine.files import replacing
 from honed.runtime.client import Client
-from honed.tool.output import Console, Output, bytes_text, line
+from honed.tool.output import Console, Output, Reporter, bytes_text, line
 from honed.tool.parser import Parser, define
-from honed.tool.progress import Reporter
 
 from .contents import gather
 from .page import page

@@ -1,4 +1,4 @@
-"""Commands on the service and its models: status, list, show, remove, set, metrics."""
+"""Commands on the service and its models: status, list, show, remove, set, metrics, rollback, pin, unpin."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from honed.machine.bounds import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (
     METRICS,
+    MODEL_HISTORY,
+    MODEL_PIN,
+    MODEL_ROLLBACK,
     MODEL_SET,
     MODEL_SHOW,
     MODEL_STATISTICS,
     REPOSITORY_INDEX,
     SERVER_STATUS,
 )
-from honed.protocol.params import HintFigures, ModelParams, SetParams
+from honed.protocol.params import (
+    HintFigures,
+    HistoryParams,
+    ModelParams,
+    PinParams,
+    RollbackParams,
+    SetParams,
+)
 from honed.protocol.results import (
     ComparedOutput,
     DevicePeaks,
@@ -29,6 +39,7 @@ from honed.protocol.results import (
     OptimisationCheck,
     ServedRequests,
     ShownKernel,
+    VersionPinned,
 )
 from honed.protocol.service import Status
 from honed.runtime.client import Client
@@ -59,6 +70,8 @@ from honed.tool.view.tables import (
     variants_table,
     worker_text,
 )
+
+_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
 
 
 def define_status(status: Parser) -> None:
@@ -394,11 +407,6 @@ def _compared(entry: ComparedOutput) -> str:
     return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}{covered}"
 
 
-# ---- Command set: how a model is served ----
-
-_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
-
-
 def define_set(parser: Parser) -> None:
     """What `hone set` takes."""
     define(
@@ -464,9 +472,6 @@ def described(settings: ModelSettings) -> str:
     return ", ".join(parts) or "each request runs by itself, nothing warms it up"
 
 
-# ---- Command metrics: every figure of the service, for collectors ----
-
-
 def define_metrics(metrics: Parser) -> None:
     """What `hone metrics` takes."""
     define(
@@ -483,3 +488,101 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> None:
             print_json(client.ask(METRICS))
         else:
             sys.stdout.write(client.openmetrics())
+
+
+def define_rollback(rollback: Parser) -> None:
+    """What `hone rollback` takes."""
+    define(
+        rollback,
+        _rollback,
+        details=(
+            "The version left is set aside: tuning does not publish it again. 'hone history M' lists the "
+            "versions; the last three keep their files."
+        ),
+        examples="hone rollback lightglue\nhone rollback lightglue 2",
+    )
+    _add_model(rollback)
+    _add_version(rollback)
+
+
+def define_pin(pin: Parser) -> None:
+    """What `hone pin` takes."""
+    define(
+        pin,
+        _pin,
+        details="Without VERSION, the one that is served.",
+        examples=(
+            "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine cpu\n"
+            "hone pin lightglue --off"
+        ),
+    )
+    pin.add_argument("--off", action="store_true", help="let tuning replace it again")
+    pin.add_argument(
+        "--engine",
+        choices=("gpu", "cpu"),
+        help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
+    )
+    _add_model(pin)
+    _add_version(pin)
+
+
+def define_unpin(unpin: Parser) -> None:
+    """What `hone unpin` takes."""
+    define(unpin, _unpin, examples="hone unpin lightglue")
+    _add_model(unpin)
+
+
+def _add_model(command: Parser) -> None:
+    command.add_argument("model", metavar="M", help="name of the model")
+
+
+def _add_version(command: Parser) -> None:
+    command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
+
+
+def _rollback(arguments: argparse.Namespace, output: Output) -> None:
+    model = arguments.model
+    with Client(arguments.socket) as client:
+        left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
+        params = RollbackParams(name=model, version=arguments.version)
+        told = client.ask(MODEL_ROLLBACK, params, timeout=None)
+    said = f"version {told.version} is served again, {left} is set aside"
+    _tell(arguments, output, said, left=left, version=told.version)
+
+
+def _pin(arguments: argparse.Namespace, output: Output) -> None:
+    if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
+        raise UsageError("give one of VERSION, --engine and --off")
+    if arguments.engine is not None:
+        told = _pinned(arguments, version=None, engine=arguments.engine)
+        engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
+        _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        return
+    told = _pinned(arguments, version=0 if arguments.off else arguments.version)
+    kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
+    said = f"version {told.version} {kept}"
+    _tell(arguments, output, said, version=told.version, pinned=told.pinned)
+
+
+def _unpin(arguments: argparse.Namespace, output: Output) -> None:
+    told = _pinned(arguments, version=0, engine="")
+    _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
+
+
+def _pinned(
+    arguments: argparse.Namespace, *, version: int | None, engine: str | None = None
+) -> VersionPinned:
+    with Client(arguments.socket) as client:
+        params = PinParams(name=arguments.model, version=version, engine=engine)
+        return client.ask(MODEL_PIN, params, timeout=None)
+
+
+def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> None:
+    text = f"{arguments.model}: {said}."
+    output.emit({"model": arguments.model, **found}, lambda console: line(console, text))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
+    return int(text)

@@ -15,9 +15,8 @@ from honed.runtime.client import Client
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
+from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
-from honed.tool.progress import Reporter
 
 _Column = tuple[str, Callable[[TaskRow], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
