@@ -63,8 +63,6 @@ class Bench:
         return best
 
 
-# ---- What one launch costs, however little its kernel does ----
-
 _LAUNCHES = 500
 
 
@@ -94,13 +92,9 @@ def empty_kernels(bench: Bench) -> EmptyKernels:
     return EmptyKernels(apart, alone * 1e6)
 
 
-# ---- The peak of multiply-adds in registers: many forms of a kernel in short
-# launches, the best in long ones ----
-#
 # What a form must get right differs: a CPU wants vectors of just its registers' width, and as many
 # independent chains as its units hold in flight, yet no more than it has registers; a GPU wants few
 # registers a work-item.
-
 # Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
 _UNROLLED = 4  # steps of all chains in one turn of the loop, so that the loop itself costs nothing
@@ -209,9 +203,6 @@ def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sin
         iterations = min(int(iterations * min(growth, 16.0)) + 1, _MOST_ITERATIONS)
 
 
-# ---- How fast working sets of several sizes move: a small curve through the caches,
-# and memory beyond them ----
-
 _BEYOND_BYTES = 64 << 20  # of each of two buffers: in no cache of the devices at hand
 _SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # bytes of a working set: 64 KiB to 16 MiB
 _WIDTHS = (1, 4, 16)  # floats of a load
@@ -298,9 +289,6 @@ def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tup
     return moved / bench.shortest(kernel, items, _GROUP, *buffers, np.uint32(each)) * 1e-9
 
 
-# ---- How much of the CPUs' time others took while something was measured here, from
-# /proc/stat (proc(5)) ----
-
 _LEAST = 10  # ticks between two readings that say anything; a tick is 10 ms
 
 
@@ -346,10 +334,7 @@ def others_load(before: LoadReading | None, after: LoadReading | None) -> float 
     return min(1.0, max(0.0, busy / total))
 
 
-# ---- Microbenchmarks: what a device can do at most, by its own clock ----
-#
 # Devices differ in what they like, so several forms of each kernel are tried and the best counts.
-
 __all__ = ["measure"]
 
 

@@ -16,10 +16,7 @@ from typing import Any
 from . import errors
 from .errors import said
 
-# ---- What apps set on sessions and runs ----
-#
 # Honed runs a model its own way: most of it changes nothing.
-
 _PROCESSOR = "CPUExecutionProvider"
 PROVIDERS = ["HonedExecutionProvider", _PROCESSOR]
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
@@ -273,8 +270,6 @@ def _as(kind: type, value: object, name: str) -> object:
         raise TypeError(f"{name} is {value!r}; give {kind.__name__}")
     return value
 
-
-# ---- Where tensors are, as apps say it to ONNX Runtime: with honed always on the host ----
 
 ON_HOST = ("cpu", "honed")
 

@@ -41,8 +41,6 @@ from .options import (
 )
 from .values import IOBinding, OrtValue, numpy_type, type_of
 
-# ---- ONNX Runtime itself, where it is installed and an app allows it to serve what honed cannot ----
-
 _NAME = "onnxruntime"
 _kept: list[ModuleType | None] = []
 
@@ -96,8 +94,6 @@ def _module() -> ModuleType | None:
                 del sys.modules[name]
     return _kept[0]
 
-
-# ---- InferenceSession: an ONNX file that the service serves to this app ----
 
 Array = NDArray[Any]
 _RUN_SECONDS = 600.0

@@ -229,12 +229,8 @@ def _is_call(method: object, params: object) -> bool:
 _TEXT: Final = frozenset({str})
 
 
-# ---- Finds where a MessagePack value ends without building it, and holds it to limits on the way ----
-#
 # What a peer announces (sizes, counts, nesting) is refused when announced, so that memory follows what was
 # really sent.
-
-
 class _Family(enum.Enum):
     PLAIN = enum.auto()  # `extra` bytes of payload
     BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes

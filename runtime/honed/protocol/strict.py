@@ -363,8 +363,6 @@ def _scalar_decoder(kind: Any) -> _Decoder:
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
-# ---- What the fields of dataclasses ask for, found out once for each class ----
-
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, memoryview})
 
 
@@ -424,9 +422,6 @@ def classes_in(hint: Any) -> dict[str, type]:
     return {
         m.__name__.lower(): m for m in members_of(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
     }
-
-
-# ---- Values for messages: what is shown may be a peer's, and of any size ----
 
 
 class _Short(reprlib.Repr):

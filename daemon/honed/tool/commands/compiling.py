@@ -118,8 +118,6 @@ def _demo(arguments: argparse.Namespace, output: Output) -> None:
     )
 
 
-# ---- `hone fit`: what of a file would run where ----
-
 _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
 

@@ -18,12 +18,8 @@ from honed.tool.parser import Parser, count, define
 
 from .models import peaks_text
 
-# ---- An inference as a trace that Perfetto and Chrome show: what the host enqueued,
-# what the device computed ----
-#
 # The format is Chrome's ("Trace Event Format"): times in microseconds; X is an event with a duration, M names
 # a process or a thread, s and f are the ends of an arrow.
-
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}
 Event = dict[str, Any]  # or a part of one
@@ -93,9 +89,6 @@ def _event(name: str, kind: str, row: int, span: tuple[float, float], arguments:
 def _metadata(kind: str, row: int, value: str | int) -> Event:
     key = "sort_index" if kind == "thread_sort_index" else "name"
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": row, "ts": 0, "args": {key: value}}
-
-
-# ---- Command profile: where the time of an inference goes, kernel by kernel, or node by node ----
 
 
 def define_profile(profile: Parser) -> None:

@@ -24,8 +24,6 @@ from .readings import (
     Stack,
 )
 
-# ---- One thing the doctor has to say ----
-
 Level = Literal["ok", "warn", "fail"]
 
 
@@ -62,8 +60,6 @@ def failed(findings: list[Finding]) -> bool:
     """Whether anything must be mended before honed can serve."""
     return any(finding.level == "fail" for finding in findings)
 
-
-# ---- Findings on the hardware and its kernel: drivers, device nodes, permissions, clock, memory ----
 
 HARDWARE = Topic("Machine")
 STACK_OF_DRIVER: dict[str, Stack] = {"mali": "libmali", "panthor": "rusticl", "panfrost": "rusticl"}
@@ -226,8 +222,6 @@ def _memory(machine: Hardware) -> Finding:
         "stop what you do not need, or compile elsewhere (hone compile --profile) and add the .honed file",
     )
 
-
-# ---- Findings on OpenCL: loader, ICD files, platforms, devices, and why there is none ----
 
 OPENCL = Topic("OpenCL")
 
@@ -414,8 +408,6 @@ def _blame(readings: Readings) -> str:
         return f"reinstall the driver that {readings.icds[0].path} names, in the version for this kernel"
     return "find the driver at fault by setting OCL_ICD_VENDORS to one ICD file at a time"
 
-
-# ---- Findings on honed itself: the service, its folders, and the Python packages ----
 
 SERVICE = Topic("Service")
 SOFTWARE = Topic("Software")

@@ -45,12 +45,9 @@ from .readings import (
     Stack,
 )
 
-# ---- Users and groups of a system, from the passwd and group files beneath its root folder ----
-#
+
 # Users that only a directory service knows are not in these files; the running user's groups therefore come
 # from the process itself.
-
-
 @dataclass(frozen=True, slots=True)
 class AccountNames:
     """What /etc/passwd and /etc/group say."""
@@ -108,12 +105,8 @@ def _entries(path: Path, width: int) -> list[list[str]]:
     return [fields for line in text.splitlines() if len(fields := line.split(":")) == width]
 
 
-# ---- Reads the hardware and the kernel from /sys, /proc and /dev beneath a root
-# folder; judges nothing ----
-#
 # Paths: the kernel's ABI documentation (sysfs-class-devfreq, drm render nodes) and Arm's kbase driver, which
 # makes /dev/mali0 as a misc device. Links are followed by name only, so that any root will do.
-
 _GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
 _FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
 _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
@@ -245,8 +238,6 @@ def lines(path: Path) -> Iterable[str]:
     return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
 
 
-# ---- Asks the service how it is, the way any client would ----
-
 _TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
 _UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
@@ -333,8 +324,6 @@ def _reading(
         unit=unit,
     )
 
-
-# ---- Reads everything the doctor judges: files beneath a root folder, and what children answer ----
 
 LOADER = "libOpenCL.so.1"
 VARIABLES = (

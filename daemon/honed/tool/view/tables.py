@@ -17,8 +17,6 @@ from honed.protocol.results import (
 from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
 from honed.tool.output import Table, bytes_text, clean, seconds_text, shape_text, table
 
-# ---- The devices of a service, what they do, and who has them for tuning, as commands print it ----
-
 
 def device_text(device: DeviceIdentity | None) -> str:
     """Who a device is."""
@@ -119,10 +117,6 @@ def signals(idle: IdleStatus) -> Table:
         ("signal", ">value", "verdict", ""),
         [(r.signal, value_text(r.value, r.unit), r.verdict, r.text) for r in idle.readings],
     )
-
-
-# ---- What `hone show` says of a model that runs in parts, on two engines, and of
-# forms for other shapes ----
 
 
 def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
