@@ -1,4 +1,7 @@
-"""What every microbenchmark needs: a queue with profiling, programs, the shortest of many launches."""
+"""Microbenchmarks: what a device can do at most, by its own clock.
+
+Devices differ in what they like, so several forms of each kernel are tried and the best counts.
+"""
 
 from __future__ import annotations
 
@@ -332,10 +335,6 @@ def others_load(before: LoadReading | None, after: LoadReading | None) -> float 
         return None
     busy = (after.busy - before.busy) - (after.own - before.own)
     return min(1.0, max(0.0, busy / total))
-
-
-# Devices differ in what they like, so several forms of each kernel are tried and the best counts.
-__all__ = ["measure"]
 
 
 def measure(device: Device) -> DevicePeaks:

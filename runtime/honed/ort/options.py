@@ -16,7 +16,6 @@ from typing import Any
 from . import errors
 from .errors import said
 
-# Honed runs a model its own way: most of it changes nothing.
 _PROCESSOR = "CPUExecutionProvider"
 PROVIDERS = ["HonedExecutionProvider", _PROCESSOR]
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place

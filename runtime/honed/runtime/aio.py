@@ -44,10 +44,6 @@ class AsyncClient(Operations, performing=_performing):
     """As `Client`, for one event loop; concurrent tasks may share it."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
-
-        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
-        """
         super().__init__(socket, timeout=timeout)
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()

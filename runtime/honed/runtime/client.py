@@ -60,10 +60,6 @@ class Client(Operations, performing=_performing):
     """
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
-
-        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
-        """
         super().__init__(socket, timeout=timeout)
         self._lock = threading.Lock()
         self._link: Link | None = None

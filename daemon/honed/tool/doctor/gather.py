@@ -46,11 +46,13 @@ from .readings import (
 )
 
 
-# Users that only a directory service knows are not in these files; the running user's groups therefore come
-# from the process itself.
 @dataclass(frozen=True, slots=True)
 class AccountNames:
-    """What /etc/passwd and /etc/group say."""
+    """What /etc/passwd and /etc/group say.
+
+    Users that only a directory service knows are not in these files; the running user's groups therefore come
+    from the process itself.
+    """
 
     users: dict[int, tuple[str, int]]  # uid -> name, primary gid
     groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
@@ -113,7 +115,7 @@ _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
 
 
 def read_machine(root: Path, names: AccountNames) -> Hardware:
-    """Everything `readings.Machine` holds, for the system whose root folder is `root`."""
+    """The hardware and the kernel of the system whose root folder is `root`."""
     memory = _meminfo(_text(root / "proc/meminfo"))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
     paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
@@ -250,16 +252,31 @@ def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | No
     """
     state, error = _connect(path)
     if state != "answers":
-        return _reading(path, state, error, unit=_failed_unit() if system else ""), None
+        unit = _failed_unit() if system else ""
+        return Daemon(socket=path, state=state, error=error, unit=unit), None
     with Client(path, timeout=_TIMEOUT) as client:
         try:
             version = client.ask(SERVER_METADATA).version
             status = client.ask(SERVER_STATUS)
         except PermissionDenied as denied:
-            return _reading(path, "answers", str(denied), version=version), None
+            return Daemon(socket=path, state="answers", error=str(denied), version=version), None
         except HonedError as failure:
-            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), None
-    return _reading(path, "answers", "", version=version, status=status), status
+            unit = _failed_unit() if system else ""
+            return Daemon(socket=path, state="silent", error=str(failure), unit=unit), None
+    device = status.device
+    lost = (each for each in status.devices[1:] if each.worker.state == "failed")
+    found = Daemon(
+        socket=path,
+        state="answers",
+        version=version,
+        may_infer=True,
+        worker=status.worker.state,
+        worker_reason=status.worker.reason,
+        device=f"{device.name} ({device.platform})" if device else "",
+        lost=tuple(f"{each.spec or each.name} ({each.worker.reason})" for each in lost),
+        cpu_engine=any(each.engine == "cpu" for each in status.devices),
+    )
+    return found, status
 
 
 def _connect(path: str) -> tuple[State, str]:
@@ -294,35 +311,6 @@ def explain(unit: dict[str, str]) -> str:
         return ""
     said = unit.get("StatusText", "")
     return f"{_UNIT} has failed ({unit.get('Result', 'unknown')}){f': {said}' if said else ''}"
-
-
-def _reading(
-    path: str,
-    state: State,
-    error: str,
-    *,
-    version: str = "",
-    status: Status | None = None,
-    unit: str = "",
-) -> Daemon:
-    device = status.device if status else None
-    return Daemon(
-        socket=path,
-        state=state,
-        error=error,
-        version=version,
-        may_infer=status is not None,
-        worker=status.worker.state if status else "",
-        worker_reason=status.worker.reason if status else "",
-        device=f"{device.name} ({device.platform})" if device else "",
-        lost=tuple(
-            f"{each.spec or each.name} ({each.worker.reason})"
-            for each in (status.devices[1:] if status else ())
-            if each.worker.state == "failed"
-        ),
-        cpu_engine=status is None or any(each.engine == "cpu" for each in status.devices),
-        unit=unit,
-    )
 
 
 LOADER = "libOpenCL.so.1"

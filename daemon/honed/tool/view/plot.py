@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 
-# A value holds until the next: it goes in steps.
 _BRAILLE = 0x2800
 # Bits of a braille cell by row, left and right dot (Unicode, "Braille Patterns").
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

@@ -117,63 +117,46 @@ class Inferences:
         sequence: InSequence | None,
     ) -> Steps[InferenceAnswer]:
         """Large tensors are handed over in shared memory that the client keeps for that."""
+        seconds = limit_of(self.timeout if timeout is None else timeout)
         arrays, asked = portable(inputs), 0
         while True:
-            sizes = unplaced(arrays, list(self._regions.values()))
+            regions = list(self._regions.values())
+            sizes = unplaced(arrays, regions)
             given, room = self._scratch.bytes_for(model, sizes)
             room = room if sequence is None else 0  # whose state comes back in line
+            lent, why = None, None
+            if given + room:
+                try:
+                    lent = yield from self._lent(given, room)
+                except ResourceExhausted as error:
+                    why = error
+            if lent is None:
+                self._scratch.check_sendable(sizes, why)
             try:
-                return (
-                    yield from self._asked(
-                        model, arrays, outputs, timeout, priority, finite, sequence, sizes, given, room
+                with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+                    call = infer_call(
+                        model,
+                        arrays,
+                        outputs,
+                        regions,
+                        timeout=seconds,
+                        priority=priority,
+                        finite=finite,
+                        sequence=sequence,
+                        lent=lent,
                     )
-                )
+                    limit = None if seconds is None else seconds + GRACE
+                    reply = yield Ask(methods.MODEL_INFER, call.params, limit)
+                    answered = answer(call, reply.result)
             except AnswerTooLarge as error:
                 if sequence is not None or error.nbytes <= asked:
                     raise
                 asked = error.nbytes
                 self._scratch.answered(model, [asked])
-
-    def _asked(
-        self,
-        model: str,
-        arrays: Mapping[str, NDArray[Any]],
-        outputs: Outputs | None,
-        timeout: float | None,
-        priority: int,
-        finite: bool,
-        sequence: InSequence | None,
-        sizes: list[int],
-        given: int,
-        room: int,
-    ) -> Steps[InferenceAnswer]:
-        """With a region for so many bytes of inputs, and of outputs; 0 and 0: with none."""
-        seconds = limit_of(self.timeout if timeout is None else timeout)
-        regions = list(self._regions.values())
-        lent, why = None, None
-        if given + room:
-            try:
-                lent = yield from self._lent(given, room)
-            except ResourceExhausted as error:
-                why = error
-        if lent is None:
-            self._scratch.check_sendable(sizes, why)
-        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
-            call = infer_call(
-                model,
-                arrays,
-                outputs,
-                regions,
-                timeout=seconds,
-                priority=priority,
-                finite=finite,
-                sequence=sequence,
-                lent=lent,
-            )
-            reply = yield Ask(methods.MODEL_INFER, call.params, None if seconds is None else seconds + GRACE)
-            answered = answer(call, reply.result)
-        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
-        return answered
+                continue
+            made = [a.nbytes for name, a in answered.outputs.items() if name not in call.shared]
+            self._scratch.answered(model, made)
+            return answered
 
     def _lent(self, given: int, room: int) -> Steps[Lent]:
         """A region for inputs and outputs of so many bytes; raises ResourceExhausted where there is none.
@@ -227,7 +210,8 @@ def unregister(region: Region) -> Ask:
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
     """The arrays as they travel: dense, row-major, little-endian."""
-    return {name: _portable(value) for name, value in inputs.items()}
+    dense = {name: np.asarray(value, order="C") for name, value in inputs.items()}
+    return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
 
 
 def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
@@ -364,12 +348,6 @@ def _content(array: NDArray[Any]) -> Data:
     if is_text(array):
         return encode_text(array)
     return array.reshape(-1).view(np.uint8).data
-
-
-def _portable(value: ArrayLike) -> NDArray[Any]:
-    """Dense, row-major, little-endian."""
-    array = np.asarray(value, order="C")
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 @functools.cache  # NumPy makes a type's name anew each time

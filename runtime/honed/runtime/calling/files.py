@@ -242,16 +242,12 @@ class ExportedFiles:
         for name, source in self.sources.items():
             path = folder / _inside(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            source.seek(0)
-            with path.open("xb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            _save(source, path)
         return folder / next(iter(self.sources))
 
     def save_compiled(self, path: Path) -> Path:
         """Copy the compiled file to `path` and give that; raises OSError."""
-        self.compiled.seek(0)
-        with path.open("xb") as target:
-            shutil.copyfileobj(self.compiled, target, 1 << 20)
+        _save(self.compiled, path)
         return path
 
     def close(self) -> None:
@@ -294,6 +290,12 @@ def exported_file(descriptors: Sequence[int]) -> BinaryIO:
         close_all(descriptors)
         raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")
     return os.fdopen(descriptors[0], "rb")
+
+
+def _save(file: BinaryIO, path: Path) -> None:
+    file.seek(0)
+    with path.open("xb") as target:
+        shutil.copyfileobj(file, target, 1 << 20)
 
 
 def _inside(name: str) -> PurePosixPath:

@@ -65,7 +65,6 @@ def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
     return data, list(descriptors), flags
 
 
-# No NumPy.
 SYSTEM_SOCKET = "/run/honed/honed.sock"
 Progress = Callable[[Map], None]
 _ANSWERS = FrameLimits(max_bytes=1 << 30)
