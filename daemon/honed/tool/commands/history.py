@@ -184,9 +184,8 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
         times = "-"
         if version.old_us and version.new_us:
             times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
-        why = version.why
-        end = span.end or version_state(history)
-        yield str(version.number), _minute(span.since), times, why, end
+        since = datetime.fromtimestamp(span.since).astimezone().strftime("%Y-%m-%d %H:%M")
+        yield str(version.number), since, times, version.why, span.end or version_state(history)
     served = {span.number for span in history.stints}
     for version in history.versions:
         if version.number not in served:
@@ -201,10 +200,6 @@ def version_state(history: ModelHistory) -> str:
     if history.on_trial:
         states.append("on trial")
     return ", ".join(states)
-
-
-def _minute(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _print_measured(console: Console, model: str, told: History) -> None:

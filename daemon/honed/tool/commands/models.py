@@ -99,7 +99,7 @@ def define_show(show: Parser) -> None:
             hone show lightglue --json
             hone show lightglue --graph -o lightglue.html""",
     )
-    show.add_argument("model", metavar="M", help="name of the model")
+    _add_model(show)
     show.add_argument("--graph", action="store_true", help="draw its compiled graph to a file")
     show.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
@@ -109,7 +109,7 @@ def define_show(show: Parser) -> None:
 def define_remove(remove: Parser) -> None:
     """What `hone remove` takes."""
     define(remove, _remove, examples="hone remove lightglue")
-    remove.add_argument("model", metavar="M", help="name of the model")
+    _add_model(remove)
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> None:
@@ -249,19 +249,14 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            model.reason or _why_cpu(model),
+            # In short; 'hone show' has all of it.
+            model.reason or (model.engine_why.partition(";")[0] if model.engine == "cpu" else ""),
         )
         for model in models
     ]
-    device = ("device",) if devices else ()
-    owner = ("owner",) if owners else ()
+    owner, device = ("owner",) * owners, ("device",) * devices
     headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
-
-
-def _why_cpu(model: ListedModel) -> str:
-    """In short; 'hone show' has all of it."""
-    return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
 
 
 def _remove(arguments: argparse.Namespace, output: Output) -> None:
@@ -286,31 +281,28 @@ def _show(arguments: argparse.Namespace, output: Output) -> None:
 def _print_model(console: Console, model: ModelShown) -> None:
     source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
+    shapes = "".join(f", {name} {list(shape)}" for name, shape in model.shapes.items())
     console.print(fields([
         ("model", f"{model.name} ({state})"),
         ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
         ("its sha256", source.sha256),
         ("file sha256", model.sha256),
         ("added", moment_text(model.added)),
-        ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
+        ("asked for", f"precision {model.precision}{shapes}"),
         ("computes in", source.precision),
-        *(("", why) for why in _chosen(source.choice)),
+        *([("", clean(source.choice["why"]))] if source.choice is not None else []),
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_kept_state(model),
-        *_settings(model),
+        *([("set", described(model.settings))] if model.settings != ModelSettings() else []),
         *_optimised(model.optimisation),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
     tensors = [("in", t) for t in model.inputs] + [("out", t) for t in model.outputs]
-    console.print(
-        table(
-            ("", "tensor", "type"),
-            [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
-        )
-    )
+    rows = [(kind, t.name, shape_text(t.datatype, t.shape)) for kind, t in tensors]
+    console.print(table(("", "tensor", "type"), rows))
     if model.variants:
         console.print()
         console.print(variants_table(model.variants))
@@ -343,11 +335,6 @@ def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     return [("in sequences", f"state is kept: {told}")] if told else []
 
 
-def _settings(model: ModelShown) -> list[tuple[str, str]]:
-    """How it is served, where its user set that."""
-    return [("set", described(model.settings))] if model.settings != ModelSettings() else []
-
-
 def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
     """How far ONNX Runtime may optimise it in the CPU engine, once that was checked."""
     if found is None:
@@ -369,15 +356,6 @@ def _prepared(model: ModelShown) -> list[tuple[str, str]]:
     kept = bytes_text(model.prepared_bytes)
     of = f"{launches} launches of {sum(kernel.prepared > 0 for kernel in model.kernels)} kernels"
     return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
-
-
-def _chosen(choice: Any) -> list[str]:
-    """Why `auto` came to that, where it was to choose."""
-    return [clean(choice["why"])] if choice is not None else []
-
-
-def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
-    return "".join(f", {name} {list(shape)}" for name, shape in shapes.items())
 
 
 def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:

@@ -147,8 +147,8 @@ def _print(console: Console, profile: ModelProfile) -> None:
             str(row.count),
             f"{row.us:,.0f}",
             f"{row.share:.1%}",
-            _figure(row.gflops),
-            _figure(row.gbs),
+            figure_text(row.gflops, 1) if row.gflops else "-",
+            figure_text(row.gbs, 1) if row.gbs else "-",
             f"{row.peak_share:.1%}" if row.peak_share else "-",
         )
         for row in profile.rows
@@ -176,15 +176,13 @@ def _print_nodes(console: Console, profile: ModelProfile) -> None:
     ]
     nodes = [(row.name, row.schedule, row.count, row.us, row.share) for row in profile.rows]
     console.print()
-    console.print(table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=_us))))
+    console.print(
+        table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=lambda row: -row[2])))
+    )
     console.print()
     console.print(table(("node", "operator", ">count", ">us", ">time"), map(_told, nodes)))
     console.print()
     line(console, f"{profile.launches} nodes an inference; {_sums(profile)}.")
-
-
-def _us(row: tuple[str, int, float, float]) -> float:
-    return -row[2]
 
 
 def _told(row: Sequence[Any]) -> tuple[str, ...]:
@@ -196,7 +194,3 @@ def _sums(profile: ModelProfile) -> str:
     whole = profile.whole_us
     part = f" ({profile.sum_us / whole:.0%})" if whole else ""
     return f"the sum is {profile.sum_us:,.0f} us{part} of {whole:,.0f} us for the whole"
-
-
-def _figure(value: float | None) -> str:
-    return figure_text(value, 1) if value else "-"

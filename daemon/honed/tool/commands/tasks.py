@@ -109,7 +109,7 @@ def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
     ]
     if not narrow:
         columns.insert(0, (">runs", lambda row: str(row.weight)))
-        columns.insert(2, (">GFLOP/s", lambda row: _figure(row.gflops)))
+        columns.insert(2, (">GFLOP/s", lambda row: figure_text(row.gflops, 1) if row.gflops else "-"))
         columns.insert(3, (">of peak", lambda row: _percent(row.roofline_share)))
         columns.append((">failed", lambda row: str(sum(row.failures.values()))))
     if wide:
@@ -214,10 +214,6 @@ def _time(microseconds: float | None) -> str:
     if microseconds is None:
         return "-"
     return f"{microseconds:,.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
-
-
-def _figure(value: float | None) -> str:
-    return figure_text(value, 1) if value else "-"
 
 
 def _percent(share: float | None) -> str:
