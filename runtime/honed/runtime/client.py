@@ -24,8 +24,8 @@ from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault, close_all
 
-from .calling import sequences, transport
-from .calling.calls import register, unregister
+from .calling import transport
+from .calling.calls import RequestSequence, register, unregister
 from .calling.operations import Operations
 from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T, limit_of
@@ -81,9 +81,9 @@ class Client(Operations, performing=_performing):
                 self._unregister(region)
             region.close()
 
-    def sequence(self, model: str) -> sequences.Sequence:
+    def sequence(self, model: str) -> RequestSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return sequences.Sequence(self.infer, model)
+        return RequestSequence(self.infer, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""

@@ -74,14 +74,17 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
 
 def find(message: str, *, device: str | None = None) -> MatchedRow | None:
     """The first row that matches `message`, with arguments as `parse` has them."""
-    origin = origin_of(message)
-    if origin is None or (None not in (device, origin.device) and device != origin.device):
+    origin = _origin(message)
+    if origin is None:
         return None
-    for pattern in origin.table.patterns:
-        match = pattern.start.match(message, origin.end)
+    table, named, begin = origin
+    if None not in (device, named) and device != named:
+        return None
+    for pattern in table.patterns:
+        match = pattern.start.match(message, begin)
         if match is not None:
-            driver = pattern.driver or origin.table.driver
-            return MatchedRow(pattern=pattern, match=match, driver=driver, device=origin.device)
+            driver = pattern.driver or table.driver
+            return MatchedRow(pattern=pattern, match=match, driver=driver, device=named)
     return None
 
 
@@ -143,15 +146,6 @@ def _hexadecimal(text: str | None) -> int | None:
     return None if text is None else int(text.replace("_", ""), 16)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOrigin:
-    """The table of the driver that wrote a record, the device it names, and where its message begins."""
-
-    table: RecordTable
-    device: str | None
-    end: int
-
-
 def _choice(words: list[str]) -> str:
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
 
@@ -173,31 +167,21 @@ _WITHOUT_DEVICE: Final = starts(rf"{_DRM}\*ERROR\* ")
 _OPENING: Final = starts(_choice(list(_OF_OPENING)))
 
 
-def origin_of(message: str) -> RecordOrigin | None:
-    """Who wrote `message`; None where no driver of TABLES did."""
-    return _with_device(message) or _without_device(message)
-
-
-def _with_device(message: str) -> RecordOrigin | None:
-    found = _WITH_DEVICE.match(message)
-    if found is None:
-        return None
-    table = _OF_WORD[_GMU if found["word"] == "platform" else found["word"]]
-    return RecordOrigin(table, found["device"], _past(table.inner, message, found.end()))
-
-
-def _without_device(message: str) -> RecordOrigin | None:
-    if (found := _WITHOUT_DEVICE.match(message)) is not None:
-        stem = found["module"] or (found["function"] or "").partition("_")[0]
-        table = _OF_FUNCTION.get(stem)
-        return None if table is None else RecordOrigin(table, None, _past(table.inner, message, found.end()))
-    if (found := _OPENING.match(message)) is not None:
+def _origin(message: str) -> tuple[RecordTable, str | None, int] | None:
+    """The table of the driver that wrote a record, the device it names, and where its message begins."""
+    device, begin = None, 0
+    table: RecordTable | None
+    if (found := _WITH_DEVICE.match(message)) is not None:
+        table = _OF_WORD[_GMU if found["word"] == "platform" else found["word"]]
+        device, begin = found["device"], found.end()
+    elif (found := _WITHOUT_DEVICE.match(message)) is not None:
+        table = _OF_FUNCTION.get(found["module"] or (found["function"] or "").partition("_")[0])
+        begin = found.end()
+    elif (found := _OPENING.match(message)) is not None:
         table = _OF_OPENING[found[0]]
-        return RecordOrigin(table, None, _past(table.inner, message, 0))
-    return None
-
-
-def _past(inner: str, message: str, begin: int) -> int:
-    """Where the message begins after what this driver puts before each."""
-    found = starts(inner).match(message, begin) if inner else None
-    return begin if found is None else found.end()
+    else:
+        return None
+    if table is None:
+        return None
+    inner = starts(table.inner).match(message, begin) if table.inner else None
+    return table, device, begin if inner is None else inner.end()
