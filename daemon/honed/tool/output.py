@@ -64,12 +64,12 @@ def console(stream: TextIO, *, follow: bool = False) -> Console:
 _NAME_WIDTH = 32  # of a table's first column, below which it is not folded
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table; columns whose heading starts with ">" are aligned right. Long cells are folded, not cut."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, show_edge=False, title=title or None, title_justify="left")
+    made = Table(box=None, pad_edge=False, show_edge=False)
     for heading in columns:
         right = heading.startswith(">")
         made.add_column(

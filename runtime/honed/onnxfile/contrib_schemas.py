@@ -53,11 +53,11 @@ class _StandInWriter:
         """A node whose output only other stand-ins read."""
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
 
-    def wide(self, x: str, columns: int, output: str = "") -> str:
+    def wide(self, x: str, columns: int) -> str:
         """`x` with so many columns."""
         places = f"{self.node.output[0]}, columns"
         self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
-        return self.add("Gather", [x, places], output, axis=-1)
+        return self.add("Gather", [x, places], axis=-1)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -104,11 +104,9 @@ def like(kind: type[T], source: object, /, **more: Any) -> T:
 class _Wrong(Exception):
     """What is wrong at a place, whose path is put together on the way out."""
 
-    def __init__(self, what: str, path: str = "") -> None:
+    def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.what = what
-        self.path = path
-        self.before = ""
+        self.what, self.path, self.before = what, "", ""
 
     def inside(self, part: str) -> _Wrong:
         """The same, seen from one level further out."""

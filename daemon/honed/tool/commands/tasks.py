@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from honed.jobs.commands import Tasks
-from honed.jobs.events import Done, Estimate, Spent, TaskRow, TasksFound, TwoFormsRow
+from honed.jobs.events import Done, Estimate, News, Spent, TaskRow, TasksFound, TwoFormsRow
 from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
@@ -56,16 +56,18 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
 
 def _told(child: RunningJob[Done], title: str) -> TasksFound:
     """The event with the tasks."""
-    told = None
+    found: list[TasksFound] = []
     with Reporter(title) as reporter:
-        for event in child.events():
+
+        def heard(event: News) -> None:
             reporter.show(event)
             if isinstance(event, TasksFound):
-                told = event
-        child.result()
-    if told is None:
+                found.append(event)
+
+        child.result(heard)
+    if not found:
         raise CompilerDied("the compiler ended without telling the tasks; compare versions")
-    return told
+    return found[-1]
 
 
 def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:

@@ -155,10 +155,8 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
 def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     with TuningView(run) as view, stopping(child, view.stop):
-        for event in child.events():
-            view.show(event)
         try:
-            done = child.result()
+            done = child.result(view.show)
         except CompilerDied:
             if run.stopping:  # it was told to before it was ready to be
                 raise KeyboardInterrupt from None
