@@ -76,8 +76,9 @@ _GIB = 1 << 30
 def check_machine(readings: Readings) -> list[Finding]:
     """Everything about the machine itself."""
     machine = readings.machine
+    cpus, gib = machine.cpus, machine.memory_bytes / _GIB
     return [
-        HARDWARE.ok(_description(machine)),
+        HARDWARE.ok(f"{machine.model or 'this machine'}, {cpus} CPUs, {gib:.1f} GiB, Linux {machine.kernel}"),
         *_gpus(machine),
         *_nodes(readings),
         *(_clock(clock) for clock in machine.clocks),
@@ -126,11 +127,6 @@ def may_open(node: DeviceNode, account: Account, running: Account) -> bool:
 def driver_name(gpu: GpuHardware) -> str:
     """What people call the driver."""
     return "kbase (mali)" if gpu.driver == "mali" else gpu.driver
-
-
-def _description(machine: Hardware) -> str:
-    name = machine.model or "this machine"
-    return f"{name}, {machine.cpus} CPUs, {machine.memory_bytes / _GIB:.1f} GiB, Linux {machine.kernel}"
 
 
 def _gpus(machine: Hardware) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 RESOURCE_TERMINATED = 0x0F
 UNRECOVERABLE = 0x41
@@ -177,16 +177,9 @@ class SourceTree:
         return tuple(DriverSource(self.folder + f, function, self.release + v) for f, function, v in places)
 
     def rows(
-        self,
-        kind: str,
-        severity: Severity,
-        *,
-        by_code: Mapping[int, Severity] | None = None,
-        hang: bool = False,
-        announces: bool = False,
-        consequence: bool = False,
+        self, kind: str, severity: Severity, **marks: Any
     ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
-        """Takes the records of one kind, in the order in which they are tried."""
+        """Takes the records of one kind, in the order in which they are tried; `marks` as `Pattern` has them."""
         return lambda *rows: tuple(
             Pattern(
                 format_,
@@ -195,10 +188,7 @@ class SourceTree:
                 self.sources(written),
                 fields=_fields(*names),
                 driver=self.driver,
-                by_code=by_code,
-                hang=hang,
-                announces=announces,
-                consequence=consequence,
+                **marks,
             )
             for format_, written, *names in rows
         )

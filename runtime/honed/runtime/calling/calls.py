@@ -279,18 +279,16 @@ def _inputs(
 def _options(
     timeout: float | None, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
 ) -> InferOptions:
-    room = lent if lent is not None and lent.room else None
-    return InferOptions(
-        timeout=methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6)),
-        priority=priority,
-        finite=finite,
-        sequence_id=sequence.id if sequence is not None else None,
-        sequence_start=(sequence is not None and sequence.start) or None,
-        sequence_end=(sequence is not None and sequence.end) or None,
-        shared_memory_region=room.region.name if room is not None else None,
-        shared_memory_offset=room.region.room(room.room) if room is not None else None,
-        shared_memory_byte_size=room.room if room is not None else None,
-    )
+    micros = methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6))
+    options = InferOptions(timeout=micros, priority=priority, finite=finite)
+    if sequence is not None:
+        options.sequence_id = sequence.id
+        options.sequence_start, options.sequence_end = sequence.start or None, sequence.end or None
+    if lent is not None and lent.room:
+        options.shared_memory_region = lent.region.name
+        options.shared_memory_offset = lent.region.room(lent.room)
+        options.shared_memory_byte_size = lent.room
+    return options
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
