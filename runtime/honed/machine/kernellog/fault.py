@@ -179,7 +179,7 @@ class SourceTree:
     def rows(
         self, kind: str, severity: Severity, **marks: Any
     ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
-        """Takes the records of one kind, in the order in which they are tried; `marks` as `Pattern` has them."""
+        """Takes the records of one kind, in the order in which they are tried; `marks` as in `Pattern`."""
         return lambda *rows: tuple(
             Pattern(
                 format_,
