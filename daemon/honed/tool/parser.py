@@ -39,20 +39,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
-class VersionAction(argparse.Action):
-    """--version; looks the version up only when it is asked for."""
-
-    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=options.get("help"))
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print it and exit."""
-        from importlib.metadata import version
-
-        print(f"{parser.prog} {version('honed')}")
-        parser.exit()
-
-
 def add_command(commands: Any, name: str, about: str) -> Parser:
     """A subcommand, which `define` is to say more of."""
     parser: Parser = commands.add_parser(

@@ -69,16 +69,12 @@ class Bench:
 _LAUNCHES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyKernels:
-    """Empty kernels in a long queue, microseconds at the least."""
+def empty_kernels(bench: Bench) -> tuple[float, float]:
+    """Empty kernels in a long queue, microseconds at the least.
 
-    apart: float  # from one's start to the next one's: where the device is fast, the host is what limits
-    alone: float  # from START to END of one
-
-
-def empty_kernels(bench: Bench) -> EmptyKernels:
-    """Time empty kernels; raises DeviceError where the device reports no time for all of them."""
+    From one's start to the next one's, where with a fast device the host is what limits; and from START to
+    END of one. Raises DeviceError where the device reports no time for all of them.
+    """
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # kernels do not hold their buffers
     kernel.set_args(sink)
@@ -92,7 +88,7 @@ def empty_kernels(bench: Bench) -> EmptyKernels:
         apart = min(apart, (events[-1].profile.end - events[0].profile.start) * 1e-3 / count)
     if not apart > 0:
         raise DeviceError(f"{bench.device.spec} reports no time for {count} launches; update its driver")
-    return EmptyKernels(apart, alone * 1e6)
+    return apart, alone * 1e6
 
 
 # What a form must get right differs: a CPU wants vectors of just its registers' width, and as many
@@ -345,13 +341,13 @@ def measure(device: Device) -> DevicePeaks:
         half = gflops(bench, "half") if device.profile.limits.fp16 else None
         single = gflops(bench, "float")
         caches, main = gbs(bench)
-        empty = empty_kernels(bench)
+        launch_us, empty_us = empty_kernels(bench)
     return DevicePeaks(
         fp32_gflops=single,
         fp16_gflops=half,
         bandwidth_gbs=main,
-        launch_us=empty.apart,
-        empty_us=empty.alone,
+        launch_us=launch_us,
+        empty_us=empty_us,
         caches_gbs=caches,
         busy=others_load(before, read_load()),
     )
