@@ -69,7 +69,7 @@ class DeviceReset(Exception):
 
 
 # In the order of their numbers, from 1 (include/onnxruntime/core/common/status.h), with the names of some.
-_NAMES = {
+ALL = {
     Fail: "FAIL",
     InvalidArgument: "INVALID_ARGUMENT",
     NoSuchFile: "NO_SUCHFILE",
@@ -95,8 +95,8 @@ _KINDS: tuple[tuple[type[errors.HonedError], type[Exception]], ...] = (
 
 def said(kind: type[Exception], text: str) -> Exception:
     """An exception that says what ONNX Runtime's would in front."""
-    number = list(_NAMES).index(kind) + 1
-    return kind(f"[ONNXRuntimeError] : {number} : {_NAMES[kind]} : {text}")
+    number = list(ALL).index(kind) + 1
+    return kind(f"[ONNXRuntimeError] : {number} : {ALL[kind]} : {text}")
 
 
 def unsaid(error: Exception) -> str:

@@ -104,29 +104,6 @@ class Reader(Protocol):
         """Give its descriptors back."""
 
 
-def open_reader(*, from_start: bool = False) -> Reader:
-    """The journal where it can be read, else /dev/kmsg.
-
-    Raises PermissionDenied where permission is what is missing, otherwise Unavailable, with both reasons.
-    """
-    reasons: list[HonedError] = []
-    try:
-        from .journal import JournalReader
-
-        return JournalReader(from_start=from_start)
-    except ImportError:
-        reasons.append(Unavailable("the journal needs systemd-python; install python3-systemd"))
-    except (PermissionDenied, Unavailable) as error:
-        reasons.append(error)
-    try:
-        return KmsgReader(from_start=from_start)
-    except (PermissionDenied, Unavailable) as error:
-        reasons.append(error)
-    denied = [reason for reason in reasons if isinstance(reason, PermissionDenied)]
-    kind = PermissionDenied if denied else Unavailable
-    raise kind("the kernel log cannot be read: " + "; ".join(str(reason) for reason in reasons))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
     """One record as /dev/kmsg gives it, unescaped."""

@@ -143,7 +143,7 @@ _XID = rf"NVRM: Xid \(PCI:{_PCI}{_INSTANCE}\): "
 _PROCESS = r"(?:, pid='?(?:(?P<tgid>\d{1,10})|[^,\n]{0,40}?)'?(?=,|$))?(?:, name=(?P<comm>[^,\n]*))?"
 _ADDRESS = r"(?:[^\n]* faulted @ 0x(?P<address>[0-9A-Fa-f]{1,8}_?[0-9A-Fa-f]{1,8})\b)?"
 _CHANGED = r"(?P<xid>154), [^\n]{0,200}? to 0x[0-9A-Fa-f]{1,8} \((?:GPU Reset|Node Reboot) Required\)"
-_NOTICES = "|".join(str(xid.number) for xid in XIDS.values() if xid.severity is None)
+_NOTICE_NUMBERS = "|".join(str(xid.number) for xid in XIDS.values() if xid.severity is None)
 
 
 def _events(severity: Severity, numbers: str, *, hang: bool = False, consequence: bool = False) -> Pattern:
@@ -182,7 +182,7 @@ _ROWS = (
     _like(XIDS[94]),
     _like(XIDS[8]),
     _like(XIDS[45]),
-    _events(Severity.QUEUE, rf"(?!(?:{_NOTICES})\b)\d{{1,5}}"),
+    _events(Severity.QUEUE, rf"(?!(?:{_NOTICE_NUMBERS})\b)\d{{1,5}}"),
     Pattern(
         "NVRM: GPU %04x:%02x:%02x.%x: GPU has fallen off the bus.",
         Severity.DEVICE_LOST,
