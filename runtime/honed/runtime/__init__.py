@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .execution.executor import load
 
 __all__ = ["AsyncClient", "Client", "load"]
-HONED_VERSION: Final = "0.1.0"  # pyproject.toml reads it here: metadata of packages takes 20 ms to look up
+# Read here by pyproject.toml and libhoned/Makefile, too: metadata of packages takes 20 ms to look up.
+HONED_VERSION: Final = "0.1.0"
 
 _HOMES = {"AsyncClient": ".aio", "Client": ".client", "load": ".execution.executor"}
 
