@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
-from honed.machine import kernellog, mali, profilefile
+from honed.machine import kernellog, profilefile
+from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import survey
 from honed.protocol.errors import HonedError
@@ -108,7 +109,7 @@ def _doctor() -> Iterator[str]:
 
 
 def _described(profile: DeviceProfile, no_peaks: str) -> str:
-    model = mali.model_of(profile.identity.name)
+    model = mali_model(profile.identity.name)
     row = "Mali model: none that is known by this name\n"
     if model is not None:
         row = (
@@ -124,7 +125,7 @@ def _described(profile: DeviceProfile, no_peaks: str) -> str:
 
 
 def _comparable(name: str) -> str:
-    model = mali.model_of(name)
+    model = mali_model(name)
     if model is not None and model.name == kernels.PREDICTED_FOR:
         return f"Predictions are for this GPU, a {kernels.PREDICTED_FOR} with four cores at 1 GHz.\n"
     return (

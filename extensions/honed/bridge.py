@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.strict import Mismatch, from_plain
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ENDPOINT: Final = re.compile(r"(ipc|tcp)://(.+)")

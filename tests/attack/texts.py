@@ -12,7 +12,7 @@ from typing import Any
 
 from honed.daemon.config import settings
 from honed.machine.kernellog import group, parse
-from honed.machine.kernellog.kmsg import parse_raw
+from honed.machine.kernellog.reader import parse_raw
 from honed.machine.kernellog.story import DatedFault
 from honed.runtime.errors import HonedError
 

@@ -27,8 +27,8 @@ import numpy as np
 from honed.runtime import Client
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Origin
 from honed.runtime.errors import HonedError
-from honed.runtime.origin import Origin
 from honed.tuner.demo import lightglue
 from tests import models as trained
 

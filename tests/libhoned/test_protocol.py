@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 from tests.daemon.running import DEADLINE, wait_for
 
 from .binding import CODES, FP32, Library

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from honed.machine.kernellog import Driver, Record, open_reader, parse, seen
 from honed.machine.kernellog.journal import JournalReader
-from honed.machine.kernellog.kmsg import KmsgReader, boot_id, parse_raw
-from honed.machine.kernellog.record import LogClock, device_name
+from honed.machine.kernellog.reader import KmsgReader, LogClock, boot_id, device_name, parse_raw
 from honed.runtime.errors import Unavailable
 from tests.machine.test_kernellog import ORDINARY, ROWS, SAMPLES
 
@@ -357,10 +356,10 @@ def test_without_permission_it_says_which_group(tmp_path: Path, closed: str) -> 
     # Imports first: an ordinary user may not be able to read this checkout.
     code = """
 import os, pathlib, sys
-from honed.machine.kernellog import kmsg, journal, open_reader
+from honed.machine.kernellog import journal, open_reader, reader
 folder = pathlib.Path(sys.argv[1])
 journal.FOLDERS = (folder / "journal",)
-kmsg.KmsgReader.__init__.__defaults__ = (str(folder / "kmsg"),)
+reader.KmsgReader.__init__.__defaults__ = (str(folder / "kmsg"),)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
     open_reader()

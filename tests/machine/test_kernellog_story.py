@@ -341,7 +341,7 @@ def fake_proc(folder: Path, statuses: dict[int, str]) -> Path:
 def initial_namespace(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes this machine's pid namespace count as the initial one, which it is not inside a container."""
     inode = os.stat("/proc/self/ns/pid").st_ino
-    return lambda: monkeypatch.setattr("honed.machine.kernellog.attribution._INITIAL_PID_NAMESPACE", inode)
+    return lambda: monkeypatch.setattr("honed.machine.kernellog.story._INITIAL_PID_NAMESPACE", inode)
 
 
 def test_ids_are_the_outermost_of_process_and_threads(
@@ -356,7 +356,7 @@ def test_ids_are_the_outermost_of_process_and_threads(
 
 
 def test_ids_are_unknown_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.machine.kernellog.attribution._INITIAL_PID_NAMESPACE", 1)
+    monkeypatch.setattr("honed.machine.kernellog.story._INITIAL_PID_NAMESPACE", 1)
     assert ids_of(os.getpid()) is None
     assert ids_of(1, tmp_path / "missing") is None
 

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.machine.kernellog import Driver, Severity, parse
-from honed.machine.kernellog.drivers.xids import XIDS
-from honed.machine.kernellog.parse import find
-from honed.machine.kernellog.pattern import DriverSource, Pattern
-from honed.machine.kernellog.tables import TABLES, RecordTable
+from honed.machine.kernellog.drivers.nvidia import XIDS
+from honed.machine.kernellog.fault import DriverSource, Pattern, RecordTable
+from honed.machine.kernellog.parse import TABLES, find
 
 RECORDS = [
     json.loads(line)

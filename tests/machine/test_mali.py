@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from honed.machine import mali
-from honed.machine.families import family_of
+from honed.machine.families import MALI_MODELS, family_of, mali_model
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ from honed.machine.families import family_of
     ],
 )
 def test_models(name: str, model: str | None) -> None:
-    found = mali.model_of(name)
+    found = mali_model(name)
     assert (found and found.name) == model
 
 
@@ -43,22 +42,22 @@ def test_a_mali_that_is_not_in_the_table_is_one() -> None:
 
 
 def test_the_table() -> None:
-    names = [name for model in mali.MODELS for name in (model.name, *model.codes)]
-    products = [product for model in mali.MODELS for product in model.products]
+    names = [name for model in MALI_MODELS for name in (model.name, *model.codes)]
+    products = [product for model in MALI_MODELS for product in model.products]
     assert len(set(names)) == len(names)
     assert len(set(products)) == len(products)
     wanted = {f"Mali-G{number}" for number in (52, 57, 68, 76, 77, 78, 310, 510, 610, 710)}
-    assert {model.name for model in mali.MODELS} == wanted
-    for model in mali.MODELS:
-        assert mali.model_of(f"{model.name} r0p0") is model
-        assert all(mali.model_of(f"Mali-{code} r0p0") is model for code in model.codes)
+    assert {model.name for model in MALI_MODELS} == wanted
+    for model in MALI_MODELS:
+        assert mali_model(f"{model.name} r0p0") is model
+        assert all(mali_model(f"Mali-{code} r0p0") is model for code in model.codes)
         assert model.fma_fp16 == 2 * model.fma_fp32
         assert model.architecture == ("Bifrost" if model.products[0][0] < 9 else "Valhall")
 
 
 def test_what_a_chip_can_do_at_most() -> None:
     """RK3588's four cores do 512 and 1,024 GFLOP/s at their 1 GHz; the bound allows for faster clocks."""
-    model = mali.model_of("Mali-LODX r0p0")
+    model = mali_model("Mali-LODX r0p0")
     assert model is not None
     assert 512 < model.most_gflops(4, half=False) == pytest.approx(768)
     assert 1024 < model.most_gflops(4, half=True) == pytest.approx(1536)

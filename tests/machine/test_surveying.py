@@ -72,7 +72,7 @@ def test_drivers_that_misbehave(driver: Path, tmp_path: Path, does: str, told: s
 def test_a_device_without_peaks(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose peaks cannot be measured is found all the same."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise DeviceError("no clock")
 
     monkeypatch.setattr(surveying.peaks, "measured", fail)

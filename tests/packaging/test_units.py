@@ -19,7 +19,7 @@ from honed.frigate.main import FrigateSettings
 from honed.http.app import HttpSettings
 from honed.machine.families import FAMILIES
 from honed.protocol.strict import from_plain
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime.origin import Origin, ScheduleSource, Way
+from honed.runtime.compiled.model import Origin, ScheduleSource, Way
 
 
 @pytest.mark.parametrize(

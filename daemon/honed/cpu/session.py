@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,19 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime import maps
-from honed.runtime.dtypes import CARRIED, STRING, dtype, from_onnx
+from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
+from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
 from honed.runtime.engines import HIGHEST, LEVELS
 
 from . import profiling
-from .narrow import is_narrow, run_narrow
 from .profiling import NodeRun
 
 Array = NDArray[Any]
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
 _FEW = 1 << 26  # elements of a made-up input at most
+# Types that NumPy does not have go into ONNX Runtime and out of it as bits.
+_NARROW = frozenset(narrow.name for narrow in NARROW)
+_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
@@ -61,9 +64,9 @@ class Session:
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
         self._outputs = [each.name for each in given_back]
-        self._maps = {each.name: maps.KEYS[each.type] for each in given_back if each.type in maps.KEYS}
+        self._maps = {each.name: MAP_KEYS[each.type] for each in given_back if each.type in MAP_KEYS}
         ends = (*self._session.get_inputs(), *given_back)
-        self._narrow = any(is_narrow(end.type) for end in ends)
+        self._narrow = any(_is_narrow(end.type) for end in ends)
         self._threads = threads
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
@@ -75,7 +78,7 @@ class Session:
         self._asked = {name: array.shape for name, array in inputs.items()}
         try:
             if self._narrow:
-                found = run_narrow(self._session, self._outputs, inputs)
+                found = _run_narrow(self._session, self._outputs, inputs)
             else:
                 found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
@@ -89,7 +92,7 @@ class Session:
         value: Any
         for name, value in zip(self._outputs, found, strict=True):
             if name in self._maps:
-                tensors |= zip(maps.travelling(name), maps.apart(value, self._maps[name]), strict=True)
+                tensors |= zip(maps_names(name), encode_maps(value, self._maps[name]), strict=True)
             elif isinstance(value, np.ndarray):
                 tensors[name] = np.asarray(value, order="C")
             else:
@@ -197,9 +200,9 @@ def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
 ) -> Iterable[TensorSpec]:
     for node in nodes:
-        if what == "output" and node.type in maps.KEYS:
-            keys, values = maps.travelling(node.name)
-            yield TensorSpec(name=keys, dtype=maps.KEYS[node.type], shape=(-1,), symbols=("",))
+        if what == "output" and node.type in MAP_KEYS:
+            keys, values = maps_names(node.name)
+            yield TensorSpec(name=keys, dtype=MAP_KEYS[node.type], shape=(-1,), symbols=("",))
             yield TensorSpec(name=values, dtype="float32", shape=(-1, -1), symbols=("", ""))
             continue
         carried = from_onnx(node.type)
@@ -242,3 +245,61 @@ def _said(error: Exception) -> str:
     if text.startswith("Load model from"):
         text = text.split(":", 1)[-1]
     return shown(text, 300) or type(error).__name__
+
+
+def _is_narrow(type_name: str) -> bool:
+    """Whether ONNX Runtime calls one of these types so, as in "tensor(int4)"."""
+    found = from_onnx(type_name)
+    return found is not None and found.name in _NARROW
+
+
+def _run_narrow(
+    session: onnxruntime.InferenceSession, outputs: Sequence[str], inputs: Mapping[str, Array]
+) -> list[Array]:
+    """The outputs of a model with inputs or outputs of such types; raises what ONNX Runtime does."""
+    given = {name: _narrow_given(array) for name, array in inputs.items()}
+    return [_narrow_taken(value) for value in session.run_with_ort_values(outputs, given)]
+
+
+def _narrow_given(array: Array) -> onnxruntime.OrtValue:
+    name = array.dtype.name
+    if name not in _NARROW:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+    bits = np.asarray(array, order="C").view(f"u{array.dtype.itemsize}")
+    if name in _BITS:
+        bits = np.resize(packed(bits.reshape(-1), _BITS[name]), array.shape)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype(name).number)
+
+
+def _narrow_taken(value: Any) -> Array:
+    kept = from_onnx(value.data_type())
+    if kept is None or kept.name not in _NARROW:
+        found: Array = value.numpy()
+        return found
+    shape: list[int] = value.shape()
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    bits = np.frombuffer(raw, f"u{kept.itemsize}")
+    if kept.name in _BITS:
+        bits = unpacked(bits, _BITS[kept.name], int(np.prod(shape)), signed=kept.name.startswith("int"))
+    elements: Array = bits.view(kept.numpy).reshape(shape)
+    return elements
+
+
+def packed(elements: Array, bits: int) -> Array:
+    """Bytes with so many elements each, the first in the lowest bits (ONNX, TensorProto.int32_data)."""
+    per = 8 // bits
+    padded = np.zeros(-(-elements.size // per) * per, np.uint8)
+    padded[: elements.size] = elements & ((1 << bits) - 1)
+    shifts = np.arange(per, dtype=np.uint8) * np.uint8(bits)
+    whole: Array = np.bitwise_or.reduce(padded.reshape(-1, per) << shifts, axis=1)
+    return whole.astype(np.uint8)
+
+
+def unpacked(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
+    """So many elements of what `packed` gives, a byte each; signed ones are extended."""
+    shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
+    elements: Array = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
+    if signed:
+        sign = np.uint8(1 << (bits - 1))
+        elements = (elements ^ sign) - sign
+    return elements

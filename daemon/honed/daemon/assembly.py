@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.protocol.service import ServicePlaces
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 from .aio import in_thread
 from .background import Background

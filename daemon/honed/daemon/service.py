@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.protocol.errors import HonedError
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 from . import assembly, listener, lock, restoring
 from .config import Config, Reloader, load

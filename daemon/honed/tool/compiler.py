@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -14,22 +14,19 @@ from honed.machine import children
 from honed.machine.children import Bounds, RunningChild
 from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
-from .progress import Reporter
+from .output import Reporter
 
 R_co = TypeVar("R_co", covariant=True)
 
 
 class RunningJob(Protocol[R_co]):
-    """A running job, wherever that is."""
+    """A job, wherever it runs."""
 
-    def events(self) -> Iterator[News]:
-        """What it tells while it works, until it has said its last word."""
+    def result(self, heard: Callable[[News], None]) -> R_co:
+        """Its last word; what it tells before goes to `heard`. Raises what it reports, and CompilerDied."""
 
     def interrupt(self) -> None:
-        """Ask it to stop soon and to use what it has."""
-
-    def result(self) -> R_co:
-        """Its last word; to be called when `events` has ended. Raises what it reports, and CompilerDied."""
+        """Ask it to stop soon and to use what it has. For signal handlers: does not wait."""
 
 
 class CompilerDied(HonedError):
@@ -43,7 +40,7 @@ class CompilerChild(Generic[R]):
         self._listener = Listener(job)
         self._running = running
 
-    def events(self) -> Iterator[News]:
+    def result(self, heard: Callable[[News], None]) -> R:
         """See `RunningJob`."""
         for line in self._running.lines():
             try:
@@ -53,18 +50,15 @@ class CompilerChild(Generic[R]):
                     f"the compiler said something that is no event: {error}; compare versions"
                 ) from error
             if news is not None:
-                yield news
-
-    def interrupt(self) -> None:
-        """See `RunningJob`."""
-        self._running.interrupt()
-
-    def result(self) -> R:
-        """See `RunningJob`."""
+                heard(news)
         try:
             return self._listener.result(self._running.death())
         except Died as died:
             raise _reason(died) from died
+
+    def interrupt(self) -> None:
+        """See `RunningJob`."""
+        self._running.interrupt()
 
 
 def _reason(died: Died) -> HonedError:
@@ -106,6 +100,4 @@ def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
 def followed(work: RunningJob[R], title: str) -> R:
     """Its result, with progress on stderr."""
     with Reporter(title) as reporter:
-        for news in work.events():
-            reporter.show(news)
-        return work.result()
+        return work.result(reporter.show)

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from honed.protocol.errors import HonedError
+from honed.runtime import HONED_VERSION
 
 from .commands import COMMANDS
 from .output import Output, clean, print_json
-from .parser import Parser, UsageError, VersionAction, add_command, add_global_options
+from .parser import Parser, UsageError, add_command, add_global_options
 
 DONE, FAILED, USED_WRONGLY = 0, 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -65,7 +66,8 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
         allow_abbrev=False,
     )
     add_global_options(made)
-    made.add_argument("--version", action=VersionAction, help="print the version and exit")
+    version = f"%(prog)s {HONED_VERSION}"
+    made.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
     named = [each for each in COMMANDS if each.name in (argv or ())]
     for each in COMMANDS:

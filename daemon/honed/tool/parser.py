@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -36,20 +37,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(f"{message}; see '{self.prog} --help'")
-
-
-class VersionAction(argparse.Action):
-    """--version; looks the version up only when it is asked for."""
-
-    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=options.get("help"))
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print it and exit."""
-        from importlib.metadata import version
-
-        print(f"{parser.prog} {version('honed')}")
-        parser.exit()
 
 
 def add_command(commands: Any, name: str, about: str) -> Parser:
@@ -181,30 +168,24 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A positive number."""
-    return _span(text, "seconds")
-
-
-def patience(text: str) -> float:
-    """Seconds to wait: a positive number, or infinity."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds, nor inf")
-    return value
+    return _positive(text, 1e9, "seconds")
 
 
 def minutes(text: str) -> float:
     """A positive number."""
-    return _span(text, "minutes")
+    return _positive(text, 1e9, "minutes")
 
 
-def _span(text: str, unit: str) -> float:
+def patience(text: str) -> float:
+    """Seconds to wait: a positive number, or infinity."""
+    return _positive(text, math.inf, "seconds, nor inf")
+
+
+def _positive(text: str, most: float, unit: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < 1e9:
+    if not (0 < value < most or value == most == math.inf):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
     return value

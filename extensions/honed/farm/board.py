@@ -25,8 +25,8 @@ from honed.machine.profile import DeviceProfile
 from honed.machine.surveying import Survey, survey
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain
+from honed.runtime import HONED_VERSION
 from honed.runtime.calling.leaseclient import LeaseHolder
-from honed.runtime.version import HONED_VERSION
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED, MeasureLimits, Workload
 from honed.tuner.measure.gate import Gate, LeaseGate
 from honed.tuner.measure.measurer import Measurer

@@ -16,8 +16,8 @@ from typing import Final
 
 from honed.protocol import methods
 from honed.protocol.errors import HonedError, Unavailable
+from honed.runtime import HONED_VERSION
 from honed.runtime.client import Client
-from honed.runtime.version import HONED_VERSION
 
 from . import machine
 from .machine import HubConfig, HubPlace

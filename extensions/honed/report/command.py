@@ -10,9 +10,8 @@ from xml.etree.ElementTree import Element
 
 from honed.machine.files import replacing
 from honed.runtime.client import Client
-from honed.tool.output import Console, Output, bytes_text, line, seconds_text
+from honed.tool.output import Console, Output, Reporter, bytes_text, line, seconds_text
 from honed.tool.parser import Parser, define
-from honed.tool.progress import Reporter
 
 from .contents import Report, gain, gather
 from .markup import Ids, day, document, element, gain_text, name_of

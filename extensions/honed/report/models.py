@@ -7,8 +7,8 @@ from xml.etree.ElementTree import Element
 
 from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion
 from honed.protocol.service import Figures, ModelFigures
+from honed.tool.commands.history import version_state
 from honed.tool.commands.tasks import milliseconds
-from honed.tool.commands.versions import version_state
 from honed.tool.output import bytes_text, shape_text
 from honed.tool.view.tables import in_parts, placement_text
 

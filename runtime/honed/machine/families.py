@@ -1,4 +1,4 @@
-"""The families of devices: what all devices of one have in common, a row of data for each.
+"""The families of devices: what all devices of one have in common, a row of data for each; and Mali's models.
 
 What a schedule may look like on a family is a row of its own in `tuner/search/rules.py`, for the compiler
 alone. docs/devices.md has the sources of the figures.
@@ -6,9 +6,11 @@ alone. docs/devices.md has the sources of the figures.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 
 class Packing(Enum):
@@ -146,3 +148,60 @@ def family_of(name: str, *, is_cpu: bool) -> DeviceFamily:
         for row in _ROWS
         if any(brand in name.casefold() for brand in row.brands) or (is_cpu and row.processor)
     )
+
+
+# Above every clock these GPUs were sold with; the fastest known is 1.3 GHz (G610, Dimensity 7350).
+_FASTEST_HZ = 1.5e9
+
+
+@dataclass(frozen=True, slots=True)
+class MaliModel:
+    """One model of Arm's Mali GPUs. Multiply-adds are of the widest shader core that it is sold with.
+
+    Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
+    `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
+    of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of
+    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
+    """
+
+    name: str
+    codes: tuple[str, ...]  # internal names, as drivers report them
+    products: tuple[tuple[int, int], ...]  # GPU_ID's architecture (bits 28 to 31), product (16 to 19)
+    architecture: Literal["Bifrost", "Valhall"]
+    generation: int  # of the architecture, as Arm counts
+    warp: int  # work-items that run in step
+    fma_fp32: int  # multiply-adds a core does in one clock
+    fma_fp16: int
+
+    def most_gflops(self, cores: int, *, half: bool) -> float:
+        """GFLOP/s that no chip with so many cores of this model reaches, at half or single precision."""
+        return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * _FASTEST_HZ
+
+
+# fmt: off
+MALI_MODELS = (  # name, codes, products, architecture, generation, warp, fma_fp32, fma_fp16
+    MaliModel("Mali-G52", ("TGOX",), ((7, 2),), "Bifrost", 2, 8, 24, 48),  # fp32: 16 with two engines
+    MaliModel("Mali-G76", ("TNOX",), ((7, 1),), "Bifrost", 3, 8, 24, 48),
+    MaliModel("Mali-G57", ("TNAX",), ((9, 1), (9, 3)), "Valhall", 1, 16, 32, 64),
+    MaliModel("Mali-G77", ("TTRX",), ((9, 0),), "Valhall", 1, 16, 32, 64),
+    MaliModel("Mali-G68", ("LBEX",), ((9, 4),), "Valhall", 2, 16, 32, 64),
+    MaliModel("Mali-G78", ("TBEX",), ((9, 2),), "Valhall", 2, 16, 32, 64),
+    MaliModel("Mali-G310", ("TVAX",), ((10, 4),), "Valhall", 3, 16, 64, 128),  # fp32: 16 to 64, by variant
+    MaliModel("Mali-G510", ("TGRX",), ((10, 3),), "Valhall", 3, 16, 64, 128),  # fp32: 48 with a narrow engine
+    MaliModel("Mali-G610", ("LODX",), ((10, 7),), "Valhall", 3, 16, 64, 128),
+    MaliModel("Mali-G710", ("TODX",), ((10, 2),), "Valhall", 3, 16, 64, 128),
+)
+# fmt: on
+# Mesa appends a variant to a product ("G310v2") and Arm a revision or a core count, after a space.
+_MALI_NAME = re.compile(r"\bmali-([a-z]+\d*)(?:v\d+)?\b")
+_MALIS = {name: model for model in MALI_MODELS for name in (model.name.removeprefix("Mali-"), *model.codes)}
+
+
+def mali_model(name: str) -> MaliModel | None:
+    """The model that a device's reported name means; None for one that is not in the table, or no Mali.
+
+    One GPU goes by several names: Arm's driver reports `Mali-G610 r0p0` or, where it does not know the
+    product by its name, the internal one (`Mali-LODX r0p0`); Mesa reports `Mali-G610 MC4 (Panfrost)`.
+    """
+    found = _MALI_NAME.search(name.casefold())
+    return _MALIS.get(found[1].upper()) if found else None

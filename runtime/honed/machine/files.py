@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and files that are no trap to read.
+"""Files that are either whole or not there, files that are no trap to read, and those of /proc and /sys.
 
 Writing: to a temporary name, fsync, rename, fsync the folder. Reading: whatever stands in a file's place (a
 folder, a FIFO, a device) is an error at once.
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from honed.protocol.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+
+_MAX_SYSTEM_BYTES = 64 << 10
 
 
 @contextmanager
@@ -91,3 +93,39 @@ def _explained(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionDenied(f"{path} cannot be written ({error.strerror}); check who owns its folder")
     return InvalidArgument(f"{path} cannot be written ({error.strerror}); check that its folder exists")
+
+
+def system_text(file: Path) -> str | None:
+    """The text of a small file of /proc or /sys, without the white space around it.
+
+    What cannot be read is None. There are many reasons (not there, not permitted, driver suspended, device
+    unplugged meanwhile) and one answer to all: this machine does not show that signal now.
+    """
+    try:
+        with file.open("rb") as stream:
+            return stream.read(_MAX_SYSTEM_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def system_number(file: Path) -> int | None:
+    """The whole number a file holds."""
+    text = system_text(file)
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, by name."""
+    try:
+        return sorted(folder / name for name in os.listdir(folder))
+    except OSError:
+        return []
+
+
+def gpu_clocks(root: Path) -> list[Path]:
+    """The folders of GPUs in devfreq, which scales their clocks; `root` is that of the system."""
+    folders = entries(root / "sys/class/devfreq")
+    return [folder for folder in folders if "gpu" in folder.name or "mali" in folder.name]

@@ -1,4 +1,7 @@
-"""What every microbenchmark needs: a queue with profiling, programs, the shortest of many launches."""
+"""Microbenchmarks: what a device can do at most, by its own clock.
+
+Devices differ in what they like, so several forms of each kernel are tried and the best counts.
+"""
 
 from __future__ import annotations
 
@@ -63,21 +66,15 @@ class Bench:
         return best
 
 
-# ---- What one launch costs, however little its kernel does ----
-
 _LAUNCHES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyKernels:
-    """Empty kernels in a long queue, microseconds at the least."""
+def empty_kernels(bench: Bench) -> tuple[float, float]:
+    """Empty kernels in a long queue, microseconds at the least.
 
-    apart: float  # from one's start to the next one's: where the device is fast, the host is what limits
-    alone: float  # from START to END of one
-
-
-def empty_kernels(bench: Bench) -> EmptyKernels:
-    """Time empty kernels; raises DeviceError where the device reports no time for all of them."""
+    From one's start to the next one's, where with a fast device the host is what limits; and from START to
+    END of one. Raises DeviceError where the device reports no time for all of them.
+    """
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # kernels do not hold their buffers
     kernel.set_args(sink)
@@ -91,16 +88,12 @@ def empty_kernels(bench: Bench) -> EmptyKernels:
         apart = min(apart, (events[-1].profile.end - events[0].profile.start) * 1e-3 / count)
     if not apart > 0:
         raise DeviceError(f"{bench.device.spec} reports no time for {count} launches; update its driver")
-    return EmptyKernels(apart, alone * 1e6)
+    return apart, alone * 1e6
 
 
-# ---- The peak of multiply-adds in registers: many forms of a kernel in short
-# launches, the best in long ones ----
-#
 # What a form must get right differs: a CPU wants vectors of just its registers' width, and as many
 # independent chains as its units hold in flight, yet no more than it has registers; a GPU wants few
 # registers a work-item.
-
 # Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
 _UNROLLED = 4  # steps of all chains in one turn of the loop, so that the loop itself costs nothing
@@ -209,9 +202,6 @@ def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sin
         iterations = min(int(iterations * min(growth, 16.0)) + 1, _MOST_ITERATIONS)
 
 
-# ---- How fast working sets of several sizes move: a small curve through the caches,
-# and memory beyond them ----
-
 _BEYOND_BYTES = 64 << 20  # of each of two buffers: in no cache of the devices at hand
 _SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # bytes of a working set: 64 KiB to 16 MiB
 _WIDTHS = (1, 4, 16)  # floats of a load
@@ -298,9 +288,6 @@ def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tup
     return moved / bench.shortest(kernel, items, _GROUP, *buffers, np.uint32(each)) * 1e-9
 
 
-# ---- How much of the CPUs' time others took while something was measured here, from
-# /proc/stat (proc(5)) ----
-
 _LEAST = 10  # ticks between two readings that say anything; a tick is 10 ms
 
 
@@ -346,13 +333,6 @@ def others_load(before: LoadReading | None, after: LoadReading | None) -> float 
     return min(1.0, max(0.0, busy / total))
 
 
-# ---- Microbenchmarks: what a device can do at most, by its own clock ----
-#
-# Devices differ in what they like, so several forms of each kernel are tried and the best counts.
-
-__all__ = ["measure"]
-
-
 def measure(device: Device) -> DevicePeaks:
     """The peaks of `device`, measured now; raises DeviceError where a kernel or the clock fails."""
     before = read_load()
@@ -361,13 +341,13 @@ def measure(device: Device) -> DevicePeaks:
         half = gflops(bench, "half") if device.profile.limits.fp16 else None
         single = gflops(bench, "float")
         caches, main = gbs(bench)
-        empty = empty_kernels(bench)
+        launch_us, empty_us = empty_kernels(bench)
     return DevicePeaks(
         fp32_gflops=single,
         fp16_gflops=half,
         bandwidth_gbs=main,
-        launch_us=empty.apart,
-        empty_us=empty.alone,
+        launch_us=launch_us,
+        empty_us=empty_us,
         caches_gbs=caches,
         busy=others_load(before, read_load()),
     )

@@ -25,26 +25,24 @@ AGAIN_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-def measured(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile:
+def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool = False) -> DeviceProfile:
     """The device's profile with its peaks: from a file below `cache_dir`, else measured and kept there.
 
     Takes a few seconds the first time. The file is named by device and driver version. What it holds is
-    measured again where it is damaged or `outdated`, and the best of both is kept. Raises DeviceError where a
-    kernel fails or its figures are impossible.
+    measured again where it is damaged or `outdated`, or with `again` in any case, and the best of both is
+    kept. Raises DeviceError where a kernel fails or its figures are impossible.
     """
     path = _path(device.profile, cache_dir)
     kept = _kept(path, device.profile)
-    why = "" if kept is None else outdated(kept, _age(path))
-    if kept is not None and not why:
-        return replace(device.profile, peaks=kept)
-    if why:
+    if kept is not None and not again:
+        why = outdated(kept, _age(path))
+        if not why:
+            return replace(device.profile, peaks=kept)
         _log.info("the peaks of %s are measured again: %s", device.spec, why)
-    return _kept_profile(device, kept, cache_dir)
-
-
-def measured_again(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile:
-    """As `measured`, but measured now in any case: the best of that and of what was kept."""
-    return _kept_profile(device, _kept(_path(device.profile, cache_dir), device.profile), cache_dir)
+    found = measure(device)
+    profile = replace(device.profile, peaks=bounds.higher(kept, found) if kept else found)
+    keep(profile, cache_dir)
+    return profile
 
 
 def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
@@ -89,15 +87,6 @@ def keep_higher(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> No
 def measure(device: Device) -> DevicePeaks:
     """Measure the peaks of `device` now."""
     return microbench.measure(device)
-
-
-def _kept_profile(
-    device: Device, kept: DevicePeaks | None, cache_dir: str | os.PathLike[str]
-) -> DeviceProfile:
-    found = measure(device)
-    profile = replace(device.profile, peaks=bounds.higher(kept, found) if kept else found)
-    keep(profile, cache_dir)
-    return profile
 
 
 def _path(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> Path:

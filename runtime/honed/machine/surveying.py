@@ -90,7 +90,7 @@ def _answers(device: Device, cache_dir: str, *, again: bool) -> Iterator[dict[st
     profile, no_peaks = device.profile, ""
     yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
     try:
-        profile = (peaks.measured_again if again else peaks.measured)(device, cache_dir)
+        profile = peaks.measured(device, cache_dir, again=again)
     except DeviceError as error:
         no_peaks = f"the device's peaks cannot be measured: {error}"
     yield {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}

@@ -41,15 +41,23 @@ class _StandInWriter:
         self.made.append(helper.make_node(op, inputs, [output], **attrs))
         return output
 
+    def copy(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Callable[[str], bool]
+    ) -> None:
+        """A node with those of the node's own attributes whose names are `wanted`."""
+        made = helper.make_node(op, inputs, outputs)
+        made.attribute.extend(a for a in self.node.attribute if wanted(a.name))
+        self.made.append(made)
+
     def inner(self, op: str, inputs: Sequence[str], **attrs: object) -> str:
         """A node whose output only other stand-ins read."""
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
 
-    def wide(self, x: str, columns: int, output: str = "") -> str:
+    def wide(self, x: str, columns: int) -> str:
         """`x` with so many columns."""
         places = f"{self.node.output[0]}, columns"
         self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
-        return self.add("Gather", [x, places], output, axis=-1)
+        return self.add("Gather", [x, places], axis=-1)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -66,13 +74,9 @@ def _same(w: _StandInWriter) -> None:
 
 def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
     """ONNX's operator on these inputs, with the node's attributes but those whose names begin so."""
-
-    def write(w: _StandInWriter) -> None:
-        node = helper.make_node(op, w.given(*places), [w.node.output[0]])
-        node.attribute.extend(a for a in w.node.attribute if not a.name.startswith(without))
-        w.made.append(node)
-
-    return write
+    return lambda w: w.copy(
+        op, w.given(*places), w.node.output[:1], lambda name: not name.startswith(without)
+    )
 
 
 def _in_onnx(w: _StandInWriter) -> None:
@@ -89,10 +93,8 @@ def _channels_first(write: StandIn) -> StandIn:
 
 
 def _average(w: _StandInWriter) -> None:
-    node = helper.make_node("MaxPool", w.given(0), [w.node.output[0]])
-    kept = ("auto_pad", "ceil_mode", "kernel_shape", "pads", "strides")
-    node.attribute.extend(a for a in w.node.attribute if a.name in kept)
-    w.made.append(node)
+    kept = {"auto_pad", "ceil_mode", "kernel_shape", "pads", "strides"}
+    w.copy("MaxPool", w.given(0), w.node.output[:1], kept.__contains__)
 
 
 def _concatenated(w: _StandInWriter) -> None:
@@ -144,13 +146,12 @@ def _integer_product(w: _StandInWriter) -> None:
 
 
 def _gemm_of_integers(w: _StandInWriter) -> None:
-    node = helper.make_node("Gemm", w.given(0, 3), [f"{w.node.output[0]}, stand-in"])
-    node.attribute.extend(w.node.attribute)
-    w.made.append(node)
+    product = [f"{w.node.output[0]}, stand-in"]
+    w.copy("Gemm", w.given(0, 3), product, lambda _: True)
     if w.is_given(8):
-        w.add("Identity", list(node.output))
+        w.add("Identity", product)
     else:
-        w.add("Cast", list(node.output), to=TensorProto.FLOAT)
+        w.add("Cast", product, to=TensorProto.FLOAT)
 
 
 def _few_bits(w: _StandInWriter) -> None:
@@ -158,9 +159,7 @@ def _few_bits(w: _StandInWriter) -> None:
 
 
 def _lstm(w: _StandInWriter) -> None:
-    node = helper.make_node("LSTM", w.given(0, 1, 2), list(w.node.output))
-    node.attribute.extend(w.node.attribute)
-    w.made.append(node)
+    w.copy("LSTM", w.given(0, 1, 2), w.node.output, lambda _: True)
 
 
 _STAND_INS: dict[str, StandIn] = {

@@ -268,8 +268,6 @@ def _readable(message: Message) -> bool:
     return True
 
 
-# ---- Names of dimensions ----
-
 UNNAMED: Final = "?"  # what Paddle's exporter writes for each dimension that it has no name for
 # What ONNX Runtime says where sizes of one name differ: it has them share memory.
 MISLED: Final = "Shape mismatch attempting to re-use buffer"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from honed.runtime.version import HONED_VERSION as _VERSION
+from honed.runtime import HONED_VERSION as _VERSION
 
 from .modelproto import ModelMetadata, NodeArg
 from .options import PROVIDERS as _PROVIDERS

@@ -68,32 +68,23 @@ class DeviceReset(Exception):
     """A device was reset; honed runs the model again."""
 
 
-ALL = (
-    Fail,
-    InvalidArgument,
-    NoSuchFile,
-    NoModel,
-    EngineError,
-    RuntimeException,
-    InvalidProtobuf,
-    ModelLoaded,
-    NotImplemented,
-    InvalidGraph,
-    EPFail,
-    ModelLoadCanceled,
-    ModelRequiresCompilation,
-    NotFound,
-    DeviceReset,
-)
-_NUMBERS = {each: number for number, each in enumerate(ALL, 1)}  # include/onnxruntime/core/common/status.h
-_NAMES = {
+# In the order of their numbers, from 1 (include/onnxruntime/core/common/status.h), with the names of some.
+ALL = {
     Fail: "FAIL",
     InvalidArgument: "INVALID_ARGUMENT",
     NoSuchFile: "NO_SUCHFILE",
+    NoModel: "FAIL",
+    EngineError: "FAIL",
+    RuntimeException: "RUNTIME_EXCEPTION",
     InvalidProtobuf: "INVALID_PROTOBUF",
+    ModelLoaded: "FAIL",
     NotImplemented: "NOT_IMPLEMENTED",
     InvalidGraph: "INVALID_GRAPH",
-    RuntimeException: "RUNTIME_EXCEPTION",
+    EPFail: "FAIL",
+    ModelLoadCanceled: "FAIL",
+    ModelRequiresCompilation: "FAIL",
+    NotFound: "FAIL",
+    DeviceReset: "FAIL",
 }
 _KINDS: tuple[tuple[type[errors.HonedError], type[Exception]], ...] = (
     (errors.InvalidArgument, InvalidArgument),
@@ -104,7 +95,8 @@ _KINDS: tuple[tuple[type[errors.HonedError], type[Exception]], ...] = (
 
 def said(kind: type[Exception], text: str) -> Exception:
     """An exception that says what ONNX Runtime's would in front."""
-    return kind(f"[ONNXRuntimeError] : {_NUMBERS[kind]} : {_NAMES.get(kind, 'FAIL')} : {text}")
+    number = list(ALL).index(kind) + 1
+    return kind(f"[ONNXRuntimeError] : {number} : {ALL[kind]} : {text}")
 
 
 def unsaid(error: Exception) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from honed.protocol.results import InferredTensor
-from honed.runtime import maps
 from honed.runtime.dtypes import CARRIED, from_datatype
+from honed.runtime.encodings import MAP_KEYS, maps_names
 
 from .errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, said
 
@@ -74,11 +74,11 @@ class Described:
 def _completed(end: NodeArg, known: Mapping[str, InferredTensor]) -> NodeArg:
     found = known.get(end.name)
     if found is None:
-        keys = known.get(maps.travelling(end.name)[0])  # a list of maps, which travels as two tensors
+        keys = known.get(maps_names(end.name)[0])  # a list of maps, which travels as two tensors
         if end.type or keys is None:
             return end
         kind = from_datatype(keys.datatype).name
-        return NodeArg(end.name, next(each for each, of in maps.KEYS.items() if of == kind), [])
+        return NodeArg(end.name, next(each for each, of in MAP_KEYS.items() if of == kind), [])
     if found.shape is None:
         shape = list[Dimension]()
     else:

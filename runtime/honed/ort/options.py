@@ -16,10 +16,6 @@ from typing import Any
 from . import errors
 from .errors import said
 
-# ---- What apps set on sessions and runs ----
-#
-# Honed runs a model its own way: most of it changes nothing.
-
 _PROCESSOR = "CPUExecutionProvider"
 PROVIDERS = ["HonedExecutionProvider", _PROCESSOR]
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
@@ -88,10 +84,15 @@ class _Configured:
         """All that were set."""
         return dict(self._entries)
 
-    def _entry(self, key: str) -> str:
-        if key not in self._entries:
-            raise RuntimeError(f"there is no configuration entry {key!r}; add it first")
-        return self._entries[key]
+    def _add_entry(self, config_key: str, config_value: str) -> None:
+        """Set an entry."""
+        self._entries[str(config_key)] = str(config_value)
+
+    def _entry(self, config_key: str) -> str:
+        """An entry; raises RuntimeError where it was not set."""
+        if config_key not in self._entries:
+            raise RuntimeError(f"there is no configuration entry {config_key!r}; add it first")
+        return self._entries[config_key]
 
 
 class SessionOptions(_Configured):
@@ -119,13 +120,7 @@ class SessionOptions(_Configured):
         self._providers = False
         self._sizes: dict[str, int] = {}
 
-    def add_session_config_entry(self, config_key: str, config_value: str) -> None:
-        """Set an entry."""
-        self._entries[str(config_key)] = str(config_value)
-
-    def get_session_config_entry(self, config_key: str) -> str:
-        """An entry; raises RuntimeError where it was not set."""
-        return self._entry(config_key)
+    add_session_config_entry, get_session_config_entry = _Configured._add_entry, _Configured._entry
 
     def add_provider(self, provider_name: str, provider_options: Mapping[str, str] | None = None) -> None:
         """Changes nothing where there is such a provider: the service chooses. Raises InvalidArgument."""
@@ -145,17 +140,11 @@ class SessionOptions(_Configured):
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
         """Sizes are open in honed, so that any is taken."""
 
-    def add_initializer(self, name: str, value: object) -> None:
+    def add_initializer(self, *_: object, **__: object) -> None:
         """Not possible."""
         raise _not_done("takes no initialisers beside the file; write them into the model")
 
-    def add_external_initializers(self, names: object, values: object) -> None:
-        """Not possible."""
-        raise _not_done("takes no initialisers beside the file; write them into the model")
-
-    def add_external_initializers_from_files_in_memory(self, names: object, *files: object) -> None:
-        """Not possible."""
-        raise _not_done("takes no initialisers beside the file; write them into the model")
+    add_external_initializers = add_external_initializers_from_files_in_memory = add_initializer
 
     def set_load_cancellation_flag(self, cancel: bool) -> None:
         """Changes nothing: loading is the service's."""
@@ -203,13 +192,7 @@ class RunOptions(_Configured):
     def __init__(self) -> None:
         super().__init__(RunOptions)
 
-    def add_run_config_entry(self, config_key: str, config_value: str) -> None:
-        """Set an entry."""
-        self._entries[str(config_key)] = str(config_value)
-
-    def get_run_config_entry(self, config_key: str) -> str:
-        """An entry; raises RuntimeError where it was not set."""
-        return self._entry(config_key)
+    add_run_config_entry, get_run_config_entry = _Configured._add_entry, _Configured._entry
 
 
 def requested(
@@ -273,8 +256,6 @@ def _as(kind: type, value: object, name: str) -> object:
         raise TypeError(f"{name} is {value!r}; give {kind.__name__}")
     return value
 
-
-# ---- Where tensors are, as apps say it to ONNX Runtime: with honed always on the host ----
 
 ON_HOST = ("cpu", "honed")
 

@@ -24,9 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from honed import standin
 from honed.protocol import errors as honed_errors
 from honed.protocol.errors import Busy, HonedError, NotFound, ResourceExhausted, Unavailable
-from honed.runtime import maps
 from honed.runtime.client import Client
-from honed.runtime.maps import Maps
+from honed.runtime.encodings import MAP_KEYS, Maps, decode_maps, maps_names
 
 from . import errors
 from .errors import Fail, InvalidArgument, said, translated, unsaid
@@ -41,8 +40,6 @@ from .options import (
     requested,
 )
 from .values import IOBinding, OrtValue, numpy_type, type_of
-
-# ---- ONNX Runtime itself, where it is installed and an app allows it to serve what honed cannot ----
 
 _NAME = "onnxruntime"
 _kept: list[ModuleType | None] = []
@@ -97,8 +94,6 @@ def _module() -> ModuleType | None:
                 del sys.modules[name]
     return _kept[0]
 
-
-# ---- InferenceSession: an ONNX file that the service serves to this app ----
 
 Array = NDArray[Any]
 _RUN_SECONDS = 600.0
@@ -321,9 +316,9 @@ class InferenceSession:
         unknown = [name for name in names if name not in self._kinds]
         if unknown:
             raise said(InvalidArgument, f"Invalid output name: {unknown[0]}")
-        in_maps = {name: maps.travelling(name) for name in names if self._kinds[name] in maps.KEYS}
+        in_maps = {name: maps_names(name) for name in names if self._kinds[name] in MAP_KEYS}
         made = self._inferred(inputs, [each for name in names for each in in_maps.get(name, (name,))])
-        joined = {name: maps.together(*(made[each] for each in both)) for name, both in in_maps.items()}
+        joined = {name: decode_maps(*(made[each] for each in both)) for name, both in in_maps.items()}
         return {name: joined[name] if name in joined else made[name] for name in names}
 
     def _inferred(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:

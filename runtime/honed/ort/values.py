@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.runtime import dtypes, strings
+from honed.runtime import dtypes
+from honed.runtime.encodings import is_text
 
 from . import errors
 from .errors import InvalidArgument, said
@@ -23,7 +24,7 @@ _ONNX = {each.name: each.onnx for each in dtypes.CARRIED}
 
 def type_of(array: Array) -> str:
     """What ONNX Runtime calls an array, as in "tensor(float)"."""
-    if strings.is_text(array):
+    if is_text(array):
         return "tensor(string)"
     return f"tensor({_ONNX.get(array.dtype.name, array.dtype.name)})"
 

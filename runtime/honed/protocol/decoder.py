@@ -229,12 +229,8 @@ def _is_call(method: object, params: object) -> bool:
 _TEXT: Final = frozenset({str})
 
 
-# ---- Finds where a MessagePack value ends without building it, and holds it to limits on the way ----
-#
 # What a peer announces (sizes, counts, nesting) is refused when announced, so that memory follows what was
 # really sent.
-
-
 class _Family(enum.Enum):
     PLAIN = enum.auto()  # `extra` bytes of payload
     BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes
@@ -319,7 +315,10 @@ class Scanner:
                 self._position = payload
                 missing[-1] -= 1
             elif family is _Family.REFUSED:
-                raise _no_value(buffer[self._position])
+                raise InvalidArgument(
+                    f"the message holds byte 0x{buffer[self._position]:02x} where a MessagePack value must "
+                    "start; send MessagePack without extension types"
+                )
             elif payload > size:
                 return None
             else:
@@ -350,11 +349,14 @@ class Scanner:
         """Pass a string whole, or the header of a container; False where bytes of the string are missing."""
         if family in _STRINGS:
             self._check_size(payload + count)
-            if family is _Family.TEXT:
-                self._check_text(count)
+            text = count if family is _Family.TEXT else 0
+            if self._texts + text > self._limits.max_text:
+                raise ResourceExhausted(
+                    f"the message holds more than {self._limits.max_text} bytes of text; send data as bin"
+                )
             if payload + count > size:
                 return False
-            self._texts += count if family is _Family.TEXT else 0
+            self._texts += text
             self._position = payload + count
             self._missing[-1] -= 1
             return True
@@ -365,12 +367,6 @@ class Scanner:
         self._missing[-1] -= 1
         self._missing.append(count)
         return True
-
-    def _check_text(self, nbytes: int) -> None:
-        if self._texts + nbytes > self._limits.max_text:
-            raise ResourceExhausted(
-                f"the message holds more than {self._limits.max_text} bytes of text; send data as bin"
-            )
 
     def _check_container(self, least_end: int) -> None:
         self._check_size(least_end)
@@ -390,10 +386,3 @@ class Scanner:
                 f"the message has at least {end + self._apart} bytes and {self._limits.max_bytes} are "
                 "allowed; pass large tensors in shared memory"
             )
-
-
-def _no_value(first: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"the message holds byte 0x{first:02x} where a MessagePack value must start; "
-        "send MessagePack without extension types"
-    )

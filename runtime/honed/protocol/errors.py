@@ -164,28 +164,10 @@ def _strings(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
+_ERROR_TYPES: dict[str, type[HonedError]] = {
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, HonedError) and kind is not HonedError
+}
 # The first of each code is what a client gets that knows no finer type.
-_ERROR_ORDER: tuple[type[HonedError], ...] = (
-    InvalidArgument,
-    ModelRefused,
-    NotFound,
-    AlreadyExists,
-    PermissionDenied,
-    DeadlineExceeded,
-    Cancelled,
-    ResourceExhausted,
-    Unimplemented,
-    Unavailable,
-    Internal,
-    ModelFileError,
-    OtherFormat,
-    ProfileError,
-    DeviceError,
-    MissingFiles,
-    SequenceLost,
-    Busy,
-    AnswerTooLarge,
-    OutOfMemory,
-)
-_ERROR_TYPES = {kind.__name__: kind for kind in _ERROR_ORDER}
-_ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_ORDER)}
+_ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_TYPES.values())}

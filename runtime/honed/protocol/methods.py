@@ -71,60 +71,56 @@ class Method(Generic[P, R]):
 METHODS: Final[dict[str, Method[Any, Any]]] = {}
 
 
-def _method(name: str, right: Right, *, gives: bool = False) -> Method[Any, Any]:
+def _row(name: str, right: Right, *, gives: bool = False) -> Method[Any, Any]:
     row = METHODS[name] = Method(name, right, gives)
     return row
 
 
-SERVER_LIVE: Method[params.Nothing, results.Live] = _method("ServerLive", Right.ANYONE)
-SERVER_READY: Method[params.Nothing, results.Ready] = _method("ServerReady", Right.ANYONE)
-SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _method("ServerMetadata", Right.ANYONE)
-SERVER_STATUS: Method[params.Nothing, service.Status] = _method("ServerStatus", Right.INFER)
-METRICS: Method[params.MetricsParams, service.Metrics] = _method("Metrics", Right.INFER)
-CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _method("ConfigShow", Right.INFER)
-CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
-MODEL_READY: Method[params.ModelParams, results.Ready] = _method("ModelReady", Right.INFER)
-MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _method("ModelMetadata", Right.INFER)
-MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _method(
-    "ModelStatistics", Right.INFER
-)
-MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _method("ModelShow", Right.INFER)
-MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _method("ModelProfile", Right.INFER)
-MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _method(
+SERVER_LIVE: Method[params.Nothing, results.Live] = _row("ServerLive", Right.ANYONE)
+SERVER_READY: Method[params.Nothing, results.Ready] = _row("ServerReady", Right.ANYONE)
+SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _row("ServerMetadata", Right.ANYONE)
+SERVER_STATUS: Method[params.Nothing, service.Status] = _row("ServerStatus", Right.INFER)
+METRICS: Method[params.MetricsParams, service.Metrics] = _row("Metrics", Right.INFER)
+CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _row("ConfigShow", Right.INFER)
+CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _row("ConfigReload", Right.CHANGE)
+MODEL_READY: Method[params.ModelParams, results.Ready] = _row("ModelReady", Right.INFER)
+MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _row("ModelMetadata", Right.INFER)
+MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _row("ModelStatistics", Right.INFER)
+MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _row("ModelShow", Right.INFER)
+MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _row("ModelProfile", Right.INFER)
+MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _row(
     "ModelExport", Right.CHANGE, gives=True
 )
-MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _method("ModelPublish", Right.CHANGE)
-MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _method("ModelHistory", Right.INFER)
-MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _method("ModelRollback", Right.CHANGE)
-MODEL_PIN: Method[params.PinParams, results.VersionPinned] = _method("ModelPin", Right.CHANGE)
-MODEL_SET: Method[params.SetParams, results.ModelSettings] = _method("ModelSet", Right.CHANGE)
-MODEL_INFER: Method[params.InferParams, results.Inferred] = _method("ModelInfer", Right.INFER)
-LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _method("LeaseAsk", Right.CHANGE)
-LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _method("LeaseRelease", Right.CHANGE)
-TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _method("TunerReport", Right.CHANGE)
-TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _method("TunerRun", Right.CHANGE, gives=True)
-TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _method("TunerStop", Right.CHANGE)
-HINTS_EXPORT: Method[params.HintsExportParams, service.HintsExported] = _method(
+MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _row("ModelPublish", Right.CHANGE)
+MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _row("ModelHistory", Right.INFER)
+MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _row("ModelRollback", Right.CHANGE)
+MODEL_PIN: Method[params.PinParams, results.VersionPinned] = _row("ModelPin", Right.CHANGE)
+MODEL_SET: Method[params.SetParams, results.ModelSettings] = _row("ModelSet", Right.CHANGE)
+MODEL_INFER: Method[params.InferParams, results.Inferred] = _row("ModelInfer", Right.INFER)
+LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _row("LeaseAsk", Right.CHANGE)
+LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _row("LeaseRelease", Right.CHANGE)
+TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _row("TunerReport", Right.CHANGE)
+TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _row("TunerRun", Right.CHANGE, gives=True)
+TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _row("TunerStop", Right.CHANGE)
+HINTS_EXPORT: Method[params.HintsExportParams, service.HintsExported] = _row(
     "HintsExport", Right.HINTS, gives=True
 )
-HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _method("HintsImport", Right.HINTS)
-SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _method(
+HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _row("HintsImport", Right.HINTS)
+SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _row(
     "SystemSharedMemoryRegister", Right.INFER
 )
-SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _method(
+SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _row(
     "SystemSharedMemoryStatus", Right.INFER
 )
-SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Empty] = _method(
+SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Empty] = _row(
     "SystemSharedMemoryUnregister", Right.INFER
 )
-REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _method("RepositoryIndex", Right.INFER)
-REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
+REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _row("RepositoryIndex", Right.INFER)
+REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _row(
     "RepositoryModelLoad", Right.CHANGE
 )
-REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _method(
-    "RepositoryModelUnload", Right.OWN
-)
-MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _method("ModelBring", Right.INFER)
+REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _row("RepositoryModelUnload", Right.OWN)
+MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _row("ModelBring", Right.INFER)
 
 
 @functools.cache
@@ -137,9 +133,7 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
 
     rows = {name: row for name, row in globals().items() if isinstance(row, Method)}
     noted = SimpleNamespace(__annotations__={name: __annotations__[name] for name in rows})
-    modules = (service, params, results, service, results)
-    named = {module.__name__.rpartition(".")[2]: module for module in modules}
-    hints = get_type_hints(noted, globals(), named)
+    hints = get_type_hints(noted, globals(), {"params": params, "results": results, "service": service})
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 

@@ -295,9 +295,6 @@ class TunerStopParams:
     model: str
 
 
-# ---- How a hint says whom it is of: a record that another machine measured (docs/protocol.md,
-# "HintsImport")
-
 PREFIX: Final = "hub: "
 # A key's name, and its id where another has that name, too (honed.hub.index.believed).
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
@@ -330,9 +327,6 @@ def marks_of(measured_by: str) -> HintMarks:
             f"it is no hint: it was measured by {measured_by[:80]!r}, which is no key's name"
         )
     return marks(source)
-
-
-# ---- What tuning has done so far, as tuners report it and the service tells it ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -458,9 +458,6 @@ class ModelProfile:
     )
 
 
-# ---- The results of the methods for versions of a model, as docs/protocol.md has them ----
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPublished:
     """The result of ModelPublish; times in microseconds of one inference."""
@@ -549,18 +546,12 @@ class VersionPinned:
     engine: str = ""
 
 
-# ---- Sizes that depend on the data, of parts of models that may be compiled for them ----
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetSizes:
     """Sizes that a part was met in: what the shapes of its inputs leave open, in their order."""
 
     part: int
     sizes: tuple[int, ...]
-
-
-# ---- Who a device is, and what it was measured to reach at most ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

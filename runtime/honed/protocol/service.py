@@ -387,9 +387,6 @@ class Metrics:
     gpu_faults: FaultFigures
 
 
-# ---- The results of ConfigShow and ConfigReload, as docs/protocol.md has them ----
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class ShownSetting:
     """A setting in force."""
@@ -428,9 +425,6 @@ class ConfigReloaded:
     applied: tuple[SettingChange, ...]
     restart: tuple[SettingChange, ...]
     files: tuple[str, ...]
-
-
-# ---- Faults of GPUs, as the kernel log tells of them ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

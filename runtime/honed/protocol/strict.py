@@ -104,11 +104,9 @@ def like(kind: type[T], source: object, /, **more: Any) -> T:
 class _Wrong(Exception):
     """What is wrong at a place, whose path is put together on the way out."""
 
-    def __init__(self, what: str, path: str = "") -> None:
+    def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.what = what
-        self.path = path
-        self.before = ""
+        self.what, self.path, self.before = what, "", ""
 
     def inside(self, part: str) -> _Wrong:
         """The same, seen from one level further out."""
@@ -363,8 +361,6 @@ def _scalar_decoder(kind: Any) -> _Decoder:
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
-# ---- What the fields of dataclasses ask for, found out once for each class ----
-
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, memoryview})
 
 
@@ -424,9 +420,6 @@ def classes_in(hint: Any) -> dict[str, type]:
     return {
         m.__name__.lower(): m for m in members_of(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
     }
-
-
-# ---- Values for messages: what is shown may be a peer's, and of any size ----
 
 
 class _Short(reprlib.Repr):

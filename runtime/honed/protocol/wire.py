@@ -168,9 +168,6 @@ def _own_msgid(msgid: int) -> None:
         raise OwnFault(f"message number {msgid} is not between 0 and {MAX_MSGID}")
 
 
-# ---- File descriptors that come with a stream of messages (SCM_RIGHTS), and which message they belong to
-
-
 class Arrivals:
     """Descriptors received, until the message that they came with is decoded.
 

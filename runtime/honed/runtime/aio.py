@@ -12,9 +12,8 @@ from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from .calling import transport
 from .calling.aiolink import AsyncLink
-from .calling.calls import register, unregister
+from .calling.calls import AsyncRequestSequence, register, unregister
 from .calling.operations import Operations
-from .calling.sequences import AsyncSequence
 from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T
 
@@ -44,10 +43,6 @@ class AsyncClient(Operations, performing=_performing):
     """As `Client`, for one event loop; concurrent tasks may share it."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
-
-        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
-        """
         super().__init__(socket, timeout=timeout)
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
@@ -68,9 +63,9 @@ class AsyncClient(Operations, performing=_performing):
         finally:
             region.close()
 
-    def sequence(self, model: str) -> AsyncSequence:
+    def sequence(self, model: str) -> AsyncRequestSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return AsyncSequence(self.infer, model)
+        return AsyncRequestSequence(self.infer, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""

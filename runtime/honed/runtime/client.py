@@ -24,8 +24,8 @@ from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault, close_all
 
-from .calling import sequences, transport
-from .calling.calls import register, unregister
+from .calling import transport
+from .calling.calls import RequestSequence, register, unregister
 from .calling.operations import Operations
 from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T, limit_of
@@ -60,10 +60,6 @@ class Client(Operations, performing=_performing):
     """
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
-
-        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
-        """
         super().__init__(socket, timeout=timeout)
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -85,9 +81,9 @@ class Client(Operations, performing=_performing):
                 self._unregister(region)
             region.close()
 
-    def sequence(self, model: str) -> sequences.Sequence:
+    def sequence(self, model: str) -> RequestSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return sequences.Sequence(self.infer, model)
+        return RequestSequence(self.infer, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""

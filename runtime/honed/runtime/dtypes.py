@@ -65,7 +65,7 @@ NARROW: tuple[DType, ...] = (
     DType("int2", "INT2", "", 1, "int2", 26),
     DType("uint2", "UINT2", "", 1, "uint2", 25),
 )
-# Text, as the Open Inference Protocol has it (`strings.py`): of no size that its shape tells.
+# Text, as the Open Inference Protocol has it (`encodings.py`): of no size that its shape tells.
 STRING = DType("string", "BYTES", "", 0, "string", 8)
 CARRIED: tuple[DType, ...] = (*DTYPES, *NARROW, STRING)
 _BY_NAME = {d.name: d for d in CARRIED}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("onnxruntime")
-from honed.cpu.narrow import packed, unpacked
-from honed.cpu.session import Session
+from honed.cpu.session import Session, packed, unpacked
 from honed.daemon.store.compiled import TensorSpec
 from honed.runtime.dtypes import NARROW, DType, dtype
 

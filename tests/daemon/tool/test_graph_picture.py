@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import CompiledModel, Copy, Operator, Part, Tensor, View
 from honed.tool.view.boxes import draw
+from honed.tool.view.graph import page, picture
 from honed.tool.view.layered import GAP_Y, BoxSize, Layout, lay_out
-from honed.tool.view.svg import page, picture
 from tests.runtime.builder import INCREMENT, Builder, add_prepared, chain
 
 SVG = "{http://www.w3.org/2000/svg}"

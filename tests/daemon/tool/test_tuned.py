@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from tests.daemon.running import Service, serving
 
 from .test_tuning import until

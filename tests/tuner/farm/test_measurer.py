@@ -13,7 +13,7 @@ from honed.farm.measurer import FarmMeasurer
 from honed.machine import profilefile
 from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.verdict import Outcome, Stored

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine.mali import model_of
+from honed.machine.families import mali_model
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.runtime.execution import proof
 from honed.tuner.lower.program import MemoryValue
@@ -125,7 +125,7 @@ def test_possible_by_traffic_goes_by_the_rate_seen_at_that_size() -> None:
 def test_a_known_chip_bounds_what_is_believable() -> None:
     """Four cores of a G610 do 512 GFLOP/s at 1 GHz: three times what clpeak reaches there is too much."""
     peaks = replace(PEAKS, fp32_gflops=470.0, fp16_gflops=910.0)
-    chip = model_of("Mali-LODX r0p0")
+    chip = mali_model("Mali-LODX r0p0")
     for dtype, gflops in (("float32", 768.0), ("float16", 1536.0), ("int32", 3 * 4 * 470.0)):
         task = workload(dtype, flops=10**9)
         limit = checks.physical(task, checks.ceiling(task, peaks), chip, 4)

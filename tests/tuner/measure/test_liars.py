@@ -16,7 +16,7 @@ import pytest
 from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Record
-from honed.machine.kernellog.kmsg import KmsgReader
+from honed.machine.kernellog.reader import KmsgReader
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure.candidate import MeasureLimits, Workload

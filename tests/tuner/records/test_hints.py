@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from honed.hub import objects
 from honed.protocol.params import HintFigures
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, import_jsonl, own, store
 from honed.tuner.records.verdict import Verdict
 from tests.tuner.records.test_records import (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from tests.tuner.records.test_records import SETUP, add, right, trace
 
 pytest.importorskip("tvm")

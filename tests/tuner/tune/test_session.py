@@ -16,7 +16,7 @@ from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.surveying import survey
-from honed.runtime.origin import Origin, ScheduleSource, Way
+from honed.runtime.compiled.model import Origin, ScheduleSource, Way
 from honed.tuner.compiler.fusion import Contest
 from honed.tuner.compiler.schedules import recorded
 from honed.tuner.measure.candidate import Candidate, Workload

@@ -14,7 +14,7 @@ import pytest
 from honed.jobs.events import Trial
 from honed.runtime.compiled.model import KernelArg
 from honed.runtime.errors import DeviceError, InvalidArgument
-from honed.tool.commands import benchtuning
+from honed.tool.commands import tuning
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Records
@@ -265,7 +265,7 @@ def test_predictions_are_kept_apart_from_what_a_board_measures() -> None:
 
 
 def test_the_tool_offers_the_benches_there_are() -> None:
-    assert tuple(BENCHES) == benchtuning.BENCHES
+    assert tuple(BENCHES) == tuning.BENCHES
 
 
 def test_without_the_compiler_it_is_said_how_to_make_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.compiled import modelfile
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.valhall.bench import DRIVER
 from honed.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_model

@@ -38,7 +38,7 @@ from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
-from honed.runtime.origin import Origin
+from honed.runtime.compiled.model import Origin
 
 from .add import failure, same_but_schedules
 from .change import Built, Change, Changes, Entered

@@ -29,7 +29,7 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import LoadParams
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)
 # What is kept goes only for what is asked for so many times as often: two that are asked for in turns would

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from honed.machine import sysfs
+from honed.machine.files import entries, gpu_clocks, system_number, system_text
 
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
 _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
@@ -63,7 +63,7 @@ def pressure(root: Path) -> list[Sample]:
 
 
 def _pressure(root: Path, kind: str) -> Sample:
-    found = _SOME.search(sysfs.read(root / "proc/pressure" / kind) or "")
+    found = _SOME.search(system_text(root / "proc/pressure" / kind) or "")
     return Sample(
         signal=f"{kind} pressure",
         value=float(found[1]) if found else None,
@@ -78,7 +78,7 @@ def load(root: Path) -> Sample:
     """Runnable and waiting tasks, mean of the last minute, for each core."""
     count = cores(root)
     try:
-        tasks = float((sysfs.read(root / "proc/loadavg") or "").split()[0])
+        tasks = float((system_text(root / "proc/loadavg") or "").split()[0])
     except (IndexError, ValueError):
         return Sample(signal="load", value=None, unit="per core", text="the kernel does not tell")
     text = f"{tasks:.2f} in all, on {count} cores, mean of a minute"
@@ -92,13 +92,13 @@ def power(root: Path) -> Sample:
     """
     online: list[str] = []
     batteries: list[tuple[str, str]] = []
-    for supply in sysfs.entries(root / "sys/class/power_supply"):
-        kind = sysfs.read(supply / "type")
-        if sysfs.read(supply / "scope") == "Device":
+    for supply in entries(root / "sys/class/power_supply"):
+        kind = system_text(supply / "type")
+        if system_text(supply / "scope") == "Device":
             continue
         if kind == "Battery":
-            batteries.append((supply.name, sysfs.read(supply / "status") or "Unknown"))
-        elif sysfs.number(supply / "online"):
+            batteries.append((supply.name, system_text(supply / "status") or "Unknown"))
+        elif system_number(supply / "online"):
             online.append(supply.name)
     discharging = [name for name, status in batteries if status == "Discharging"]
     if discharging:
@@ -127,16 +127,16 @@ class Gpu:
 
     def samples(self, now: float) -> list[Sample]:
         """Utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
-        folder = next(iter(sysfs.gpu_clocks(self._root)), None)
+        folder = next(iter(gpu_clocks(self._root)), None)
         return [self._utilisation(folder, now), _clock(folder)]
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
         if devfreq and _suspended(devfreq):
             return _used(0.0, "the GPU is suspended")  # its devfreq may keep the last figure before that
-        found = _LOAD.fullmatch(sysfs.read(devfreq / "load") or "") if devfreq else None
+        found = _LOAD.fullmatch(system_text(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
-        percent = sysfs.number(self._root / "sys/class/misc/mali0/device/utilisation")
+        percent = system_number(self._root / "sys/class/misc/mali0/device/utilisation")
         if percent is not None:
             return _used(float(percent), "of 100 ms, says kbase")
         percent_open = self._by_open_drivers(now)
@@ -162,13 +162,13 @@ class Gpu:
 
     def _counters(self) -> Iterator[tuple[tuple[str, str], int]]:
         """(client, engine) and nanoseconds, of each process whose files this one may look into."""
-        for process in sysfs.entries(self._root / "proc"):
+        for process in entries(self._root / "proc"):
             if not process.name.isdecimal():
                 continue
-            for link in sysfs.entries(process / "fd"):
+            for link in entries(process / "fd"):
                 if not _is_render_node(link):
                     continue
-                text = sysfs.read(process / "fdinfo" / link.name) or ""
+                text = system_text(process / "fdinfo" / link.name) or ""
                 client = _CLIENT.search(text)
                 if client and _DRIVER.search(text):
                     yield from (((client[1], name), int(ns)) for name, ns in _ENGINE.findall(text))
@@ -182,7 +182,7 @@ def _is_render_node(link: Path) -> bool:
 
 
 def _suspended(devfreq: Path) -> bool:
-    return sysfs.read(devfreq / "device/power/runtime_status") == "suspended"
+    return system_text(devfreq / "device/power/runtime_status") == "suspended"
 
 
 def _used(percent: float | None, text: str) -> Sample:
@@ -193,12 +193,12 @@ def _clock(devfreq: Path | None) -> Sample:
     """How far the clock is raised, percent of the way from its lowest to its highest."""
     if devfreq is None:
         return _raised(None, "no GPU with a devfreq clock")
-    current = sysfs.number(devfreq / "cur_freq")
+    current = system_number(devfreq / "cur_freq")
     if current is None:
         return _raised(None, f"{devfreq.name} does not tell its clock")
     if _suspended(devfreq):
         return _raised(0.0, "the GPU is suspended")
-    governor = sysfs.read(devfreq / "governor") or "unknown"
+    governor = system_text(devfreq / "governor") or "unknown"
     low, high = _range(devfreq)
     if governor in _FIXED_GOVERNORS or high <= low:
         return _raised(None, f"{_mhz(current)} MHz, which governor {governor} keeps")
@@ -208,9 +208,9 @@ def _clock(devfreq: Path | None) -> Sample:
 
 def _range(devfreq: Path) -> tuple[int, int]:
     """Lowest and highest frequency in Hz; older kernels say 0 for no bound of their own."""
-    steps = (sysfs.read(devfreq / "available_frequencies") or "").split()
+    steps = (system_text(devfreq / "available_frequencies") or "").split()
     known = [int(step) for step in steps if step.isdecimal()] or [0]
-    low, high = sysfs.number(devfreq / "min_freq"), sysfs.number(devfreq / "max_freq")
+    low, high = system_number(devfreq / "min_freq"), system_number(devfreq / "max_freq")
     return low or min(known), high or max(known)
 
 
@@ -249,8 +249,8 @@ def thermal_samples(root: Path) -> list[Sample]:
 def _hottest(root: Path) -> dict[str, _Zone]:
     """Temperatures by type; zones that are off, or whose driver has no answer now, are left out."""
     found: dict[str, _Zone] = {}
-    for folder in sysfs.entries(root / "sys/class/thermal"):
-        kind, millidegrees = sysfs.read(folder / "type"), sysfs.number(folder / "temp")
+    for folder in entries(root / "sys/class/thermal"):
+        kind, millidegrees = system_text(folder / "type"), system_number(folder / "temp")
         if not folder.name.startswith("thermal_zone") or not kind or millidegrees is None:
             continue
         if not _PLAUSIBLE[0] < millidegrees < _PLAUSIBLE[1]:
@@ -275,10 +275,10 @@ def _sample(kind: str, zone: _Zone) -> Sample:
 def _lowest_trip(zone: Path) -> float | None:
     """°C; trip points at or below 0 are not set."""
     trips: list[float] = []
-    for file in sysfs.entries(zone):
+    for file in entries(zone):
         if file.name.startswith("trip_point_") and file.name.endswith("_type"):
-            at = sysfs.number(file.with_name(file.name.removesuffix("_type") + "_temp"))
-            if at is not None and 0 < at < _PLAUSIBLE[1] and sysfs.read(file) in _THROTTLES:
+            at = system_number(file.with_name(file.name.removesuffix("_type") + "_temp"))
+            if at is not None and 0 < at < _PLAUSIBLE[1] and system_text(file) in _THROTTLES:
                 trips.append(at / 1000)
     return min(trips, default=None)
 
@@ -359,10 +359,10 @@ def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
     """
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
-    for folder in sysfs.entries(root / "proc"):
+    for folder in entries(root / "proc"):
         # proc_pid_stat(5): the name in parentheses may hold anything; ppid is the second field after it,
         # utime, stime, cutime and cstime the twelfth to fifteenth.
-        text = sysfs.read(folder / "stat") or "" if folder.name.isdecimal() else ""
+        text = system_text(folder / "stat") or "" if folder.name.isdecimal() else ""
         after = text.rpartition(")")[2].split()
         if len(after) > 14:
             parents[int(folder.name)] = _whole(after[1])
@@ -392,7 +392,7 @@ def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> i
 def cores(root: Path) -> int:
     """Processors that are online; 1 where the machine does not tell."""
     count = 0
-    for part in (sysfs.read(root / "sys/devices/system/cpu/online") or "").split(","):
+    for part in (system_text(root / "sys/devices/system/cpu/online") or "").split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             count += int(last or first) - int(first) + 1

@@ -52,7 +52,7 @@ from honed.protocol.params import (
 from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 from . import status
 from .metrics import MetricsCollector

@@ -42,8 +42,8 @@ from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
+from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST, Comparison
-from honed.runtime.version import HONED_VERSION
 
 REMEMBERED = 500
 _log = logging.getLogger(__name__)

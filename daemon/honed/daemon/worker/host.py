@@ -25,10 +25,10 @@ from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty, MetSizes
 from honed.protocol.wire import FrameLimits, close_all
-from honed.runtime import strings
 from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype
+from honed.runtime.encodings import decode_text, encode_text, is_text
 
 from .calls import (
     BatchRan,
@@ -327,8 +327,8 @@ class Host(ABC):
         used = unplaced = 0
         for output in call.outputs:
             offset = -1
-            if strings.is_text(computed[output.name]):
-                inline.append(memoryview(strings.encode(computed[output.name])))
+            if is_text(computed[output.name]):
+                inline.append(memoryview(encode_text(computed[output.name])))
                 offsets.append(offset)
                 continue
             data = computed[output.name].reshape(-1).view(np.uint8)
@@ -362,7 +362,7 @@ class Host(ABC):
     def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
         data = next(contents) if given.place is None else self._place(given.place)
         if given.dtype == STRING.name:
-            return strings.decode(bytes(data), given.shape)
+            return decode_text(bytes(data), given.shape)
         array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
         if given.dtype == "bool":
             values = array.view(np.uint8)

@@ -12,7 +12,7 @@ from honed.protocol.errors import HonedError
 from honed.protocol.methods import REPOSITORY_MODEL_LOAD
 from honed.protocol.results import ModelAdded
 from honed.runtime.client import Client
-from honed.tool.output import Console, Output, clean, line
+from honed.tool.output import Console, Output, Reporter, clean, line
 from honed.tool.parser import (
     Parser,
     UsageError,
@@ -21,7 +21,6 @@ from honed.tool.parser import (
     shape_sets,
     unique,
 )
-from honed.tool.progress import Reporter
 
 _SUFFIXES = (".onnx", ".honed")
 _BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}

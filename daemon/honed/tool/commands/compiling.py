@@ -32,11 +32,7 @@ def define_compile(compile_: Parser) -> None:
     )
     compile_.add_argument("file", metavar="FILE", type=Path, help="an ONNX file")
     compile_.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
-    add_compile_options(compile_)
-    compile_.add_argument("--profile", metavar="FILE", type=Path, help="device profile to compile for")
-    compile_.add_argument(
-        "--device", metavar="SPEC", help="OpenCL device to compile for: a number or part of its name"
-    )
+    _add_options(compile_)
     limits = Limits()
     compile_.add_argument(
         "--time-limit",
@@ -70,15 +66,7 @@ def define_demo(demo: Parser) -> None:
 
 
 def _compile(arguments: argparse.Namespace, output: Output) -> None:
-    job = Compile(
-        file=arguments.file,
-        output=arguments.output,
-        shapes=unique("--shape", arguments.shape),
-        precision=arguments.precision,
-        calibration=arguments.calibration,
-        profile=arguments.profile,
-        device=arguments.device,
-    )
+    job = _fit_job(arguments.file, arguments).derived(Compile, output=arguments.output)
     limits = dataclasses.replace(
         Limits(), compile_seconds=arguments.time_limit, compile_memory_mib=arguments.memory_limit
     )
@@ -118,8 +106,6 @@ def _demo(arguments: argparse.Namespace, output: Output) -> None:
     )
 
 
-# ---- `hone fit`: what of a file would run where ----
-
 _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
 
@@ -138,9 +124,13 @@ def define_fit(fit: Parser) -> None:
             hone fit *.onnx --json""",
     )
     fit.add_argument("files", metavar="FILE", type=Path, nargs="+", help="an ONNX file")
-    add_compile_options(fit)
-    fit.add_argument("--profile", metavar="FILE", type=Path, help="device profile to compile for")
-    fit.add_argument(
+    _add_options(fit)
+
+
+def _add_options(parser: Parser) -> None:
+    add_compile_options(parser)
+    parser.add_argument("--profile", metavar="FILE", type=Path, help="device profile to compile for")
+    parser.add_argument(
         "--device", metavar="SPEC", help="OpenCL device to compile for: a number or part of its name"
     )
 
@@ -172,7 +162,11 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _found(file: Path, arguments: argparse.Namespace) -> Fitted:
-    job = Fit(
+    return compiler.run(_fit_job(file, arguments), f"fit {file.name}")
+
+
+def _fit_job(file: Path, arguments: argparse.Namespace) -> Fit:
+    return Fit(
         file=file,
         shapes=unique("--shape", arguments.shape),
         precision=arguments.precision,
@@ -180,7 +174,6 @@ def _found(file: Path, arguments: argparse.Namespace) -> Fitted:
         profile=arguments.profile,
         device=arguments.device,
     )
-    return compiler.run(job, f"fit {file.name}")
 
 
 def _serves(found: Fitted) -> bool:

@@ -16,9 +16,8 @@ from honed.runtime.calling import transport
 from honed.tool.doctor import checks, gather
 from honed.tool.doctor.checks import Finding, failed
 from honed.tool.doctor.readings import Readings
-from honed.tool.output import Console, Output, clean, line
+from honed.tool.output import Console, Output, Reporter, clean, line
 from honed.tool.parser import Parser, define
-from honed.tool.progress import Reporter
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

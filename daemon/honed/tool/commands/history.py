@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from honed.jobs.commands import ShowHistory
@@ -24,7 +25,6 @@ from honed.tool.recordsfile import Where, add_state_dir_option, find_records
 from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 
 from .tasks import milliseconds
-from .versions import version_rows
 
 _SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 _HEIGHT = 16  # lines of the curve in a terminal
@@ -174,6 +174,32 @@ def _print_curve(console: Console, curve: Curve) -> None:
     for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
         line(console, drawn)
     console.print()
+
+
+def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
+    """Rows of a table: number, since, until, side by side, why it came, why it went."""
+    versions = {version.number: version for version in history.versions}
+    for span in history.stints:
+        version = versions[span.number]
+        times = "-"
+        if version.old_us and version.new_us:
+            times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
+        since = datetime.fromtimestamp(span.since).astimezone().strftime("%Y-%m-%d %H:%M")
+        yield str(version.number), since, times, version.why, span.end or version_state(history)
+    served = {span.number for span in history.stints}
+    for version in history.versions:
+        if version.number not in served:
+            yield str(version.number), "never", "-", version.why, version.quarantine
+
+
+def version_state(history: ModelHistory) -> str:
+    """What is to be said of the version that is served."""
+    states = ["served"]
+    if history.pinned:
+        states.append("pinned")
+    if history.on_trial:
+        states.append("on trial")
+    return ", ".join(states)
 
 
 def _print_measured(console: Console, model: str, told: History) -> None:

@@ -1,9 +1,10 @@
-"""`hone infer`: a model's inputs from .npy files or made up, one run, and its outputs to .npy files."""
+"""Commands infer and bench: run a model once on .npy files or made-up inputs; time it as an app sees it."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,19 +15,20 @@ from numpy.typing import NDArray
 
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
-from honed.protocol.methods import MODEL_METADATA
+from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_STATISTICS
 from honed.protocol.params import ModelParams
-from honed.protocol.results import TensorMetadata
-from honed.runtime import strings
+from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
 from honed.runtime.calling.calls import InferenceAnswer
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype
-from honed.tool.output import Console, Output, line, shape_text, table
-from honed.tool.parser import Parser, UsageError, define, named_file, patience, unique
+from honed.runtime.encodings import is_text
+from honed.tool.output import Console, Output, Reporter, fields, line, shape_text, table
+from honed.tool.parser import Parser, UsageError, count, define, named_file, patience, unique
 
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # where text is made up
+_WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
         array.close()
         raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
     expected = from_datatype(tensor.datatype).name
-    found = STRING.name if strings.is_text(array) else array.dtype.name
+    found = STRING.name if is_text(array) else array.dtype.name
     if found != expected or not _takes(tensor.shape, array.shape):
         raise InvalidArgument(
             f"{file} is {shape_text(found, array.shape)} and input {tensor.name} is "
@@ -123,7 +125,7 @@ def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
     for name, file in files.items():
         with replacing(file) as stream:
             array = arrays[name]
-            np.save(stream, array.astype(str) if strings.is_text(array) else array, allow_pickle=False)
+            np.save(stream, array.astype(str) if is_text(array) else array, allow_pickle=False)
     return files
 
 
@@ -140,7 +142,7 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 def summary(array: Array) -> ArraySummary:
     """What can be said of an array in a line."""
-    if strings.is_text(array):
+    if is_text(array):
         return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
     finite = np.isfinite(array)
     values = array[finite]
@@ -155,9 +157,6 @@ def summary(array: Array) -> ArraySummary:
 
 def _type(tensor: TensorMetadata) -> str:
     return shape_text(from_datatype(tensor.datatype).name, tensor.shape)
-
-
-# ---- Command infer: run a model once ----
 
 
 def define_infer(infer: Parser) -> None:
@@ -247,3 +246,107 @@ def _print(
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
+
+
+def define_bench(bench: Parser) -> None:
+    """What `hone bench` takes."""
+    define(
+        bench,
+        _bench,
+        details="Inputs that are not given are made up. Runs one inference after the other.",
+        examples="hone bench lightglue\nhone bench lightglue -n 200 --json",
+    )
+    add_input_options(bench)
+    bench.add_argument("-n", "--runs", metavar="N", type=count, default=50, help="inferences (default 50)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benched:
+    """What came of a run: times through the socket, and the means in the engine and in the queue.
+
+    `std_ms` is of the sample, 0 for a single time. `engines` counts the answers of each meanwhile, with those
+    to other clients.
+    """
+
+    model: str
+    runs: int
+    median_ms: float
+    mean_ms: float
+    std_ms: float
+    p95_ms: float
+    min_ms: float
+    max_ms: float
+    device_ms: float | None
+    queue_ms: float | None
+    engines: dict[str, int]
+
+
+def _bench(arguments: argparse.Namespace, output: Output) -> None:
+    with Client(arguments.socket) as client:
+        values = inputs(client, arguments, random=True)
+        for _ in range(_WARM_UP):
+            client.infer(arguments.model, values)
+        before, answered = _spent(client, arguments.model), _answers(client, arguments.model)
+        times = _timed(client, arguments.model, values, arguments.runs)
+        after, answers = _spent(client, arguments.model), _answers(client, arguments.model)
+    done = Benched(
+        model=arguments.model,
+        runs=len(times),
+        median_ms=float(np.median(times)),
+        mean_ms=float(times.mean()),
+        std_ms=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
+        p95_ms=float(np.percentile(times, 95)),
+        min_ms=float(times.min()),
+        max_ms=float(times.max()),
+        device_ms=_mean_between(before.compute_infer, after.compute_infer),
+        queue_ms=_mean_between(before.queue, after.queue),
+        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
+    )
+    output.emit(done, lambda console: _print_bench(console, done))
+
+
+def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
+    """Milliseconds."""
+    times = []
+    with Reporter(f"bench {model}") as reporter:
+        for run in range(runs):
+            reporter.update("run", run / runs, f"{runs} inferences")
+            start = time.perf_counter()
+            client.infer(model, values)
+            times.append(time.perf_counter() - start)
+    return np.asarray(times) * 1e3
+
+
+def _mean_between(before: Tallied, after: Tallied) -> float | None:
+    """Mean time between two readings, in ms; None where nothing was counted.
+
+    Requests of other clients count too.
+    """
+    count = after.count - before.count
+    return (after.ns - before.ns) / count / 1e6 if count > 0 else None
+
+
+def _spent(client: Client, model: str) -> InferenceStatistics:
+    return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
+
+
+def _answers(client: Client, model: str) -> dict[str, int]:
+    """How many answers each engine has given for a model."""
+    return next((each.engines for each in client.ask(METRICS).models if each.name == model), {})
+
+
+def _print_bench(console: Console, done: Benched) -> None:
+    line(console, f"{done.model}, {done.runs} inferences through the socket, in milliseconds:")
+    figures = {
+        "median": done.median_ms,
+        "mean": done.mean_ms,
+        "std": done.std_ms,
+        "95 % within": done.p95_ms,
+        "fastest": done.min_ms,
+        "slowest": done.max_ms,
+        "in the engine": done.device_ms,
+        "in the queue": done.queue_ms,
+    }
+    rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
+    answered = ", ".join(f"{kind} {count}" for kind, count in sorted(done.engines.items()))
+    console.print(fields([*rows, ("answered by", answered)]))

@@ -1,4 +1,4 @@
-"""Commands on the service and its models: status, list, show, remove, set, metrics."""
+"""Commands on the service and its models: status, list, show, remove, set, metrics, rollback, pin, unpin."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from honed.machine.bounds import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (
     METRICS,
+    MODEL_HISTORY,
+    MODEL_PIN,
+    MODEL_ROLLBACK,
     MODEL_SET,
     MODEL_SHOW,
     MODEL_STATISTICS,
     REPOSITORY_INDEX,
     SERVER_STATUS,
 )
-from honed.protocol.params import HintFigures, ModelParams, SetParams
+from honed.protocol.params import (
+    HintFigures,
+    HistoryParams,
+    ModelParams,
+    PinParams,
+    RollbackParams,
+    SetParams,
+)
 from honed.protocol.results import (
     ComparedOutput,
     DevicePeaks,
@@ -29,6 +39,7 @@ from honed.protocol.results import (
     OptimisationCheck,
     ServedRequests,
     ShownKernel,
+    VersionPinned,
 )
 from honed.protocol.service import Status
 from honed.runtime.client import Client
@@ -60,6 +71,8 @@ from honed.tool.view.tables import (
     worker_text,
 )
 
+_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
+
 
 def define_status(status: Parser) -> None:
     """What `hone status` takes."""
@@ -86,7 +99,7 @@ def define_show(show: Parser) -> None:
             hone show lightglue --json
             hone show lightglue --graph -o lightglue.html""",
     )
-    show.add_argument("model", metavar="M", help="name of the model")
+    _add_model(show)
     show.add_argument("--graph", action="store_true", help="draw its compiled graph to a file")
     show.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
@@ -96,7 +109,7 @@ def define_show(show: Parser) -> None:
 def define_remove(remove: Parser) -> None:
     """What `hone remove` takes."""
     define(remove, _remove, examples="hone remove lightglue")
-    remove.add_argument("model", metavar="M", help="name of the model")
+    _add_model(remove)
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> None:
@@ -236,19 +249,14 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            model.reason or _why_cpu(model),
+            # In short; 'hone show' has all of it.
+            model.reason or (model.engine_why.partition(";")[0] if model.engine == "cpu" else ""),
         )
         for model in models
     ]
-    device = ("device",) if devices else ()
-    owner = ("owner",) if owners else ()
+    owner, device = ("owner",) * owners, ("device",) * devices
     headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
-
-
-def _why_cpu(model: ListedModel) -> str:
-    """In short; 'hone show' has all of it."""
-    return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
 
 
 def _remove(arguments: argparse.Namespace, output: Output) -> None:
@@ -273,31 +281,28 @@ def _show(arguments: argparse.Namespace, output: Output) -> None:
 def _print_model(console: Console, model: ModelShown) -> None:
     source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
+    shapes = "".join(f", {name} {list(shape)}" for name, shape in model.shapes.items())
     console.print(fields([
         ("model", f"{model.name} ({state})"),
         ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
         ("its sha256", source.sha256),
         ("file sha256", model.sha256),
         ("added", moment_text(model.added)),
-        ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
+        ("asked for", f"precision {model.precision}{shapes}"),
         ("computes in", source.precision),
-        *(("", why) for why in _chosen(source.choice)),
+        *([("", clean(source.choice["why"]))] if source.choice is not None else []),
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_kept_state(model),
-        *_settings(model),
+        *([("set", described(model.settings))] if model.settings != ModelSettings() else []),
         *_optimised(model.optimisation),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
     tensors = [("in", t) for t in model.inputs] + [("out", t) for t in model.outputs]
-    console.print(
-        table(
-            ("", "tensor", "type"),
-            [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
-        )
-    )
+    rows = [(kind, t.name, shape_text(t.datatype, t.shape)) for kind, t in tensors]
+    console.print(table(("", "tensor", "type"), rows))
     if model.variants:
         console.print()
         console.print(variants_table(model.variants))
@@ -330,11 +335,6 @@ def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     return [("in sequences", f"state is kept: {told}")] if told else []
 
 
-def _settings(model: ModelShown) -> list[tuple[str, str]]:
-    """How it is served, where its user set that."""
-    return [("set", described(model.settings))] if model.settings != ModelSettings() else []
-
-
 def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
     """How far ONNX Runtime may optimise it in the CPU engine, once that was checked."""
     if found is None:
@@ -356,15 +356,6 @@ def _prepared(model: ModelShown) -> list[tuple[str, str]]:
     kept = bytes_text(model.prepared_bytes)
     of = f"{launches} launches of {sum(kernel.prepared > 0 for kernel in model.kernels)} kernels"
     return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
-
-
-def _chosen(choice: Any) -> list[str]:
-    """Why `auto` came to that, where it was to choose."""
-    return [clean(choice["why"])] if choice is not None else []
-
-
-def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
-    return "".join(f", {name} {list(shape)}" for name, shape in shapes.items())
 
 
 def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
@@ -392,11 +383,6 @@ def _compared(entry: ComparedOutput) -> str:
     error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
     covered = "" if entry.covered is None else f", {entry.covered:.0%} of it covered"
     return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}{covered}"
-
-
-# ---- Command set: how a model is served ----
-
-_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
 
 
 def define_set(parser: Parser) -> None:
@@ -464,9 +450,6 @@ def described(settings: ModelSettings) -> str:
     return ", ".join(parts) or "each request runs by itself, nothing warms it up"
 
 
-# ---- Command metrics: every figure of the service, for collectors ----
-
-
 def define_metrics(metrics: Parser) -> None:
     """What `hone metrics` takes."""
     define(
@@ -483,3 +466,101 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> None:
             print_json(client.ask(METRICS))
         else:
             sys.stdout.write(client.openmetrics())
+
+
+def define_rollback(rollback: Parser) -> None:
+    """What `hone rollback` takes."""
+    define(
+        rollback,
+        _rollback,
+        details=(
+            "The version left is set aside: tuning does not publish it again. 'hone history M' lists the "
+            "versions; the last three keep their files."
+        ),
+        examples="hone rollback lightglue\nhone rollback lightglue 2",
+    )
+    _add_model(rollback)
+    _add_version(rollback)
+
+
+def define_pin(pin: Parser) -> None:
+    """What `hone pin` takes."""
+    define(
+        pin,
+        _pin,
+        details="Without VERSION, the one that is served.",
+        examples=(
+            "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine cpu\n"
+            "hone pin lightglue --off"
+        ),
+    )
+    pin.add_argument("--off", action="store_true", help="let tuning replace it again")
+    pin.add_argument(
+        "--engine",
+        choices=("gpu", "cpu"),
+        help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
+    )
+    _add_model(pin)
+    _add_version(pin)
+
+
+def define_unpin(unpin: Parser) -> None:
+    """What `hone unpin` takes."""
+    define(unpin, _unpin, examples="hone unpin lightglue")
+    _add_model(unpin)
+
+
+def _add_model(command: Parser) -> None:
+    command.add_argument("model", metavar="M", help="name of the model")
+
+
+def _add_version(command: Parser) -> None:
+    command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
+
+
+def _rollback(arguments: argparse.Namespace, output: Output) -> None:
+    model = arguments.model
+    with Client(arguments.socket) as client:
+        left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
+        params = RollbackParams(name=model, version=arguments.version)
+        told = client.ask(MODEL_ROLLBACK, params, timeout=None)
+    said = f"version {told.version} is served again, {left} is set aside"
+    _tell(arguments, output, said, left=left, version=told.version)
+
+
+def _pin(arguments: argparse.Namespace, output: Output) -> None:
+    if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
+        raise UsageError("give one of VERSION, --engine and --off")
+    if arguments.engine is not None:
+        told = _pinned(arguments, version=None, engine=arguments.engine)
+        engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
+        _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        return
+    told = _pinned(arguments, version=0 if arguments.off else arguments.version)
+    kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
+    said = f"version {told.version} {kept}"
+    _tell(arguments, output, said, version=told.version, pinned=told.pinned)
+
+
+def _unpin(arguments: argparse.Namespace, output: Output) -> None:
+    told = _pinned(arguments, version=0, engine="")
+    _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
+
+
+def _pinned(
+    arguments: argparse.Namespace, *, version: int | None, engine: str | None = None
+) -> VersionPinned:
+    with Client(arguments.socket) as client:
+        params = PinParams(name=arguments.model, version=version, engine=engine)
+        return client.ask(MODEL_PIN, params, timeout=None)
+
+
+def _tell(arguments: argparse.Namespace, output: Output, said: str, **found: Any) -> None:
+    text = f"{arguments.model}: {said}."
+    output.emit({"model": arguments.model, **found}, lambda console: line(console, text))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
+    return int(text)

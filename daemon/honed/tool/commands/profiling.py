@@ -18,12 +18,8 @@ from honed.tool.parser import Parser, count, define
 
 from .models import peaks_text
 
-# ---- An inference as a trace that Perfetto and Chrome show: what the host enqueued,
-# what the device computed ----
-#
 # The format is Chrome's ("Trace Event Format"): times in microseconds; X is an event with a duration, M names
 # a process or a thread, s and f are the ends of an arrow.
-
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}
 Event = dict[str, Any]  # or a part of one
@@ -95,9 +91,6 @@ def _metadata(kind: str, row: int, value: str | int) -> Event:
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": row, "ts": 0, "args": {key: value}}
 
 
-# ---- Command profile: where the time of an inference goes, kernel by kernel, or node by node ----
-
-
 def define_profile(profile: Parser) -> None:
     """What `hone profile` takes."""
     define(
@@ -154,8 +147,8 @@ def _print(console: Console, profile: ModelProfile) -> None:
             str(row.count),
             f"{row.us:,.0f}",
             f"{row.share:.1%}",
-            _figure(row.gflops),
-            _figure(row.gbs),
+            figure_text(row.gflops, 1) if row.gflops else "-",
+            figure_text(row.gbs, 1) if row.gbs else "-",
             f"{row.peak_share:.1%}" if row.peak_share else "-",
         )
         for row in profile.rows
@@ -183,15 +176,13 @@ def _print_nodes(console: Console, profile: ModelProfile) -> None:
     ]
     nodes = [(row.name, row.schedule, row.count, row.us, row.share) for row in profile.rows]
     console.print()
-    console.print(table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=_us))))
+    console.print(
+        table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=lambda row: -row[2])))
+    )
     console.print()
     console.print(table(("node", "operator", ">count", ">us", ">time"), map(_told, nodes)))
     console.print()
     line(console, f"{profile.launches} nodes an inference; {_sums(profile)}.")
-
-
-def _us(row: tuple[str, int, float, float]) -> float:
-    return -row[2]
 
 
 def _told(row: Sequence[Any]) -> tuple[str, ...]:
@@ -203,7 +194,3 @@ def _sums(profile: ModelProfile) -> str:
     whole = profile.whole_us
     part = f" ({profile.sum_us / whole:.0%})" if whole else ""
     return f"the sum is {profile.sum_us:,.0f} us{part} of {whole:,.0f} us for the whole"
-
-
-def _figure(value: float | None) -> str:
-    return figure_text(value, 1) if value else "-"

@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from honed.jobs.commands import Tasks
-from honed.jobs.events import Done, Estimate, Spent, TaskRow, TasksFound, TwoFormsRow
+from honed.jobs.events import Done, Estimate, News, Spent, TaskRow, TasksFound, TwoFormsRow
 from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
 from honed.tool.inservice import started_in_service
-from honed.tool.output import Console, Output, Table, clean, figure_text, line, table
+from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
-from honed.tool.progress import Reporter
 
 _Column = tuple[str, Callable[[TaskRow], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
@@ -57,16 +56,18 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
 
 def _told(child: RunningJob[Done], title: str) -> TasksFound:
     """The event with the tasks."""
-    told = None
+    found: list[TasksFound] = []
     with Reporter(title) as reporter:
-        for event in child.events():
+
+        def heard(event: News) -> None:
             reporter.show(event)
             if isinstance(event, TasksFound):
-                told = event
-        child.result()
-    if told is None:
+                found.append(event)
+
+        child.result(heard)
+    if not found:
         raise CompilerDied("the compiler ended without telling the tasks; compare versions")
-    return told
+    return found[-1]
 
 
 def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:
@@ -110,7 +111,7 @@ def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
     ]
     if not narrow:
         columns.insert(0, (">runs", lambda row: str(row.weight)))
-        columns.insert(2, (">GFLOP/s", lambda row: _figure(row.gflops)))
+        columns.insert(2, (">GFLOP/s", lambda row: figure_text(row.gflops, 1) if row.gflops else "-"))
         columns.insert(3, (">of peak", lambda row: _percent(row.roofline_share)))
         columns.append((">failed", lambda row: str(sum(row.failures.values()))))
     if wide:
@@ -215,10 +216,6 @@ def _time(microseconds: float | None) -> str:
     if microseconds is None:
         return "-"
     return f"{microseconds:,.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
-
-
-def _figure(value: float | None) -> str:
-    return figure_text(value, 1) if value else "-"
 
 
 def _percent(share: float | None) -> str:

@@ -7,14 +7,14 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
 from honed.protocol.params import TuningFigures
-from honed.protocol.service import Figures, Metrics, ModelFigures, Spans
+from honed.protocol.service import Metrics, ModelFigures, Spans
 from honed.runtime.client import Client
 from honed.tool.output import (
     Console,
@@ -37,8 +37,7 @@ _WIDE = 100  # columns from which everything is shown
 _NARROW = 64  # columns below which only what matters most is
 _COLUMN = 10  # columns that a figure takes
 _NAME = 8  # letters of a model's name that are always shown
-R = TypeVar("R")
-_Column = tuple[str, Callable[[R], str]]  # its heading, and a row's cell
+_Column = tuple[str, Callable[[ModelFigures], str]]  # its heading, and a row's cell
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
@@ -150,7 +149,11 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
     """The first `room` rows in `width` columns: with fewer it shows less."""
-    columns: list[_Column[ModelFigures]] = [*_rates()]
+    columns: list[_Column] = [
+        (">req/s", lambda model: f"{model.recent.per_second:.1f}"),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
+    ]
     if width >= _NARROW:
         columns.insert(2, (">p95 ms", _latency(lambda spans: spans.p95)))
         columns.append((">queue", lambda model: str(model.waiting)))
@@ -163,21 +166,14 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
         ]
     if width >= _NARROW:
         columns.append(("engine", lambda model: model.engine))
-    return _drawn("model", columns, _rows(document)[:room], width)
-
-
-def _rates() -> list[_Column[Figures]]:
-    return [
-        (">req/s", _per_second),
-        (">p50 ms", _latency(lambda spans: spans.p50)),
-        (">p99 ms", _latency(lambda spans: spans.p99)),
-    ]
-
-
-def _drawn(what: str, columns: Sequence[_Column[R]], rows: Iterable[tuple[str, R]], width: int) -> Table:
-    room = max(_NAME, width - _COLUMN * len(columns))
-    cells = [(short(name, room), *(cell(figures) for _, cell in columns)) for name, figures in rows]
-    return table((what, *(heading for heading, _ in columns)), cells)
+    letters = max(_NAME, width - _COLUMN * len(columns))
+    return table(
+        ("model", *(heading for heading, _ in columns)),
+        [
+            (short(name, letters), *(cell(model) for _, cell in columns))
+            for name, model in _rows(document)[:room]
+        ],
+    )
 
 
 def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
@@ -194,14 +190,10 @@ def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
     return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
 
 
-def _per_second(figures: Figures) -> str:
-    return f"{figures.recent.per_second:.1f}"
-
-
-def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[Figures], str]:
+def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
     """A cell: of the last minute, or of all time where there was no request in it."""
 
-    def cell(figures: Figures) -> str:
+    def cell(figures: ModelFigures) -> str:
         recent = figures.recent.latency
         return _milliseconds(quantile(recent if recent.count else figures.latency))
 

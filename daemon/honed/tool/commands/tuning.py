@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-from honed.daemon.settings.places import records_in
+from honed.daemon.settings.places import places, records_in
 from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Tune
 from honed.jobs.events import Tuned
@@ -21,18 +22,22 @@ from honed.protocol.errors import ModelRefused
 from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelPublished
+from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerDied, RunningJob, started
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, fields, line, seconds_text
-from honed.tool.parser import Parser, count, define, minutes
+from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, minutes, unique
 
-from . import benchtuning
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
 from .tuneview import TuningRun, TuningView, told
 
 Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BENCHES = ("mali-g610",)  # as the compiler has them
+_RECORDS = "predicted.sqlite"  # apart from what was measured
+_CERTIFICATES = "farm"  # their folder, beside honed.toml
+_FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
 
 
 def define_tune(tune: Parser) -> None:
@@ -63,12 +68,12 @@ def define_tune(tune: Parser) -> None:
     )
     tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
     tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
-    benchtuning.add_options(tune)
+    _add_elsewhere_options(tune)
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> None:
-    benchtuning.check(arguments)
-    if benchtuning.elsewhere(arguments):
+    _check_elsewhere(arguments)
+    if _is_elsewhere(arguments):
         _elsewhere(arguments, output)
         return
     model = arguments.model
@@ -83,7 +88,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
         done = replace(done, sentence=answer.sentence)
         if published:
             done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
-    records = records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
+    records = records_in(Path(state_dir)) if arguments.farm is None else _records(arguments)
     document = {
         **told(done, run),
         "model": model,
@@ -102,9 +107,9 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
     """Tune a file on a bench, or by a farm."""
     run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
-    with started(benchtuning.job(arguments), Limits()) as child:
+    with started(_file_job(arguments), Limits()) as child:
         done = _searched(child, run)
-    records = benchtuning.records(arguments)
+    records = _records(arguments)
     document = {
         "model": run.model,
         "predicted": arguments.bench is not None,
@@ -125,7 +130,7 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
-    seconds = benchtuning.seconds(arguments)
+    seconds = _seconds(arguments)
     with started_in_service(
         client.socket, Tune, model=arguments.model, trials=arguments.trials, seconds=seconds
     ) as child:
@@ -138,7 +143,7 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
             raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
-        with started(benchtuning.farm_job(arguments, given, Path(folder)), Limits()) as child:
+        with started(_farm_job(arguments, given, Path(folder)), Limits()) as child:
             done = _searched(child, run)
         if done.output is None:
             return done, None
@@ -150,10 +155,8 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
 def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     with TuningView(run) as view, stopping(child, view.stop):
-        for event in child.events():
-            view.show(event)
         try:
-            done = child.result()
+            done = child.result(view.show)
         except CompilerDied:
             if run.stopping:  # it was told to before it was ready to be
                 raise KeyboardInterrupt from None
@@ -212,3 +215,138 @@ def _result_text(model: str, done: Tuned, published: bool) -> str:
         f"{model} is served tuned: {milliseconds(before)} an inference before, "
         f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
     )
+
+
+# A file tuned elsewhere than on this machine's device: `hone tune FILE --bench DEVICE`, and `--farm URL`.
+
+
+def _add_elsewhere_options(tune: argparse.ArgumentParser) -> None:
+    """What `tune` takes besides with --bench."""
+    group = tune.add_argument_group("options of tuning a file for a device that is not here")
+    group.add_argument(
+        "--bench",
+        metavar="DEVICE",
+        choices=BENCHES,
+        help=f"predict times for this device from machine code ({', '.join(BENCHES)}); M is an ONNX file",
+    )
+    add_bench_root(group)
+    group.add_argument(
+        "--farm",
+        metavar="URL",
+        help="have the machines of this farm measure, or with --bench predict; M may be an ONNX file",
+    )
+    add_certificates(group)
+    group.add_argument(
+        "--device", metavar="NAME", help="part of the device's name, where a farm has boards of several"
+    )
+    group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
+    add_compile_options(group)
+
+
+def add_bench_root(parser: argparse._ActionsContainer) -> None:
+    """--bench-root."""
+    parser.add_argument(
+        "--bench-root",
+        metavar="DIR",
+        type=Path,
+        help="where benchmarks/valhall/build has made the offline compiler",
+    )
+
+
+def add_certificates(parser: argparse._ActionsContainer) -> None:
+    """--certificates."""
+    parser.add_argument(
+        "--certificates",
+        metavar="DIR",
+        type=Path,
+        help="folder with ca.pem, cert.pem and key.pem for TLS (default: farm beside honed.toml)",
+    )
+
+
+def certificates(arguments: argparse.Namespace) -> Path:
+    """Their folder."""
+    given: Path | None = arguments.certificates
+    return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
+
+
+def _check_elsewhere(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for options of bench and farm where there is none, and for these without a file."""
+    given = {
+        "--bench-root": arguments.bench_root is not None,
+        "--certificates": arguments.certificates is not None,
+        "--device": arguments.device is not None,
+        "--output": arguments.output is not None,
+        "--shape": bool(arguments.shape),
+        "--precision": arguments.precision != "auto",
+        "--calibration": arguments.calibration is not None,
+    }
+    if not _is_elsewhere(arguments):
+        of_farm = () if arguments.farm is None else ("--certificates", "--device")
+        for name, is_given in given.items():
+            if is_given and name not in of_farm:
+                raise UsageError(f"{name} goes with a file and --bench or --farm; see 'hone tune --help'")
+        return
+    if not Path(arguments.model).is_file():
+        option = "--bench" if arguments.farm is None else "--farm"
+        raise UsageError(f"{option} takes an ONNX file, and there is no file {arguments.model}")
+    if arguments.farm is None:
+        for name in ("--certificates", "--device"):
+            if given[name]:
+                raise UsageError(f"{name} goes with --farm; see 'hone tune --help'")
+
+
+def _is_elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether a file is tuned, without the service: on a bench, or by a farm, which tunes models, too."""
+    path = Path(arguments.model)
+    is_file = path.suffix == ".onnx" or path.is_file()
+    return arguments.bench is not None or (arguments.farm is not None and is_file)
+
+
+def _farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path) -> Tune:
+    """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
+    return replace(
+        _job(arguments, given.save_sources(folder / "source")),
+        name=arguments.model,
+        shapes=given.shapes,
+        precision=given.precision,
+        current=given.save_compiled(folder / "given.honed"),
+        output=folder / "tuned.honed",
+    )
+
+
+def _file_job(arguments: argparse.Namespace) -> Tune:
+    """For the tuning child."""
+    return replace(
+        _job(arguments, Path(arguments.model)),
+        shapes=unique("--shape", arguments.shape),
+        precision=arguments.precision,
+        calibration=arguments.calibration,
+        output=arguments.output,
+        bench=arguments.bench,
+        bench_root=arguments.bench_root,
+    )
+
+
+def _job(arguments: argparse.Namespace, file: Path) -> Tune:
+    """Of this file: who measures and for how long, and where what is found is kept."""
+    return Tune(
+        file=file,
+        farm=arguments.farm,
+        certificates=certificates(arguments) if arguments.farm is not None else None,
+        device=arguments.device,
+        records=_records(arguments),
+        cache_dir=places(os.environ, os.geteuid()).cache_dir,
+        trials=arguments.trials,
+        seconds=_seconds(arguments),
+    )
+
+
+def _seconds(arguments: argparse.Namespace) -> float | None:
+    """How long it may take."""
+    return None if arguments.minutes is None else float(arguments.minutes * 60)
+
+
+def _records(arguments: argparse.Namespace) -> Path:
+    """Where what a bench or a farm found is kept."""
+    name = _FARM_RECORDS if arguments.bench is None else _RECORDS
+    return places(os.environ, os.geteuid()).state_dir / name

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from honed.machine.mali import model_of
+from honed.machine.families import mali_model
 
 from .readings import (
     Account,
@@ -23,8 +23,6 @@ from .readings import (
     Readings,
     Stack,
 )
-
-# ---- One thing the doctor has to say ----
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -63,8 +61,6 @@ def failed(findings: list[Finding]) -> bool:
     return any(finding.level == "fail" for finding in findings)
 
 
-# ---- Findings on the hardware and its kernel: drivers, device nodes, permissions, clock, memory ----
-
 HARDWARE = Topic("Machine")
 STACK_OF_DRIVER: dict[str, Stack] = {"mali": "libmali", "panthor": "rusticl", "panfrost": "rusticl"}
 FIRMWARE_REMEDY = (
@@ -80,8 +76,9 @@ _GIB = 1 << 30
 def check_machine(readings: Readings) -> list[Finding]:
     """Everything about the machine itself."""
     machine = readings.machine
+    cpus, gib = machine.cpus, machine.memory_bytes / _GIB
     return [
-        HARDWARE.ok(_description(machine)),
+        HARDWARE.ok(f"{machine.model or 'this machine'}, {cpus} CPUs, {gib:.1f} GiB, Linux {machine.kernel}"),
         *_gpus(machine),
         *_nodes(readings),
         *(_clock(clock) for clock in machine.clocks),
@@ -130,11 +127,6 @@ def may_open(node: DeviceNode, account: Account, running: Account) -> bool:
 def driver_name(gpu: GpuHardware) -> str:
     """What people call the driver."""
     return "kbase (mali)" if gpu.driver == "mali" else gpu.driver
-
-
-def _description(machine: Hardware) -> str:
-    name = machine.model or "this machine"
-    return f"{name}, {machine.cpus} CPUs, {machine.memory_bytes / _GIB:.1f} GiB, Linux {machine.kernel}"
 
 
 def _gpus(machine: Hardware) -> list[Finding]:
@@ -226,8 +218,6 @@ def _memory(machine: Hardware) -> Finding:
         "stop what you do not need, or compile elsewhere (hone compile --profile) and add the .honed file",
     )
 
-
-# ---- Findings on OpenCL: loader, ICD files, platforms, devices, and why there is none ----
 
 OPENCL = Topic("OpenCL")
 
@@ -349,7 +339,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
 
 def _named(name: str) -> str:
     """A device's name, and what it is where the driver gives a Mali an internal name."""
-    model = model_of(name)
+    model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
         return name
     return f"{name}, a {model.name},"
@@ -414,8 +404,6 @@ def _blame(readings: Readings) -> str:
         return f"reinstall the driver that {readings.icds[0].path} names, in the version for this kernel"
     return "find the driver at fault by setting OCL_ICD_VENDORS to one ICD file at a time"
 
-
-# ---- Findings on honed itself: the service, its folders, and the Python packages ----
 
 SERVICE = Topic("Service")
 SOFTWARE = Topic("Software")

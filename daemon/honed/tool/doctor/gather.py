@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
-from honed.machine import sysfs
+from honed.machine.files import gpu_clocks, system_number, system_text
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status
@@ -45,15 +45,14 @@ from .readings import (
     Stack,
 )
 
-# ---- Users and groups of a system, from the passwd and group files beneath its root folder ----
-#
-# Users that only a directory service knows are not in these files; the running user's groups therefore come
-# from the process itself.
-
 
 @dataclass(frozen=True, slots=True)
 class AccountNames:
-    """What /etc/passwd and /etc/group say."""
+    """What /etc/passwd and /etc/group say.
+
+    Users that only a directory service knows are not in these files; the running user's groups therefore come
+    from the process itself.
+    """
 
     users: dict[int, tuple[str, int]]  # uid -> name, primary gid
     groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
@@ -108,19 +107,15 @@ def _entries(path: Path, width: int) -> list[list[str]]:
     return [fields for line in text.splitlines() if len(fields := line.split(":")) == width]
 
 
-# ---- Reads the hardware and the kernel from /sys, /proc and /dev beneath a root
-# folder; judges nothing ----
-#
 # Paths: the kernel's ABI documentation (sysfs-class-devfreq, drm render nodes) and Arm's kbase driver, which
 # makes /dev/mali0 as a misc device. Links are followed by name only, so that any root will do.
-
 _GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
 _FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
 _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
 
 
 def read_machine(root: Path, names: AccountNames) -> Hardware:
-    """Everything `readings.Machine` holds, for the system whose root folder is `root`."""
+    """The hardware and the kernel of the system whose root folder is `root`."""
     memory = _meminfo(_text(root / "proc/meminfo"))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
     paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
@@ -132,7 +127,7 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
         available_bytes=memory.get("MemAvailable", 0),
         gpus=gpus,
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
-        clocks=tuple(map(_clock, sysfs.gpu_clocks(root))),
+        clocks=tuple(map(_clock, gpu_clocks(root))),
         gpu_celsius=temperatures(root).get("gpu-thermal"),
         panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
@@ -211,9 +206,9 @@ def _node(root: Path, path: str, names: AccountNames) -> DeviceNode:
 def _clock(folder: Path) -> Clock:
     return Clock(
         name=folder.name,
-        current=sysfs.number(folder / "cur_freq") or 0,
-        minimum=sysfs.number(folder / "min_freq") or 0,
-        maximum=sysfs.number(folder / "max_freq") or 0,
+        current=system_number(folder / "cur_freq") or 0,
+        minimum=system_number(folder / "min_freq") or 0,
+        maximum=system_number(folder / "max_freq") or 0,
         governor=_text(folder / "governor"),
     )
 
@@ -237,15 +232,13 @@ def _link_name(link: Path) -> str:
 
 def _text(path: Path) -> str:
     """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
-    return sysfs.read(path) or ""
+    return system_text(path) or ""
 
 
 def lines(path: Path) -> Iterable[str]:
     """The lines of a text file that are neither empty nor comments."""
     return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
 
-
-# ---- Asks the service how it is, the way any client would ----
 
 _TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
 _UNIT = "honed.service"
@@ -259,16 +252,31 @@ def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | No
     """
     state, error = _connect(path)
     if state != "answers":
-        return _reading(path, state, error, unit=_failed_unit() if system else ""), None
+        unit = _failed_unit() if system else ""
+        return Daemon(socket=path, state=state, error=error, unit=unit), None
     with Client(path, timeout=_TIMEOUT) as client:
         try:
             version = client.ask(SERVER_METADATA).version
             status = client.ask(SERVER_STATUS)
         except PermissionDenied as denied:
-            return _reading(path, "answers", str(denied), version=version), None
+            return Daemon(socket=path, state="answers", error=str(denied), version=version), None
         except HonedError as failure:
-            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), None
-    return _reading(path, "answers", "", version=version, status=status), status
+            unit = _failed_unit() if system else ""
+            return Daemon(socket=path, state="silent", error=str(failure), unit=unit), None
+    device = status.device
+    lost = (each for each in status.devices[1:] if each.worker.state == "failed")
+    found = Daemon(
+        socket=path,
+        state="answers",
+        version=version,
+        may_infer=True,
+        worker=status.worker.state,
+        worker_reason=status.worker.reason,
+        device=f"{device.name} ({device.platform})" if device else "",
+        lost=tuple(f"{each.spec or each.name} ({each.worker.reason})" for each in lost),
+        cpu_engine=any(each.engine == "cpu" for each in status.devices),
+    )
+    return found, status
 
 
 def _connect(path: str) -> tuple[State, str]:
@@ -304,37 +312,6 @@ def explain(unit: dict[str, str]) -> str:
     said = unit.get("StatusText", "")
     return f"{_UNIT} has failed ({unit.get('Result', 'unknown')}){f': {said}' if said else ''}"
 
-
-def _reading(
-    path: str,
-    state: State,
-    error: str,
-    *,
-    version: str = "",
-    status: Status | None = None,
-    unit: str = "",
-) -> Daemon:
-    device = status.device if status else None
-    return Daemon(
-        socket=path,
-        state=state,
-        error=error,
-        version=version,
-        may_infer=status is not None,
-        worker=status.worker.state if status else "",
-        worker_reason=status.worker.reason if status else "",
-        device=f"{device.name} ({device.platform})" if device else "",
-        lost=tuple(
-            f"{each.spec or each.name} ({each.worker.reason})"
-            for each in (status.devices[1:] if status else ())
-            if each.worker.state == "failed"
-        ),
-        cpu_engine=status is None or any(each.engine == "cpu" for each in status.devices),
-        unit=unit,
-    )
-
-
-# ---- Reads everything the doctor judges: files beneath a root folder, and what children answer ----
 
 LOADER = "libOpenCL.so.1"
 VARIABLES = (

@@ -20,24 +20,17 @@ from typing import Any
 from honed.machine.children import python, run
 from honed.protocol import strict
 
-from .readings import Ended, OpenCL, OpenCLDevice, Platform
+from .readings import OpenCL, OpenCLDevice, Platform
 
 DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeAnswer:
-    """How a child ended, an error sentence unless that is "ok", and what it said.
+class ProbeAnswer(OpenCL):
+    """What a child answers; `path` is that of the library it was to load."""
 
-    `path` is that of the library it loaded; `loader` and `platforms` are what it sees of OpenCL.
-    """
-
-    ended: Ended = "ok"
-    error: str = ""
     path: str = ""
-    loader: str = ""
-    platforms: tuple[Platform, ...] = ()
 
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:

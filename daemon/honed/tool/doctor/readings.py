@@ -65,10 +65,10 @@ class Platform:
 class OpenCL:
     """What a child saw that asked OpenCL the way honed does, through pyopencl."""
 
-    ended: Ended
-    error: str  # a sentence; with "crashed" and "hung" what the driver printed last
-    loader: str  # the libOpenCL that pyopencl uses
-    platforms: tuple[Platform, ...]
+    ended: Ended = "ok"
+    error: str = ""  # a sentence; with "crashed" and "hung" what the driver printed last
+    loader: str = ""  # the libOpenCL that pyopencl uses
+    platforms: tuple[Platform, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +138,12 @@ class Daemon:
 
     socket: str
     state: Literal["answers", "absent", "refused", "forbidden", "silent"]
-    error: str
-    version: str
-    may_infer: bool  # this user may call more than the public methods
-    worker: str  # state of its worker, "" where not told
-    worker_reason: str
-    device: str
+    error: str = ""
+    version: str = ""
+    may_infer: bool = False  # this user may call more than the public methods
+    worker: str = ""  # state of its worker, "" where not told
+    worker_reason: str = ""
+    device: str = ""
     lost: tuple[str, ...] = ()  # other devices of its without a worker, each with the reason
     cpu_engine: bool = True  # it has one
     unit: str = ""  # what systemd says of a service that failed

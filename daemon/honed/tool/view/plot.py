@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 
-# ---- A curve over whole numbers, and how a terminal shows it ----
-#
-# A value holds until the next: it goes in steps.
-
 _BRAILLE = 0x2800
 # Bits of a braille cell by row, left and right dot (Unicode, "Braille Patterns").
 _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -146,8 +142,6 @@ def _below(places: dict[int, str], columns: int, margin: int, name: str) -> str:
             line = line.ljust(start) + label
     return line.ljust(room + 1) + name
 
-
-# ---- Curves as a PNG or SVG file, drawn by matplotlib (3.6 or later), which need not be installed ----
 
 _INCHES, _DOTS = (9.6, 5.4), 100  # 960 by 540 pixels
 _BLUE, _GREEN, _OCHRE, _RED, _PALE = "#1c62c4", "#188448", "#b07010", "#c43428", "#dee2e8"

@@ -17,8 +17,6 @@ from honed.protocol.results import (
 from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
 from honed.tool.output import Table, bytes_text, clean, seconds_text, shape_text, table
 
-# ---- The devices of a service, what they do, and who has them for tuning, as commands print it ----
-
 
 def device_text(device: DeviceIdentity | None) -> str:
     """Who a device is."""
@@ -41,15 +39,13 @@ def shown(device: DeviceStatus) -> str:
 
 def devices_table(devices: Sequence[DeviceStatus]) -> Table:
     """Each device with its worker and models; `devices` as in ServerStatus."""
-    return table(
-        ("device", "", "worker", ">waiting", "models"),
-        map(_row, devices),
-    )
-
-
-def _row(device: DeviceStatus) -> tuple[str, ...]:
-    waiting = str(device.queue.waiting)
-    return (shown(device), _part(device), worker_text(device.worker), waiting, _models(device))
+    rows = []
+    for each in devices:
+        part = "default" if each.default else "stands in" if each.stand_in else ""
+        away = (f"{name} (elsewhere until it is back)" for name in each.away)
+        waiting, models = str(each.queue.waiting), ", ".join([*each.models, *away])
+        rows.append((shown(each), part, worker_text(each.worker), waiting, models))
+    return table(("device", "", "worker", ">waiting", "models"), rows)
 
 
 def served_by(devices: Sequence[DeviceStatus]) -> dict[str, str]:
@@ -61,17 +57,6 @@ def placement_text(placement: ModelPlacement) -> str:
     """Where a model is served, and why there."""
     why = placement.away or placement.why
     return f"{placement.served_by}{f' ({why})' if why else ''}"
-
-
-def _part(device: DeviceStatus) -> str:
-    if device.default:
-        return "default"
-    return "stands in" if device.stand_in else ""
-
-
-def _models(device: DeviceStatus) -> str:
-    away = [f"{name} (elsewhere until it is back)" for name in device.away]
-    return ", ".join([*device.models, *away])
 
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
@@ -121,10 +106,6 @@ def signals(idle: IdleStatus) -> Table:
     )
 
 
-# ---- What `hone show` says of a model that runs in parts, on two engines, and of
-# forms for other shapes ----
-
-
 def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
     """Rows: how much of the model is compiled, and for each of the other parts what it is and why."""
     if not parts:
@@ -135,7 +116,8 @@ def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
     yield "in parts", compiled_share(nodes, flops)
     for number, part in enumerate(part for part in parts if part.engine == "cpu"):
         where = "behind that" if part.last else "in between"
-        yield "", f"part {number} runs {where} in the CPU engine: {part.nodes} nodes, {_handed(part)}"
+        handed = f"of {_tensors(part.inputs)} makes {_tensors(part.outputs)}"
+        yield "", f"part {number} runs {where} in the CPU engine: {part.nodes} nodes, {handed}"
         yield from (("", f"because of {clean(why)}") for why in part.why)
         if part.sized:
             yield from (("", _form(form)) for form in part.forms)
@@ -159,10 +141,6 @@ def compiled_share(nodes: tuple[int, int], flops: tuple[int, int]) -> str:
     return (
         f"{nodes[0]} of {nodes[1]} nodes and {flops[0] / max(1, flops[1]):.1%} of the operations are compiled"
     )
-
-
-def _handed(part: ShownPart) -> str:
-    return f"of {_tensors(part.inputs)} makes {_tensors(part.outputs)}"
 
 
 def _tensors(tensors: Sequence[TensorMetadata]) -> str:

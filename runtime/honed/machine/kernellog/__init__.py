@@ -10,12 +10,23 @@ Only reading the journal needs more than the standard library (systemd-python).
 
 from __future__ import annotations
 
-from .attribution import LATE_S, Attribution, Certainty, GpuRun, Process, attribute, ids_of
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+
 from .fault import Driver, Fault, Severity
 from .parse import parse
-from .reader import SETTLE_S, Reader, open_reader
-from .record import Record, seen
-from .story import DatedFault, FaultStory, group
+from .reader import SETTLE_S, KmsgReader, Reader, Record, seen
+from .story import (
+    LATE_S,
+    Attribution,
+    Certainty,
+    DatedFault,
+    FaultStory,
+    GpuRun,
+    Process,
+    attribute,
+    group,
+    ids_of,
+)
 
 __all__ = [
     "LATE_S",
@@ -38,3 +49,26 @@ __all__ = [
     "parse",
     "seen",
 ]
+
+
+def open_reader(*, from_start: bool = False) -> Reader:
+    """The journal where it can be read, else /dev/kmsg.
+
+    Raises PermissionDenied where permission is what is missing, otherwise Unavailable, with both reasons.
+    """
+    reasons: list[HonedError] = []
+    try:
+        from .journal import JournalReader
+
+        return JournalReader(from_start=from_start)
+    except ImportError:
+        reasons.append(Unavailable("the journal needs systemd-python; install python3-systemd"))
+    except (PermissionDenied, Unavailable) as error:
+        reasons.append(error)
+    try:
+        return KmsgReader(from_start=from_start)
+    except (PermissionDenied, Unavailable) as error:
+        reasons.append(error)
+    denied = [reason for reason in reasons if isinstance(reason, PermissionDenied)]
+    kind = PermissionDenied if denied else Unavailable
+    raise kind("the kernel log cannot be read: " + "; ".join(str(reason) for reason in reasons))

@@ -11,8 +11,7 @@ from systemd import journal
 
 from honed.protocol.errors import PermissionDenied, Unavailable
 
-from .kmsg import RECORDS_A_READ, boot_id
-from .record import LogClock, Record, device_name
+from .reader import RECORDS_A_READ, LogClock, Record, boot_id, device_name
 
 FOLDERS: Final = (Path("/var/log/journal"), Path("/run/log/journal"))
 # Made by journald when it reads /dev/kmsg: absent in a container whose journal sees no kernel records.

@@ -6,11 +6,43 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from .drivers import xids
-from .fault import CONSEQUENCES, EXCEPTIONS, Driver, Fault
-from .origin import origin_of
-from .pattern import Pattern, starts
+from .drivers.boards import LIMA, MSM, PANFROST, PANTHOR, RKNPU, ROCKET
+from .drivers.desktops import AMDGPU, I915, XE
+from .drivers.kbase import KBASE
+from .drivers.nvidia import NVIDIA, XIDS
+from .fault import (
+    CONSEQUENCES,
+    EXCEPTIONS,
+    Driver,
+    Fault,
+    Pattern,
+    RecordTable,
+    Severity,
+    SourceTree,
+    starts,
+)
 
+# The kernel's out-of-memory killer, for the whole machine and for a control group's limit.
+_OUT_OF_MEMORY = (
+    Pattern(
+        "%s: Killed process %d (%s)",
+        Severity.PROCESS_KILLED,
+        "killed",
+        SourceTree(release="Linux ").sources("mm/oom_kill.c __oom_kill_process 5.10 to 6.18"),
+        expression=(
+            r"(?:Memory cgroup out of memory|Out of memory[^:\n]{0,60}): "
+            r"Kill(?:ed)? process (?P<tgid>\d{1,10})(?: \((?P<comm>[^\n]*?)\))?"
+        ),
+    ),
+)
+TABLES: Final = (
+    KBASE, PANTHOR, PANFROST, LIMA, ROCKET, RKNPU, AMDGPU, I915, XE, MSM, NVIDIA,
+    RecordTable(
+        driver=Driver.KERNEL,
+        openings=("Memory cgroup out of memory: ", "Out of memory: ", "Out of memory ("),
+        patterns=_OUT_OF_MEMORY,
+    ),
+)  # fmt: skip
 # Lines inside a record, the same in all of Arm's drivers.
 _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1,8})(?: \(([^)\n]*)\))?")
 _MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
@@ -42,14 +74,17 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
 
 def find(message: str, *, device: str | None = None) -> MatchedRow | None:
     """The first row that matches `message`, with arguments as `parse` has them."""
-    origin = origin_of(message)
-    if origin is None or (None not in (device, origin.device) and device != origin.device):
+    origin = _origin(message)
+    if origin is None:
         return None
-    for pattern in origin.table.patterns:
-        match = pattern.start.match(message, origin.end)
+    table, named, begin = origin
+    if None not in (device, named) and device != named:
+        return None
+    for pattern in table.patterns:
+        match = pattern.start.match(message, begin)
         if match is not None:
-            driver = pattern.driver or origin.table.driver
-            return MatchedRow(pattern=pattern, match=match, driver=driver, device=origin.device)
+            driver = pattern.driver or table.driver
+            return MatchedRow(pattern=pattern, match=match, driver=driver, device=named)
     return None
 
 
@@ -87,7 +122,7 @@ def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None,
     """Code, the driver's name for it, and our meaning of it."""
     if groups.get("xid") is not None:
         number = _decimal(groups["xid"])
-        known = None if number is None else xids.XIDS.get(number)
+        known = None if number is None else XIDS.get(number)
         return number, None, None if known is None else known.meaning
     code, name = _hexadecimal(groups.get("code")), groups.get("name")
     status = _hexadecimal(groups.get("status"))
@@ -109,3 +144,44 @@ def _decimal(text: str | None) -> int | None:
 
 def _hexadecimal(text: str | None) -> int | None:
     return None if text is None else int(text.replace("_", ""), 16)
+
+
+def _choice(words: list[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_DRM: Final = r"\[drm(?::(?P<function>[\w.]{1,100})(?: \[(?P<module>\w{1,100})\])?)?\] "
+_OF_WORD: Final = {word: table for table in TABLES for word in table.words}
+_OF_FUNCTION: Final = {stem: table for table in TABLES for stem in table.functions}
+_OF_OPENING: Final = {opening: table for table in TABLES for opening in table.openings}
+
+# dev_printk writes "<driver> <device>: ", to which DRM's helpers add "[drm] " or
+# "[drm:<function> [<module>]] *ERROR* ". A device without a driver has "platform" before it: msm's GMU.
+_WITH_DEVICE: Final = starts(
+    rf"(?P<word>{_choice(list(_OF_WORD))}|platform(?= \S{{1,100}}\.gmu: )) (?P<device>\S{{1,100}}): "
+    rf"(?:{_DRM})?(?:\*ERROR\* )?"
+)
+_GMU: Final = "msm"
+# DRM_ERROR knows no device, only the function, and the module where the driver is one.
+_WITHOUT_DEVICE: Final = starts(rf"{_DRM}\*ERROR\* ")
+_OPENING: Final = starts(_choice(list(_OF_OPENING)))
+
+
+def _origin(message: str) -> tuple[RecordTable, str | None, int] | None:
+    """The table of the driver that wrote a record, the device it names, and where its message begins."""
+    device, begin = None, 0
+    table: RecordTable | None
+    if (found := _WITH_DEVICE.match(message)) is not None:
+        table = _OF_WORD[_GMU if found["word"] == "platform" else found["word"]]
+        device, begin = found["device"], found.end()
+    elif (found := _WITHOUT_DEVICE.match(message)) is not None:
+        table = _OF_FUNCTION.get(found["module"] or (found["function"] or "").partition("_")[0])
+        begin = found.end()
+    elif (found := _OPENING.match(message)) is not None:
+        table = _OF_OPENING[found[0]]
+    else:
+        return None
+    if table is None:
+        return None
+    inner = starts(table.inner).match(message, begin) if table.inner else None
+    return table, device, begin if inner is None else inner.end()

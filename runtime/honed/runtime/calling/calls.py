@@ -1,4 +1,4 @@
-"""Inferences as clients make them: arrays to parameters, results to arrays.
+"""Inferences as clients make them, one by one and in sequences: arrays to parameters, results to arrays.
 
 Nothing is sent or received here; a client's own regions of shared memory are made and closed. Both clients
 (`client`, `aio`) stand on this; docs/protocol.md is the specification.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,8 +37,8 @@ from honed.protocol.params import (
     RegionPlace,
 )
 from honed.protocol.strict import Map
-from honed.runtime import strings
 from honed.runtime.dtypes import STRING, dtype, from_datatype
+from honed.runtime.encodings import decode_text, encode_text, is_text
 
 from . import shared_memory, transport
 from .shared_memory import Region, Scratch
@@ -117,63 +118,46 @@ class Inferences:
         sequence: InSequence | None,
     ) -> Steps[InferenceAnswer]:
         """Large tensors are handed over in shared memory that the client keeps for that."""
+        seconds = limit_of(self.timeout if timeout is None else timeout)
         arrays, asked = portable(inputs), 0
         while True:
-            sizes = unplaced(arrays, list(self._regions.values()))
+            regions = list(self._regions.values())
+            sizes = unplaced(arrays, regions)
             given, room = self._scratch.bytes_for(model, sizes)
             room = room if sequence is None else 0  # whose state comes back in line
+            lent, why = None, None
+            if given + room:
+                try:
+                    lent = yield from self._lent(given, room)
+                except ResourceExhausted as error:
+                    why = error
+            if lent is None:
+                self._scratch.check_sendable(sizes, why)
             try:
-                return (
-                    yield from self._asked(
-                        model, arrays, outputs, timeout, priority, finite, sequence, sizes, given, room
+                with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+                    call = infer_call(
+                        model,
+                        arrays,
+                        outputs,
+                        regions,
+                        timeout=seconds,
+                        priority=priority,
+                        finite=finite,
+                        sequence=sequence,
+                        lent=lent,
                     )
-                )
+                    limit = None if seconds is None else seconds + GRACE
+                    reply = yield Ask(methods.MODEL_INFER, call.params, limit)
+                    answered = answer(call, reply.result)
             except AnswerTooLarge as error:
                 if sequence is not None or error.nbytes <= asked:
                     raise
                 asked = error.nbytes
                 self._scratch.answered(model, [asked])
-
-    def _asked(
-        self,
-        model: str,
-        arrays: Mapping[str, NDArray[Any]],
-        outputs: Outputs | None,
-        timeout: float | None,
-        priority: int,
-        finite: bool,
-        sequence: InSequence | None,
-        sizes: list[int],
-        given: int,
-        room: int,
-    ) -> Steps[InferenceAnswer]:
-        """With a region for so many bytes of inputs, and of outputs; 0 and 0: with none."""
-        seconds = limit_of(self.timeout if timeout is None else timeout)
-        regions = list(self._regions.values())
-        lent, why = None, None
-        if given + room:
-            try:
-                lent = yield from self._lent(given, room)
-            except ResourceExhausted as error:
-                why = error
-        if lent is None:
-            self._scratch.check_sendable(sizes, why)
-        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
-            call = infer_call(
-                model,
-                arrays,
-                outputs,
-                regions,
-                timeout=seconds,
-                priority=priority,
-                finite=finite,
-                sequence=sequence,
-                lent=lent,
-            )
-            reply = yield Ask(methods.MODEL_INFER, call.params, None if seconds is None else seconds + GRACE)
-            answered = answer(call, reply.result)
-        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
-        return answered
+                continue
+            made = [a.nbytes for name, a in answered.outputs.items() if name not in call.shared]
+            self._scratch.answered(model, made)
+            return answered
 
     def _lent(self, given: int, room: int) -> Steps[Lent]:
         """A region for inputs and outputs of so many bytes; raises ResourceExhausted where there is none.
@@ -227,13 +211,14 @@ def unregister(region: Region) -> Ask:
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
     """The arrays as they travel: dense, row-major, little-endian."""
-    return {name: _portable(value) for name, value in inputs.items()}
+    dense = {name: np.asarray(value, order="C") for name, value in inputs.items()}
+    return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
 
 
 def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
     """Bytes of each array that lies in none of the regions."""
     left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
-    return [0 if strings.is_text(a) else a.nbytes for a in left]
+    return [0 if is_text(a) else a.nbytes for a in left]
 
 
 def infer_call(
@@ -279,9 +264,9 @@ def _inputs(
     described: list[InputTensor] = []
     contents: list[Data] = []
     for name, array in inputs.items():
-        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
+        datatype = STRING.datatype if is_text(array) else _datatype(array.dtype)
         place = _place(array, regions)
-        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
+        if place is None and lent is not None and array.nbytes and not is_text(array):
             copy = lent.region.array(array.dtype.name, array.shape)
             copy[...] = array
             place = _place(copy, (lent.region,))
@@ -294,18 +279,16 @@ def _inputs(
 def _options(
     timeout: float | None, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
 ) -> InferOptions:
-    room = lent if lent is not None and lent.room else None
-    return InferOptions(
-        timeout=methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6)),
-        priority=priority,
-        finite=finite,
-        sequence_id=sequence.id if sequence is not None else None,
-        sequence_start=(sequence is not None and sequence.start) or None,
-        sequence_end=(sequence is not None and sequence.end) or None,
-        shared_memory_region=room.region.name if room is not None else None,
-        shared_memory_offset=room.region.room(room.room) if room is not None else None,
-        shared_memory_byte_size=room.room if room is not None else None,
-    )
+    micros = methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6))
+    options = InferOptions(timeout=micros, priority=priority, finite=finite)
+    if sequence is not None:
+        options.sequence_id = sequence.id
+        options.sequence_start, options.sequence_end = sequence.start or None, sequence.end or None
+    if lent is not None and lent.room:
+        options.shared_memory_region = lent.region.name
+        options.shared_memory_offset = lent.region.room(lent.room)
+        options.shared_memory_byte_size = lent.room
+    return options
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
@@ -341,7 +324,7 @@ def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[
     if place and call.lent is not None:
         return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
     if kind is STRING:
-        return strings.decode(next(contents), output["shape"])
+        return decode_text(next(contents), output["shape"])
     return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
 
 
@@ -361,15 +344,9 @@ def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _content(array: NDArray[Any]) -> Data:
-    if strings.is_text(array):
-        return strings.encode(array)
+    if is_text(array):
+        return encode_text(array)
     return array.reshape(-1).view(np.uint8).data
-
-
-def _portable(value: ArrayLike) -> NDArray[Any]:
-    """Dense, row-major, little-endian."""
-    array = np.asarray(value, order="C")
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 @functools.cache  # NumPy makes a type's name anew each time
@@ -387,3 +364,93 @@ def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None
                 shared_memory_byte_size=array.nbytes,
             )
     return None
+
+
+class _Course:
+    """A sequence of requests to one model, whose state the service keeps between them.
+
+        with client.sequence("vad") as vad:
+            for frame in frames:
+                speech = vad.infer({"input": frame, "sr": 16000})["output"]
+
+    The first request begins the sequence, with zeros for the state that it does not bring; the end of the
+    block ends it. Where the service lost it, requests raise SequenceLost until `restart` was called.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.id = uuid.uuid4().hex
+        self.begun = False
+
+    def restart(self) -> None:
+        """The next request begins anew, with zeros or what it brings for state."""
+        self.begun = False
+
+    @contextlib.contextmanager
+    def _next(self) -> Iterator[InSequence]:
+        """For one request; a first one that fails has begun nothing."""
+        first, self.begun = not self.begun, True
+        try:
+            yield InSequence(self.id, start=first)
+        except BaseException:
+            if first:
+                self.begun = False
+            raise
+
+    @property
+    def _last(self) -> InSequence:
+        return InSequence(self.id, end=True)
+
+
+class RequestSequence(_Course):
+    """Of a `Client`. Requests of it run one after the other, in the order in which they are sent."""
+
+    def __init__(self, infer: Callable[..., dict[str, NDArray[Any]]], model: str) -> None:
+        """`infer` is `Client.infer`."""
+        super().__init__(model)
+        self._infer = infer
+
+    def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
+        """As `Client.infer`, without the state; inputs that are state may be brought all the same."""
+        with self._next() as sequence:
+            return self._infer(self.model, inputs, sequence=sequence, **options)
+
+    def close(self) -> None:
+        """End it; a later request begins anew. What the service does not know any more has ended."""
+        if self.begun:
+            self.begun = False
+            with contextlib.suppress(HonedError):
+                self._infer(self.model, {}, sequence=self._last)
+
+    def __enter__(self) -> RequestSequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncRequestSequence(_Course):
+    """Of an `AsyncClient`, with `await`."""
+
+    def __init__(self, infer: Callable[..., Awaitable[dict[str, NDArray[Any]]]], model: str) -> None:
+        """`infer` is `AsyncClient.infer`."""
+        super().__init__(model)
+        self._infer = infer
+
+    async def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
+        """As `AsyncClient.infer`, without the state; inputs that are state may be brought all the same."""
+        with self._next() as sequence:
+            return await self._infer(self.model, inputs, sequence=sequence, **options)
+
+    async def close(self) -> None:
+        """End it; a later request begins anew. What the service does not know any more has ended."""
+        if self.begun:
+            self.begun = False
+            with contextlib.suppress(HonedError):
+                await self._infer(self.model, {}, sequence=self._last)
+
+    async def __aenter__(self) -> AsyncRequestSequence:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -21,8 +21,6 @@ from honed.protocol.wire import close_all
 from .steps import Ask, Reply, Steps
 from .transport import Progress
 
-# ---- Models that are added, and those that apps bring: their files are opened here and sent along ----
-
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file
 _UNNAMED = "model.onnx"  # what a model is called that came without a file
@@ -195,9 +193,6 @@ def _digest(name: str, descriptor: int) -> str:
         raise InvalidArgument(f"{name} cannot be read ({error.strerror}); give an ordinary file") from error
 
 
-# ---- Folders of calibration inputs: one .npz file a set, holding an array for each
-# input of a model by name ----
-
 MAX_INPUT_SETS = 16
 
 
@@ -221,9 +216,6 @@ def calibration_files(folder: Path) -> list[Path]:
             f"calibration folder {folder} holds {len(found)} sets of inputs; give at most {MAX_INPUT_SETS}"
         )
     return found
-
-
-# ---- Files that the service gave away: open, and in the caller's hands ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,16 +242,12 @@ class ExportedFiles:
         for name, source in self.sources.items():
             path = folder / _inside(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            source.seek(0)
-            with path.open("xb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            _save(source, path)
         return folder / next(iter(self.sources))
 
     def save_compiled(self, path: Path) -> Path:
         """Copy the compiled file to `path` and give that; raises OSError."""
-        self.compiled.seek(0)
-        with path.open("xb") as target:
-            shutil.copyfileobj(self.compiled, target, 1 << 20)
+        _save(self.compiled, path)
         return path
 
     def close(self) -> None:
@@ -302,6 +290,12 @@ def exported_file(descriptors: Sequence[int]) -> BinaryIO:
         close_all(descriptors)
         raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")
     return os.fdopen(descriptors[0], "rb")
+
+
+def _save(file: BinaryIO, path: Path) -> None:
+    file.seek(0)
+    with path.open("xb") as target:
+        shutil.copyfileobj(file, target, 1 << 20)
 
 
 def _inside(name: str) -> PurePosixPath:

@@ -14,30 +14,8 @@ from typing import Any, BinaryIO
 
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods
+from honed.protocol import methods, params
 from honed.protocol.methods import Method
-from honed.protocol.params import (
-    BringOptions,
-    ExportParams,
-    HintsExportParams,
-    HintsImportParams,
-    HistoryParams,
-    LoadOptions,
-    MetricsParams,
-    ModelParams,
-    Nothing,
-    PinParams,
-    ProfileOptions,
-    ProfileParams,
-    PublishParams,
-    RollbackParams,
-    SetParams,
-    TunerReportParams,
-    TunerRunParams,
-    TunerStopParams,
-    TuningFigures,
-    UnloadParams,
-)
 from honed.protocol.results import ModelBrought
 from honed.protocol.service import HintsImported
 from honed.protocol.strict import Map
@@ -116,67 +94,67 @@ class Operations(Inferences):
     @operation
     def models(self) -> Steps[list[Map]]:
         """All models: name, version, state and reason."""
-        return list((yield Ask(methods.REPOSITORY_INDEX, Nothing())).result["models"])
+        return list((yield Ask(methods.REPOSITORY_INDEX, params.Nothing())).result["models"])
 
     @operation
     def metadata(self, model: str | None = None) -> Steps[Map]:
         """Inputs and outputs of `model`; without one, the service's name, version and limits."""
         if model is None:
-            return (yield Ask(methods.SERVER_METADATA, Nothing())).result
-        return (yield Ask(methods.MODEL_METADATA, ModelParams(name=model))).result
+            return (yield Ask(methods.SERVER_METADATA, params.Nothing())).result
+        return (yield Ask(methods.MODEL_METADATA, params.ModelParams(name=model))).result
 
     @operation
     def live(self) -> Steps[bool]:
         """Whether the service answers at all; raises Unavailable where not."""
-        return bool((yield Ask(methods.SERVER_LIVE, Nothing())).result["live"])
+        return bool((yield Ask(methods.SERVER_LIVE, params.Nothing())).result["live"])
 
     @operation
     def ready(self, model: str | None = None) -> Steps[bool]:
         """Whether `model` can be run; without one, whether the service and all its models can."""
         if model is None:
-            return bool((yield Ask(methods.SERVER_READY, Nothing())).result["ready"])
-        return bool((yield Ask(methods.MODEL_READY, ModelParams(name=model))).result["ready"])
+            return bool((yield Ask(methods.SERVER_READY, params.Nothing())).result["ready"])
+        return bool((yield Ask(methods.MODEL_READY, params.ModelParams(name=model))).result["ready"])
 
     @operation
     def status(self) -> Steps[Map]:
         """What the service is doing, on which device."""
-        return (yield Ask(methods.SERVER_STATUS, Nothing())).result
+        return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
     def statistics(self, model: str | None = None) -> Steps[list[Map]]:
         """Counts and times of served requests, of `model` or of all."""
-        answer = yield Ask(methods.MODEL_STATISTICS, ModelParams(name=model or ""))
+        answer = yield Ask(methods.MODEL_STATISTICS, params.ModelParams(name=model or ""))
         return list(answer.result["model_stats"])
 
     @operation
     def metrics(self) -> Steps[Map]:
         """Every figure the service has of itself and its models (docs/metrics.md)."""
-        return (yield Ask(methods.METRICS, MetricsParams())).result
+        return (yield Ask(methods.METRICS, params.MetricsParams())).result
 
     @operation
     def openmetrics(self) -> Steps[str]:
         """The same as OpenMetrics text."""
-        return str((yield Ask(methods.METRICS, MetricsParams(format="openmetrics"))).result["text"])
+        return str((yield Ask(methods.METRICS, params.MetricsParams(format="openmetrics"))).result["text"])
 
     @operation
     def config(self) -> Steps[Map]:
         """The settings in force, and what the service's files say instead."""
-        return (yield Ask(methods.CONFIG_SHOW, Nothing())).result
+        return (yield Ask(methods.CONFIG_SHOW, params.Nothing())).result
 
     @operation
     def reload_config(self) -> Steps[Map]:
         """Have the service read its files again; raises InvalidArgument where one is wrong."""
-        return (yield Ask(methods.CONFIG_RELOAD, Nothing())).result
+        return (yield Ask(methods.CONFIG_RELOAD, params.Nothing())).result
 
     @operation
     def show(self, model: str) -> Steps[Map]:
         """Where `model` comes from, how it was proven right, and its kernels."""
-        return (yield Ask(methods.MODEL_SHOW, ModelParams(name=model))).result
+        return (yield Ask(methods.MODEL_SHOW, params.ModelParams(name=model))).result
 
     @operation
     def export(self, model: str) -> Steps[ExportedFiles]:
         """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
-        answer = yield Ask(methods.MODEL_EXPORT, ExportParams(name=model))
+        answer = yield Ask(methods.MODEL_EXPORT, params.ExportParams(name=model))
         return exported(answer.result, answer.descriptors)
 
     @operation
@@ -187,10 +165,9 @@ class Operations(Inferences):
 
         With `timeline`, when each command of the first of them was enqueued and computed, too.
         """
-        options = ProfileOptions(runs=runs, timeline=timeline or None)
-        return (
-            yield Ask(methods.MODEL_PROFILE, ProfileParams(name=model, parameters=options), timeout)
-        ).result
+        options = params.ProfileOptions(runs=runs, timeline=timeline or None)
+        given = params.ProfileParams(name=model, parameters=options)
+        return (yield Ask(methods.MODEL_PROFILE, given, timeout)).result
 
     @operation
     def add(
@@ -223,7 +200,7 @@ class Operations(Inferences):
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
-        options = LoadOptions(
+        options = params.LoadOptions(
             shapes=shapes_of(shapes or {}),
             precision=precision,
             replace=replace,
@@ -255,7 +232,7 @@ class Operations(Inferences):
         MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
         PermissionDenied where the service takes no models of apps.
         """
-        options = BringOptions(
+        options = params.BringOptions(
             shapes=shapes_of(shapes) if shapes else None,
             precision=None if precision == "auto" else precision,
             engine=engine,
@@ -270,22 +247,23 @@ class Operations(Inferences):
         says in "published" whether it is served, and in "sentence" why. Raises AlreadyExists where another
         version came meanwhile, ModelRefused where it is not this model.
         """
-        params = PublishParams(name=model, expected=expected, why=why)
+        given = params.PublishParams(name=model, expected=expected, why=why)
         descriptor = files.open_model(Path(path))
         try:
-            return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
+            return (yield Ask(methods.MODEL_PUBLISH, given, None, [descriptor])).result
         finally:
             os.close(descriptor)
 
     @operation
     def history(self, model: str) -> Steps[Map]:
         """Versions of `model`: what was served when, and why each came and went."""
-        return (yield Ask(methods.MODEL_HISTORY, HistoryParams(name=model))).result
+        return (yield Ask(methods.MODEL_HISTORY, params.HistoryParams(name=model))).result
 
     @operation
     def rollback(self, model: str, version: int | None = None) -> Steps[Map]:
         """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
-        return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
+        given = params.RollbackParams(name=model, version=version)
+        return (yield Ask(methods.MODEL_ROLLBACK, given, None)).result
 
     @operation
     def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
@@ -294,8 +272,8 @@ class Operations(Inferences):
         With `engine`, "gpu" or "cpu", that serves whichever is faster, and no version is pinned; "" lets the
         service choose again.
         """
-        params = PinParams(name=model, version=version, engine=engine)
-        return (yield Ask(methods.MODEL_PIN, params, None)).result
+        given = params.PinParams(name=model, version=version, engine=engine)
+        return (yield Ask(methods.MODEL_PIN, given, None)).result
 
     @operation
     def set(
@@ -311,26 +289,26 @@ class Operations(Inferences):
 
         Raises InvalidArgument where its requests cannot be run together.
         """
-        params = SetParams(
+        given = params.SetParams(
             name=model,
             max_batch=max_batch,
             batch_delay_us=batch_delay_us,
             warm_up=warm_up,
             warm_up_shapes=None if warm_up_shapes is None else shapes_of(warm_up_shapes),
         )
-        return (yield Ask(methods.MODEL_SET, params, None)).result
+        return (yield Ask(methods.MODEL_SET, given, None)).result
 
     @operation
-    def report(self, text: str = "", tuning: TuningFigures | None = None) -> Steps[None]:
+    def report(self, text: str = "", tuning: params.TuningFigures | None = None) -> Steps[None]:
         """For tuners: what they do, shown in the service's status while this connection lasts, and what
         tuning has done so far, which the service's metrics tell from then on.
         """
-        yield Ask(methods.TUNER_REPORT, TunerReportParams(text=text, tuning=tuning))
+        yield Ask(methods.TUNER_REPORT, params.TunerReportParams(text=text, tuning=tuning))
 
     @operation
     def run_tuner(
         self,
-        params: TunerRunParams,
+        params: params.TunerRunParams,
         *,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
@@ -345,7 +323,7 @@ class Operations(Inferences):
     @operation
     def stop_tuner(self, model: str) -> Steps[None]:
         """End a `run_tuner` of this model soon; it uses what was found. Raises NotFound where none runs."""
-        yield Ask(methods.TUNER_STOP, TunerStopParams(model=model))
+        yield Ask(methods.TUNER_STOP, params.TunerStopParams(model=model))
 
     @operation
     def export_hints(self, *, spread: bool = False) -> Steps[BinaryIO]:
@@ -353,8 +331,8 @@ class Operations(Inferences):
 
         With `spread` what a prior can be learned from: fast, slow and refused schedules of each task.
         """
-        params = HintsExportParams(spread=spread or None)
-        return exported_file((yield Ask(methods.HINTS_EXPORT, params, None)).descriptors)
+        given = params.HintsExportParams(spread=spread or None)
+        return exported_file((yield Ask(methods.HINTS_EXPORT, given, None)).descriptors)
 
     @operation
     def import_hints(self, descriptor: int, *, device: str | None = None) -> Steps[HintsImported]:
@@ -362,10 +340,10 @@ class Operations(Inferences):
 
         The file holds JSON lines (docs/protocol.md, HintsImport) of a device, by its spec.
         """
-        params, row = HintsImportParams(device=device), methods.HINTS_IMPORT
-        return row.result_of((yield Ask(row, params, None, (descriptor,))).result)
+        given, row = params.HintsImportParams(device=device), methods.HINTS_IMPORT
+        return row.result_of((yield Ask(row, given, None, (descriptor,))).result)
 
     @operation
     def remove(self, model: str) -> Steps[None]:
         """Remove `model` and its files for good."""
-        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, UnloadParams(model_name=model))
+        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))

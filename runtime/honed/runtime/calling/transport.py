@@ -13,8 +13,6 @@ from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Peer
 from honed.protocol.strict import Map
 from honed.protocol.wire import FrameLimits, close_all
 
-# ---- Moves bytes and descriptors between a socket and a `Peer`, whatever waits for the socket ----
-
 _CHUNK = 128 << 10  # bytes read at once
 _ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
 # As plain numbers: an operation on the enumerations of `socket` takes as long as a read.
@@ -66,10 +64,6 @@ def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
             descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
     return data, list(descriptors), flags
 
-
-# ---- Where the service is reached, how a client speaks there, and the errors where nobody answers ----
-#
-# No NumPy.
 
 SYSTEM_SOCKET = "/run/honed/honed.sock"
 Progress = Callable[[Map], None]

@@ -46,7 +46,7 @@ class _Preamble(NamedTuple):
     @property
     def constants_at(self) -> int:
         """Where the constant section starts: the first page after the header."""
-        return _round_up(_PREAMBLE.size + self.header_bytes, CONSTANT_ALIGN)
+        return -(-(_PREAMBLE.size + self.header_bytes) // CONSTANT_ALIGN) * CONSTANT_ALIGN
 
     @property
     def file_bytes(self) -> int:
@@ -304,7 +304,3 @@ def _sha256(mapped: mmap.mmap, start: int) -> bytes:
         for at in range(start, len(view), _HASH_CHUNK):
             digest.update(view[at : at + _HASH_CHUNK])
     return digest.digest()
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

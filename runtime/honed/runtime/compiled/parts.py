@@ -87,12 +87,8 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
         rows = part.by_rows and len(set(form.sizes)) == 1 and 0 < form.least <= form.sizes[0]
         require(form.least == 0 or rows, f"{called} cannot run for {form.least} rows")
         times = form.times
-        measured = times is None or all(map(_is_time, (times.compiled_us, times.cpu_us)))
+        measured = times is None or all(0 < us < math.inf for us in (times.compiled_us, times.cpu_us))
         require(measured, f"{called} was run in no time at all")
-
-
-def _is_time(us: float) -> bool:
-    return math.isfinite(us) and us > 0
 
 
 def open_count(tensors: Iterable[PartTensor]) -> int:

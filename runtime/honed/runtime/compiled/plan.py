@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from . import parts
-from .model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
+from .model import CPU_PART, Buffer, CompiledModel, Copy, Kernel, Launch, Place, Step
 from .within import WrittenBytes, bytes_of, check_there, check_writers, fail, families, family_of, overlap
 
 
@@ -106,7 +106,10 @@ def _check_step(model: CompiledModel, where: str, step: Step) -> None:
         if source.nbytes != target.nbytes:
             raise fail(f"{where} copies {source.nbytes} bytes to a buffer of {target.nbytes}")
     else:
-        _check_host_call(model, where, step)
+        _check_indices(model, where, step.inputs + step.outputs)
+        if step.function != CPU_PART:
+            raise fail(f"{where} calls the host function {step.function!r}, which does not exist")
+        parts.check_call(model, where, step)
 
 
 def _check_indices(model: CompiledModel, where: str, indices: tuple[int, ...]) -> None:
@@ -129,13 +132,6 @@ def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
             raise fail(
                 f"{where}: argument {i} needs {arg.nbytes} bytes and buffer {index} has {buffer.nbytes}"
             )
-
-
-def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
-    _check_indices(model, where, step.inputs + step.outputs)
-    if step.function != CPU_PART:
-        raise fail(f"{where} calls the host function {step.function!r}, which does not exist")
-    parts.check_call(model, where, step)
 
 
 def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -> None:

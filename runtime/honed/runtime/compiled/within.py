@@ -56,22 +56,17 @@ def check_declared(buffers: Sequence[Buffer], align: int) -> None:
         if buffer.within is None:
             continue
         where = f"buffer {i} lies within buffer {buffer.within}"
-        if not 0 <= buffer.within < len(buffers):
-            raise fail(f"{where}, which does not exist")
+        require(0 <= buffer.within < len(buffers), f"{where}, which does not exist")
         outer = buffers[buffer.within]
-        if outer.within is not None:
-            raise fail(f"{where}, which itself lies within another")
-        if buffer.place != outer.place or buffer.place not in _PLACES:
-            raise fail(f"{where}, and they are of the places {buffer.place} and {outer.place}")
-        if buffer.dtype != outer.dtype:
-            raise fail(f"{where}, and they are {buffer.dtype} and {outer.dtype}")
-        if not buffer.nbytes:
-            raise fail(f"{where} and has no bytes")
-        if buffer.offset < 0 or buffer.offset % align:
-            raise fail(f"{where} at offset {buffer.offset}, no multiple of {align}")
-        if buffer.offset + buffer.nbytes > outer.nbytes:
-            end = buffer.offset + buffer.nbytes
-            raise fail(f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
+        require(outer.within is None, f"{where}, which itself lies within another")
+        alike = buffer.place == outer.place and buffer.place in _PLACES
+        require(alike, f"{where}, and they are of the places {buffer.place} and {outer.place}")
+        require(buffer.dtype == outer.dtype, f"{where}, and they are {buffer.dtype} and {outer.dtype}")
+        require(buffer.nbytes > 0, f"{where} and has no bytes")
+        aligned = buffer.offset >= 0 and buffer.offset % align == 0
+        require(aligned, f"{where} at offset {buffer.offset}, no multiple of {align}")
+        end = buffer.offset + buffer.nbytes
+        require(end <= outer.nbytes, f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
 
 
 def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:

@@ -297,12 +297,10 @@ def _built_kernels(
     return found
 
 
-# ---- Inputs and outputs of halves, on devices that compute in singles: converted on the device ----
-#
-# NumPy converts one element after the other where it is not built for the processor's own instructions (0.4
-# ms for an image of 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads
-# and stores halves everywhere; to compute with them takes cl_khr_fp16.
-
+# Inputs and outputs of halves are converted on the device, where that computes in singles. NumPy converts one
+# element after the other where it is not built for the processor's own instructions (0.4 ms for an image of
+# 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads and stores halves
+# everywhere; to compute with them takes cl_khr_fp16.
 _GROUP = 64  # work-items; every device of OpenCL 1.2 that honed serves takes as many
 _SOURCE = """\
 __kernel void widened(__global const half *from, __global float *to, const ulong count) {

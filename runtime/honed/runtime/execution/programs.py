@@ -95,9 +95,6 @@ def _complaint(error: Any) -> str:
     )[:200]
 
 
-# ---- Whether a compiled model can run on the device at hand, which need not be the
-# one it was compiled for ----
-
 _DOTS = "_4x8packed_"  # part of the names of cl_khr_integer_dot_product's functions
 
 

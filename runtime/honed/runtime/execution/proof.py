@@ -165,13 +165,9 @@ def _errors(reference: Array, actual: Array) -> Array:
     return np.where(same, 0.0, np.maximum(errors, np.nextafter(0.0, 1.0)))
 
 
-# ---- Rows that a selection (TopK) puts in order, brought to the reference's order
-# where their scores tie ----
-#
 # Two right computations of nearly equal scores order their rows differently. So such outputs are compared as
 # sets of rows: rows of all outputs that come of one selection move together, and each has to agree with the
 # reference's row whose place it takes, its score among the rest.
-
 _MOST = 1 << 24  # elements of rows that are compared with each other at once
 
 

@@ -19,7 +19,7 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine import bounds
-from honed.machine.mali import Model
+from honed.machine.families import MaliModel
 from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.runtime.execution import proof
 from honed.tuner.lower.barriers import divergent_barriers
@@ -334,7 +334,7 @@ def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
     return Ceiling(operations=gflops * 1e9, bytes=bounds.gbs(peaks, workload.bytes) * 1e9)
 
 
-def physical(workload: Workload, measured: Ceiling, model: Model | None, cores: int) -> Ceiling:
+def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cores: int) -> Ceiling:
     """What no evidence makes believable any more: far above what microbenchmarks measured.
 
     Where the GPU's model is known, its multiply-adds at a clock that no such chip has bound it more tightly.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from honed.machine import bounds, peaks
 from honed.machine.devices import Device
-from honed.machine.mali import model_of
+from honed.machine.families import mali_model
 from honed.machine.opencl import cl, context
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
@@ -182,7 +182,7 @@ class DeviceSession:
         self.profile = profile
         self.peaks: DevicePeaks = profile.peaks
         self._benchmarks: DevicePeaks = profile.peaks  # without what kernels raised, once measured here
-        self._model = model_of(profile.identity.name)
+        self._model = mali_model(profile.identity.name)
         self.limits = limits
         self.without = without  # names of checks
         self.announce = announce

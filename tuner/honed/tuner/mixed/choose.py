@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.lib import format as npy
 
-from honed.machine import mali
+from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.strict import Mismatch, from_plain
@@ -117,7 +117,7 @@ def why_not_half(profile: DeviceProfile) -> str:
 
 
 def _gain(profile: DeviceProfile) -> float | None:
-    peaks, model = profile.peaks, mali.model_of(profile.identity.name)
+    peaks, model = profile.peaks, mali_model(profile.identity.name)
     if peaks is not None:
         return peaks.fp16_gflops / peaks.fp32_gflops if peaks.fp16_gflops else None
     return model.fma_fp16 / model.fma_fp32 if model is not None else None

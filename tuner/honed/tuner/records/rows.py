@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"

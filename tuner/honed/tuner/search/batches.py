@@ -25,7 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner.lower.opencl import LoweringFailed
 
 from . import traces

@@ -17,7 +17,7 @@ from honed.jobs import priorfile
 from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.files import replacing
-from honed.runtime.origin import Origin, ScheduleSource
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from honed.protocol.strict import Map
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.runtime.origin import Origin
+from honed.runtime.compiled.model import Origin
 from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED
 from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart

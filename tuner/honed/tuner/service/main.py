@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from honed.protocol.errors import HonedError
-from honed.runtime.version import HONED_VERSION
+from honed.runtime import HONED_VERSION
 
 _EXAMPLES = """examples:
   honed-tuner                              for the service of this user

@@ -22,7 +22,7 @@ from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload

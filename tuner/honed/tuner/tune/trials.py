@@ -12,7 +12,7 @@ from typing import TypeVar
 from honed.jobs.events import Spent
 from honed.machine.kernellog import FaultStory
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
-from honed.runtime.origin import Way
+from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256

@@ -1,1 +1,1 @@
-"""What each kernel driver writes, one module for each."""
+"""What kernel drivers write, a table for each."""

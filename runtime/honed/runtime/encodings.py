@@ -1,0 +1,95 @@
+"""What is no plain tensor, as it travels: text, and lists of maps.
+
+Tensors of strings have the length of each as 4 bytes, little-endian, and its bytes in UTF-8, as the Open
+Inference Protocol has them (BYTES, binary tensor data). In Python they are arrays of `str`.
+
+Classifiers of the ai.onnx.ml domain give lists of maps (ZipMap), which apps ask for. Every map of such a list
+has the same keys, so that it travels as its keys, [classes], and a row of values for each map, float32
+[maps, classes].
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol.errors import InvalidArgument
+
+from .dtypes import STRING
+
+Array = NDArray[Any]
+_LENGTH = struct.Struct("<I")
+Maps = list[dict[int, float]] | list[dict[str, float]]
+# The types of keys, by what ONNX Runtime calls the lists (ONNX operators, ai.onnx.ml, ZipMap).
+MAP_KEYS: Final = {
+    "seq(map(int64,tensor(float)))": "int64",
+    "seq(map(string,tensor(float)))": STRING.name,
+}
+
+
+def is_text(array: Array) -> bool:
+    """Whether an array is of strings, or of bytes that are text."""
+    return array.dtype.kind in "USO"
+
+
+def encode_text(array: Array) -> bytes:
+    """Its elements, row-major; raises InvalidArgument where one is neither text nor bytes."""
+    parts: list[bytes] = []
+    for element in array.reshape(-1):
+        if not isinstance(element, str | bytes):
+            raise InvalidArgument(
+                f"an element is {type(element).__name__}, where text is wanted; give str or bytes"
+            )
+        data = element.encode(errors="surrogateescape") if isinstance(element, str) else bytes(element)
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def decode_text(data: bytes | memoryview, shape: Sequence[int]) -> Array:
+    """An array of `str` and that shape; raises InvalidArgument where the bytes are not so many elements."""
+    whole, at = memoryview(data), 0
+    found = np.empty(math.prod(shape), object)
+    for index in range(found.size):
+        if at + _LENGTH.size > len(whole):
+            raise _broken(index, found.size)
+        (size,) = _LENGTH.unpack_from(whole, at)
+        at += _LENGTH.size
+        if size > len(whole) - at:
+            raise _broken(index, found.size)
+        found[index] = bytes(whole[at : at + size]).decode(errors="surrogateescape")
+        at += size
+    if at != len(whole):
+        raise _broken(found.size, found.size)
+    return found.reshape(tuple(shape))
+
+
+def _broken(index: int, count: int) -> InvalidArgument:
+    where = f"end within element {index}" if index < count else "go on"
+    return InvalidArgument(
+        f"the bytes of a tensor of {count} strings {where}; write each one's length as 4 bytes in front of it"
+    )
+
+
+def maps_names(output: str) -> tuple[str, str]:
+    """The names of the tensors of keys and of values, for an output that is a list of maps."""
+    return f"{output}.keys", f"{output}.values"
+
+
+def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[Array, Array]:
+    """The keys and the values; raises ValueError where two maps differ in their keys."""
+    keys = list(maps[0]) if maps else []
+    if any(list(each) != keys for each in maps):
+        raise ValueError("its maps have different keys")
+    kept = np.array(keys, object if key_type == STRING.name else key_type)
+    return kept, np.array([list(each.values()) for each in maps], np.float32).reshape(len(maps), len(keys))
+
+
+def decode_maps(keys: Array, values: Array) -> Maps:
+    """The list of maps again, as ONNX Runtime gives it."""
+    names = [each.decode() if isinstance(each, bytes) else each for each in keys.tolist()]
+    return [dict(zip(names, row, strict=True)) for row in values.tolist()]
