@@ -338,7 +338,7 @@ class OthersShare:
     def _others(self) -> tuple[float, float]:
         """Seconds of all processors that others took, and that have passed, since the machine was started."""
         # proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
-        text = sysfs.read(self._root / "proc/stat") or ""
+        text = system_text(self._root / "proc/stat") or ""
         ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
         if len(ticks) < 8:
             return 0.0, 0.0
