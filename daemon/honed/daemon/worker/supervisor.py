@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.aio import DeadlineWatch
-from honed.daemon.core.queue import Restarts
 from honed.daemon.settings.schema import Limits
 from honed.machine import aiochildren
-from honed.machine.aiochildren import Child
+from honed.machine.aiochildren import Child, RestartPolicy
 from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
@@ -187,7 +186,7 @@ class Supervisor:
         Tells of each start, with a fresh worker that has no models, and of each end, once the calls that it
         cut short have failed.
         """
-        restarts = Restarts()
+        restarts = RestartPolicy()
         self._state = "starting"
         while True:
             begun = time.monotonic()
@@ -206,7 +205,7 @@ class Supervisor:
             delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
-            self._state = "failed" if restarts.failing and not was_ready else "starting"
+            self._state = "failed" if restarts.failing else "starting"
             self._turned.set()
             yield Life.ENDED
             await asyncio.sleep(delay)
