@@ -103,7 +103,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
         ledger=UsageLog(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time),
-        leasing=Leasing(config.idle, lambda: pool.default.state),
+        leasing=Leasing(config.idle, lambda: pool.default.engine.state),
     )
 
 

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -616,7 +617,7 @@ class Turns:
     def __init__(self, ns: int, fails: bool = False) -> None:
         self.comparing = asyncio.Lock()
         self.turns: list[int] = []
-        self.fingerprint, self.on_processor = "d", False
+        self.engine = SimpleNamespace(fingerprint="d", on_processor=False)
         self._ns, self._fails = ns, fails
 
     async def turn(self, _: str, __: Path, turn: int) -> int:

@@ -42,7 +42,7 @@ class Place:
             store=SimpleNamespace(object=lambda file: file.sha256),
             begin=lambda _name: contextlib.nullcontext(change),
         )
-        server = SimpleNamespace(state="ready")
+        server = SimpleNamespace(ready=True)
         self.entry = SimpleNamespace(
             name="m",
             key="1",

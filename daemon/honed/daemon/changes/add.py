@@ -430,7 +430,7 @@ class ModelInstaller:
 
     async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
         """Have what waits compiled once one of them has a worker."""
-        coming = [asyncio.ensure_future(server.supervisor.came()) for server in servers]
+        coming = [asyncio.ensure_future(server.came()) for server in servers]
         try:
             await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
         finally:

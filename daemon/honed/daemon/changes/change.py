@@ -162,7 +162,7 @@ class Change:
 
     async def _job(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
         limits, records = self.changes.limits, self.changes.records
-        await server.supervisor.wait_ready(limits.load_seconds)
+        await server.wait_ready(limits.load_seconds)
         profile = server.supervisor.profile
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
@@ -174,7 +174,7 @@ class Change:
             output=output,
             name=staged.sources[0][0].name,
             profile=output.with_suffix(".toml"),
-            device=server.supervisor.spec,
+            device=server.engine.spec,
             memory_mib=limits.compile_memory_mib,
             records=records if records.exists() else None,
         )

@@ -220,7 +220,7 @@ async def load(
 ) -> LoadedProof:
     """Load and check in the device's worker; a model of which two workers die is refused."""
     for last in (False, True):
-        await server.supervisor.wait_ready(limits.load_seconds)
+        await server.wait_ready(limits.load_seconds)
         try:
             return await server.loader.load(key, str(path), hurried=hurried, progress=progress)
         except DeviceError as error:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from honed.machine.families import FAMILIES
 from honed.protocol.errors import Unavailable
 from honed.runtime.engines import HIGHEST
 
@@ -45,10 +44,10 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
     """Load what is to be served here, and what belongs here and is served elsewhere."""
     engine = core.engines[event.engine]
     engine.worker, engine.spec, engine.family = event.worker, event.spec, event.family
-    engine.fingerprint = event.fingerprint
+    engine.fingerprint, engine.reason = event.fingerprint, ""
     if engine.phase is Phase.STOPPING:
         return
-    engine.phase, engine.reason = Phase.READY, ""
+    engine.phase = Phase.READY
     for model in core.models.all():
         if model.home == engine.name and not model.at_home:
             core.deploy(model, engine.name)
@@ -180,22 +179,17 @@ def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
     return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
 
-def _on_processor(engine: Engine) -> bool:
-    family = FAMILIES.get(engine.family)  # "": no worker has told it yet
-    return family is not None and family.processor
-
-
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
     """The fallback, unless that is the engine itself."""
     wanted = core.fallback.casefold()
     if not wanted or engine.name.casefold() == wanted or engine.stand_in:
         return None
-    if wanted == CPU and _on_processor(engine):
+    if wanted == CPU and engine.on_processor:
         return None
     for other in core.engines.values():
         if other is not engine and (
             other.name.casefold() == wanted
-            or (wanted == CPU and _on_processor(other) and other.phase is Phase.READY)
+            or (wanted == CPU and other.on_processor and other.phase is Phase.READY)
         ):
             return other
     return core.add_engine(core.fallback, stand_in=True)

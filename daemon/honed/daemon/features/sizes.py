@@ -207,7 +207,7 @@ class SizeSpecialiser(Feature):
 
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        at_home = entry.at_home and self.pool.device_of(entry).state == "ready"
+        at_home = entry.at_home and self.pool.device_of(entry).ready
         free = manifest.owner is None and not manifest.history.pinned and entry.trial is None
         ready = entry.state is State.READY and not self.registry.rests(entry)
         return (

@@ -176,7 +176,7 @@ class Api:
             uptime_seconds=time.monotonic() - self._started,
             places=self.places,
             device=default.identity,
-            device_spec=default.supervisor.spec,
+            device_spec=default.engine.spec,
             peaks=default.peaks,
             worker=default.worker(),
             devices=status.device_statuses(self.fleet, self.registry, viewer),

@@ -127,7 +127,7 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
             engine=server.kind,
             default=server is pool.default,
             stand_in=server.engine.stand_in and server.kind != "cpu",
-            spec=server.supervisor.spec,
+            spec=server.engine.spec,
             device=server.identity,
             peaks=server.peaks,
             worker=server.worker(),

@@ -104,23 +104,12 @@ class Loader:
         """`cache_dir` remembers which files were proven."""
         self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
-        self._engine = engine
+        self.engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
         self.comparing = asyncio.Lock()  # the worker knows one pair at a time
-
-    @property
-    def fingerprint(self) -> str:
-        """The device with its driver, or the CPU engine with its version; "" before it was seen."""
-        return self._supervisor.fingerprint
-
-    @property
-    def on_processor(self) -> bool:
-        """Whether its device is the host's processor."""
-        profile = self._supervisor.profile
-        return profile is not None and profile.family.processor
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -137,7 +126,7 @@ class Loader:
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
         """Have the worker load a model of the store; what came of it."""
-        key = action.model.key_on(self._engine.name)
+        key = action.model.key_on(self.engine.name)
         try:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_in_subprocess(key, path)
@@ -173,7 +162,7 @@ class Loader:
 
     async def prove(self, action: messages.Prove) -> messages.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
-        key = action.model.key_on(self._engine.name)
+        key = action.model.key_on(self.engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerDied:
@@ -233,7 +222,7 @@ class Loader:
             self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
         return LoadedProof(
-            engine=self._engine.name, worker=worker, checked=checked, left=left, interface=built.interface
+            engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
@@ -300,7 +289,7 @@ class Loader:
     async def _give_way(self, taken: float) -> None:
         """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
         end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
-        while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
+        while self.engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
     async def tell(self, call: WorkerCall[Empty]) -> None:

@@ -68,7 +68,10 @@ async def measure(
                 break
     times = times_of(gpu_ns, cpu_ns)
     return dataclasses.replace(
-        times, device=device.fingerprint, runtime=cpu.fingerprint, same_cores=device.on_processor
+        times,
+        device=device.engine.fingerprint,
+        runtime=cpu.engine.fingerprint,
+        same_cores=device.engine.on_processor,
     )
 
 
@@ -98,7 +101,7 @@ async def compare_again(
     Each engine may take so many `seconds` to be ready. Raises a HonedError where one cannot run the model.
     """
     for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
-        await server.supervisor.wait_ready(seconds)
+        await server.wait_ready(seconds)
         await server.loader.load(key, str(await in_thread(store.form, manifest, key)))
     path = store.form(manifest, manifest.key)
     return await measure(device.loader, manifest.key, path, cpu.loader, manifest.source_key)
