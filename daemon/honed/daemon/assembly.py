@@ -204,7 +204,7 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
             socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
         ),
         registry=base.registry,
-        fleet=base.pool,
+        engines=base.pool,
         changes=base.changes,
         jobs=base.jobs,
         publisher=parts.publisher,
@@ -263,7 +263,7 @@ def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
         limits=base.config.limits,
         store=base.store,
         registry=base.registry,
-        fleet=base.pool,
+        engines=base.pool,
         publisher=parts.publisher,
         tuner=parts.tuner,
         records=records_in(base.config.service.state_dir),

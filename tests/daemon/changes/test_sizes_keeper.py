@@ -113,7 +113,7 @@ class Staged:
     like: Any = None
     sizes: tuple[MetSizes, ...] = ()
     slower_too: bool = False
-    hurried: bool = True
+    foreground: bool = True
 
 
 def with_source(given: Manifest) -> Manifest:

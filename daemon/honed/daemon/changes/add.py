@@ -396,7 +396,7 @@ class ModelInstaller:
         if given.why and not given.awaits_compiler:
             return job.told(given)
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
-        staged = dataclasses.replace(staged, hurried=False)
+        staged = dataclasses.replace(staged, foreground=False)
         try:
             made = await self._make(change, staged, servers, given=given)
         except HonedError as error:

@@ -153,7 +153,7 @@ class Publisher:
                 change.keep(server, entry.key)
                 path = self.changes.store.form(entry.manifest, entry.key)
                 await server.loader.load(entry.key, str(path))
-            proof = await server.loader.load(key, str(successor.path), hurried=False)
+            proof = await server.loader.load(key, str(successor.path), foreground=False)
             compared = await server.loader.compare(entry.key, key, JUDGE_ROUNDS)
         except WorkerDied as error:
             return await _turned_away(change, entry, version, f"the worker ended when it ran it: {error}")

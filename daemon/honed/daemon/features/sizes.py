@@ -238,7 +238,7 @@ class SizeSpecialiser(Feature):
                 like=self.changes.store.object(manifest.compiled),
                 sizes=sizes,
                 slower_too=slower_too,
-                hurried=False,
+                foreground=False,
             )
             made = await change.build(staged, [self.pool.device_of(entry)])
             why = f"compiled for sizes that its parts meet: {text(sizes)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from honed.daemon.core.messages import WorkerLost, WorkerReady
-from honed.daemon.core.model import Engine, Phase, kind_of
+from honed.daemon.core.model import Engine, Phase
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
@@ -52,11 +52,6 @@ class DeviceServer:
     def shown(self) -> str:
         """The device for people: its full name once it was seen."""
         return self.engine.shown
-
-    @property
-    def kind(self) -> str:
-        """The kind of engine that it is."""
-        return kind_of(self.name)
 
     @property
     def ready(self) -> bool:

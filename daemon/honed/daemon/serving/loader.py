@@ -112,16 +112,16 @@ class Loader:
         self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     async def load(
-        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+        self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> LoadedProof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
-        wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
-        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerDied
-        where the worker, or the process that builds, died of it.
+        wait for one probe at most. `foreground` and `progress` as in `BuildProcess.prove`. Raises
+        ModelRefused where an answer is wrong, DeviceError where the device cannot build or hold the model,
+        and WorkerDied where the worker, or the process that builds, died of it.
         """
-        await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
+        await self._prove_in_subprocess(key, path, foreground=foreground, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
@@ -188,13 +188,13 @@ class Loader:
         return messages.Judged(model.number, compared.objection(serving=True))
 
     async def _prove_in_subprocess(
-        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+        self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """False where that was not needed."""
         proofs = self._proofs()
         if proofs.knows(key):
             return False
-        await self.builder.prove(key, path, hurried=hurried, progress=progress)
+        await self.builder.prove(key, path, foreground=foreground, progress=progress)
         proofs.note(key)
         return True
 
@@ -279,9 +279,9 @@ class Loader:
         """
         begun = time.monotonic()
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
-        if answer.spoilt:
-            self._supervisor.kill(f"the device failed: {answer.spoilt}")
-            raise WorkerDied(answer.spoilt)
+        if answer.device_error:
+            self._supervisor.kill(f"the device failed: {answer.device_error}")
+            raise WorkerDied(answer.device_error)
         if give_way:
             await self._give_way(time.monotonic() - begun)
         return answer

@@ -58,7 +58,7 @@ class VariantCompiler:
                 await change.sources(model.manifest),
                 shapes=dict(shapes),
                 like=self.changes.store.object(home) if home is not None else None,
-                hurried=by_hand,
+                foreground=by_hand,
             )
             made = await change.build(staged, [self.pool.device_of(model)])
             choice = await self._choice(change, model, made)
