@@ -105,7 +105,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         jobs=ModelInstaller(changes, policy, places.cache_dir),
         clients=Server(listening, limits, pool),
         ledger=ledger,
-        leasing=Leasing(config.idle, lambda: pool.default.state),
+        leasing=Leasing(config.idle, lambda: pool.default.engine.state),
     )
 
 
@@ -210,7 +210,7 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
             socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
         ),
         registry=base.registry,
-        fleet=base.pool,
+        engines=base.pool,
         changes=base.changes,
         jobs=base.jobs,
         publisher=parts.publisher,
@@ -269,7 +269,7 @@ def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
         limits=base.config.limits,
         store=base.store,
         registry=base.registry,
-        fleet=base.pool,
+        engines=base.pool,
         publisher=parts.publisher,
         tuner=parts.tuner,
         records=records_in(base.config.service.state_dir),

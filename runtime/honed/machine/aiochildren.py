@@ -1,4 +1,4 @@
-"""Child processes of an event loop."""
+"""Child processes of an event loop, and when one that is kept running is started again."""
 
 from __future__ import annotations
 
@@ -108,3 +108,40 @@ class _Starting:
     def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(set_it, value)
+
+
+# ---- When a child that is kept running is started again ----
+
+HEALTHY_SECONDS = 60.0  # a child that lived so long did not fail at starting
+_LONGEST_DELAY_SECONDS = 30.0
+_FAILURES = 1  # in a row, of a child that is not said to be failing yet
+
+
+class RestartPolicy:
+    """The one rule for children that are started again whenever they end. No clock: it is given seconds.
+
+    Each failure in a row doubles the delay, which is at least `least` seconds. The count starts anew with a
+    child that lived long. One that ended at its work is replaced at once: who gives work that ends children
+    bounds how often, and other work must not wait for it.
+    """
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+        self._failures = 0  # in a row
+        self.failing = False  # the last child did not become ready, and was not the first failure in a row
+
+    def ended(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
+        """Return the delay after a child that lived so long; `ready`: it could be used."""
+        if ready and at_work:
+            self._failures = 0
+        elif ready and lived > HEALTHY_SECONDS:
+            self._failures = 1
+        else:
+            self._failures += 1
+        self.failing = not ready and self._failures > _FAILURES
+        return max(self._least, restart_delay(self._failures))
+
+
+def restart_delay(failures: int) -> float:
+    """Return the seconds to wait after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
+    return 0.0 if failures <= 1 else min(_LONGEST_DELAY_SECONDS, 0.25 * 2.0 ** (failures - 1))

@@ -627,7 +627,8 @@ class Turns:
     def __init__(self, ns: int, fails: bool = False) -> None:
         self.comparing = asyncio.Lock()
         self.turns: list[int] = []
-        self.fingerprint, self.on_processor, self.pid = "d", False, 0
+        self.engine = SimpleNamespace(fingerprint="d", on_processor=False)
+        self.pid = 0
         self._ns, self._fails = ns, fails
 
     async def turn(self, _: str, __: Path, turn: int) -> int:
@@ -686,7 +687,9 @@ class _Rechoosing:
         )
         self.entry.state = State.READY
         self.pool = SimpleNamespace(
-            device_of=lambda _: SimpleNamespace(state="ready"), compared=self._compared, handle=lambda _: None
+            device_of=lambda _: SimpleNamespace(engine=SimpleNamespace(state="ready")),
+            compared=self._compared,
+            handle=lambda _: None,
         )
         self.rechoice = EngineRechoice(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),

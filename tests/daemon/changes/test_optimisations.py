@@ -200,7 +200,7 @@ class Worker:
     """The CPU engine's, of an ONNX Runtime of some version."""
 
     def __init__(self, runtime: str) -> None:
-        self.supervisor = SimpleNamespace(fingerprint=runtime)
+        self.engine = SimpleNamespace(fingerprint=runtime)
 
 
 class Checks(OptimisationChecks):

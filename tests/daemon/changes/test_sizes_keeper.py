@@ -42,7 +42,7 @@ class Place:
             store=SimpleNamespace(object=lambda file: file.sha256),
             begin=lambda _name: contextlib.nullcontext(change),
         )
-        server = SimpleNamespace(state="ready")
+        server = SimpleNamespace(ready=True)
         self.entry = SimpleNamespace(
             name="m",
             key="1",
@@ -113,7 +113,7 @@ class Staged:
     like: Any = None
     sizes: tuple[MetSizes, ...] = ()
     slower_too: bool = False
-    hurried: bool = True
+    foreground: bool = True
 
 
 def with_source(given: Manifest) -> Manifest:

@@ -39,7 +39,7 @@ class Place:
         self.tried: list[tuple[str, Shapes]] = []
         self.driver = "1"
         self.fails = fails
-        server = SimpleNamespace(state="ready")
+        server = SimpleNamespace(ready=True)
         pool = SimpleNamespace(ready=True, handle=self.handle, device_of=lambda _: self.device(server))
         maker = SimpleNamespace(
             pool=pool, changes=SimpleNamespace(active={}), policy="fastest", make=self.make

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.queue import ClientId, Queue, Ticket, restart_delay
+from honed.daemon.core.queue import ClientId, Queue, Ticket
 from honed.runtime.errors import ResourceExhausted
 
 
@@ -133,8 +133,3 @@ def test_every_ticket_ends_exactly_once(
     ended += drained(queue, now)
     ended += [t.number for t in queue.drop_all()]
     assert sorted(ended) == list(range(len(specs)))
-
-
-def test_delays_before_a_restart() -> None:
-    assert [restart_delay(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.0, 0.5, 1.0, 2.0]
-    assert restart_delay(100) == 30.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.core.queue import ClientId, Queue, Restarts, Ticket, restart_delay
+from honed.daemon.core.queue import ClientId, Queue, Ticket
 from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.runtime.errors import ResourceExhausted
 
@@ -97,22 +97,6 @@ def test_nobody_has_more_than_a_share_when_somebody_is_refused(asked: list[tuple
         if victim is not None:
             del waiting[victim.number]
         assert len(queue) == len(waiting) <= LIMIT
-
-
-def test_a_worker_that_a_model_ended_is_replaced_at_once() -> None:
-    restarts = Restarts()
-    delays = [restarts.ended(ready=True, at_work=True, lived=1.0) for _ in range(20)]
-    assert set(delays) == {0.0}
-    assert not restarts.failing
-
-
-def test_a_worker_that_ends_for_nothing_is_replaced_more_and_more_slowly() -> None:
-    restarts = Restarts()
-    delays = [restarts.ended(ready=False, at_work=False, lived=0.1) for _ in range(5)]
-    assert delays == [restart_delay(n) for n in range(1, 6)]
-    assert restarts.failing
-    restarts.ended(ready=True, at_work=False, lived=3600.0)
-    assert not restarts.failing
 
 
 class Loop:

@@ -67,7 +67,7 @@ def test_an_export_whose_client_leaves_at_its_end_leaves_no_file_open(
         limits=anything,
         store=cast(Any, staging),
         registry=anything,
-        fleet=anything,
+        engines=anything,
         publisher=anything,
         tuner=anything,
         records=tmp_path / "records.sqlite",

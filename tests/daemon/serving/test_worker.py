@@ -8,15 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.messages import WorkerLost, WorkerReady
+from honed.daemon.core.state import Registry
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.settings.schema import Limits
+from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
-from honed.daemon.worker.supervisor import Supervisor, WorkerDied, device_program
+from honed.daemon.worker.supervisor import WorkerDied, device_program
 from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
@@ -27,11 +34,23 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SECONDS = 60.0  # that an answer may take
 
 
-async def live(worker: Supervisor, order: list[str]) -> None:
-    """Keep a worker, and note what is told of it."""
-    async with aclosing(worker.lives()) as lives:
-        async for life in lives:
-            order += [life.value]
+class Kept(DeviceServer):
+    """Keeps a worker, tells the core of it, and notes what it tells."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._core = Machine(Registry(), ("",), "", 1)
+        self.expected: list[str] = []  # models
+        self.order: list[str] = []
+        expected = cast(Registry, SimpleNamespace(of=lambda _: self.expected))
+        program, nothing = device_program("", 0), cast(Store, None)
+        super().__init__(self._core.engines[""], program, Limits(), cache_dir, expected, nothing)
+
+    async def live(self) -> None:
+        await self.run(self._note)
+
+    def _note(self, event: WorkerReady | WorkerLost) -> None:
+        self.order.append("begun" if isinstance(event, WorkerReady) else "ended")
+        self._core.handle(event, 0.0, 0.0)
 
 
 def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
@@ -39,15 +58,16 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
     paths = {name: add_constant(8).write(tmp_path / f"{name}.honed") for name in ("old", "new", "other")}
 
     async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
+        kept = Kept(cache_dir)
+        worker = kept.supervisor
 
         async def compared(pair: int, which: int) -> str:
             call = CompareTurn(old="old", new="new", pair=pair, which=which)
             return (await worker.call(call, seconds=SECONDS)).wrong
 
-        running = asyncio.ensure_future(live(worker, []))
+        running = asyncio.ensure_future(kept.live())
         try:
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
             await worker.open()
             for name, path in paths.items():
                 await worker.call(BuildModel(key=name, path=str(path)), seconds=SECONDS)
@@ -66,19 +86,19 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
 
 def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path) -> None:
     """Also where the process is known to have ended before its socket is, as on a busy machine."""
-    order: list[str] = []
 
-    async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
+    async def go() -> list[str]:
+        kept = Kept(cache_dir)
+        worker = kept.supervisor
 
         async def ask() -> None:
             with suppress(WorkerDied):
                 await worker.call(Ping(), seconds=SECONDS)
-            order.append("told")
+            kept.order.append("told")
 
-        running = asyncio.ensure_future(live(worker, order))
+        running = asyncio.ensure_future(kept.live())
         try:
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
             os.kill(worker.pid, signal.SIGSTOP)
             asking = asyncio.ensure_future(ask())
             await asyncio.sleep(0)
@@ -86,12 +106,13 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
             asyncio.get_running_loop().remove_reader(worker._link._socket)
             os.kill(worker.pid, signal.SIGKILL)
             await asking
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
         finally:
             running.cancel()
             await asyncio.wait([running])
+        return kept.order
 
-    asyncio.run(go())
+    order = asyncio.run(go())
     assert order == ["begun", "told", "ended", "begun"]
 
 
@@ -106,27 +127,28 @@ def test_the_driver_is_loaded_for_the_first_model(
         monkeypatch.setenv(name, value)
 
     async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
+        kept = Kept(cache_dir)
+        worker = kept.supervisor
 
         def driver_is_loaded() -> bool:
             return str(tmp_path) in Path(f"/proc/{worker.pid}/maps").read_text()
 
-        running = asyncio.ensure_future(live(worker, []))
+        running = asyncio.ensure_future(kept.live())
         try:
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
             assert not driver_is_loaded()
             vendors.have("pthread")
             with pytest.raises(WorkerDied, match="fits no device"):
                 await worker.open()
             vendors.have("basic")
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
             await worker.open()
             assert driver_is_loaded()
             await worker.open()
             assert worker.starts == 2
-            worker.expects_models = True
+            kept.expected.append("small")
             worker.kill("for the test")
-            await worker.wait_ready(SECONDS)
+            await kept.wait_ready(SECONDS)
             assert driver_is_loaded()
         finally:
             running.cancel()

@@ -396,7 +396,7 @@ class ModelInstaller:
         if given.why and not given.awaits_compiler:
             return job.told(given)
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
-        staged = dataclasses.replace(staged, hurried=False)
+        staged = dataclasses.replace(staged, foreground=False)
         try:
             made = await self._make(change, staged, servers, given=given)
         except HonedError as error:
@@ -430,7 +430,7 @@ class ModelInstaller:
 
     async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
         """Have what waits compiled once one of them has a worker."""
-        coming = [asyncio.ensure_future(server.supervisor.came()) for server in servers]
+        coming = [asyncio.ensure_future(server.came()) for server in servers]
         try:
             await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -137,7 +137,7 @@ class Change:
             fraction = _COMPILED + (BUILT - _COMPILED) * done / of
             steps.report("load", fraction, f"built {done} of {of} kernels")
 
-        proof = await self.load(server, file.sha256, compiled, built, hurried=staged.hurried)
+        proof = await self.load(server, file.sha256, compiled, built, foreground=staged.foreground)
         return Built(server=server, path=compiled, file=file, model=model, proof=proof)
 
     async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
@@ -146,7 +146,7 @@ class Change:
         def report(stage: Stage) -> None:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
-        if changes.compiling.locked() and staged.hurried:
+        if changes.compiling.locked() and staged.foreground:
             # What will be refused need not wait for others to be compiled.
             async with changes.checking:
                 job = await self._job(staged, output, server)
@@ -155,14 +155,14 @@ class Change:
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with changes.compiling:
             job = await self._job(staged, output, server)
-            niceness = 0 if staged.hurried else _NICENESS
+            niceness = 0 if staged.foreground else _NICENESS
             if staged.seconds is not None:
                 seconds = min(seconds, staged.seconds)
             await compile_model(job, seconds, report, niceness=niceness)
 
     async def _job(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
         limits, records = self.changes.limits, self.changes.records
-        await server.supervisor.wait_ready(limits.load_seconds)
+        await server.wait_ready(limits.load_seconds)
         profile = server.supervisor.profile
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
@@ -174,7 +174,7 @@ class Change:
             output=output,
             name=staged.sources[0][0].name,
             profile=output.with_suffix(".toml"),
-            device=server.supervisor.spec,
+            device=server.engine.spec,
             memory_mib=limits.compile_memory_mib,
             records=records if records.exists() else None,
         )
@@ -190,11 +190,11 @@ class Change:
         path: Path,
         progress: Progress = lambda _, __: None,
         *,
-        hurried: bool = True,
+        foreground: bool = True,
     ) -> LoadedProof:
         """Load and check a file in a worker, which keeps it; raises as `compilation.load`."""
         self.keep(server, key)
-        return await load(server, key, path, self.changes.limits, progress, hurried=hurried)
+        return await load(server, key, path, self.changes.limits, progress, foreground=foreground)
 
     async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
         """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""

@@ -117,7 +117,7 @@ class Staged:
     """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
 
     `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
-    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
+    the same model for other shapes, whose choice of precision is taken. Not `foreground`: nobody waits.
     """
 
     folder: Path
@@ -128,7 +128,7 @@ class Staged:
     device: str | None
     calibration: Path | None = None
     like: Path | None = None
-    hurried: bool = True
+    foreground: bool = True
     state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
     owner: int | None = None  # as in the manifest
     sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
@@ -216,13 +216,13 @@ async def load(
     limits: Limits,
     progress: Progress = lambda _, __: None,
     *,
-    hurried: bool = True,
+    foreground: bool = True,
 ) -> LoadedProof:
     """Load and check in the device's worker; a model of which two workers die is refused."""
     for last in (False, True):
-        await server.supervisor.wait_ready(limits.load_seconds)
+        await server.wait_ready(limits.load_seconds)
         try:
-            return await server.loader.load(key, str(path), hurried=hurried, progress=progress)
+            return await server.loader.load(key, str(path), foreground=foreground, progress=progress)
         except DeviceError as error:
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
         except WorkerDied as error:

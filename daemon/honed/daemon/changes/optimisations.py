@@ -96,7 +96,7 @@ class OptimisationChecks:
         async def come(owner: int | None) -> None:
             server = self._pool.cpu_for(owner)
             if server is not None:
-                await server.supervisor.came()
+                await server.came()
                 for entry in self._registry.models():
                     if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
@@ -105,7 +105,7 @@ class OptimisationChecks:
         await asyncio.gather(*map(come, owners))
 
     def _outdated(self, known: OptimisationCheck, cpu: DeviceServer) -> bool:
-        now = cpu.supervisor.fingerprint
+        now = cpu.engine.fingerprint
         return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and places.compiler())
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
@@ -116,7 +116,7 @@ class OptimisationChecks:
     async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
         async with self._turn:
             self.sweep()  # it may have waited long
-            found = dataclasses.replace(await self._found(manifest), runtime=cpu.supervisor.fingerprint)
+            found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
             lost: list[DeviceServer] = []
             if found.level != self._registry.level(key):
                 self._registry.levels[key] = found.level  # of whatever loads it from now on
@@ -149,7 +149,7 @@ class OptimisationChecks:
         """The CPU engines that have a file loaded, or are loading it."""
         for server in list(self._pool.servers.values()):
             models = [m for m in self._registry.all() if m.manifest.source_key == key]
-            running = server.state != "resting" and is_cpu(server.name)
+            running = not server.engine.asleep and is_cpu(server.name)
             if running and any(server.name in model.deployments for model in models):
                 yield server
 

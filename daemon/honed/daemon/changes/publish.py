@@ -156,7 +156,7 @@ class Publisher:
                 change.keep(server, entry.key)
                 path = self.changes.store.form(entry.manifest, entry.key)
                 await server.loader.load(entry.key, str(path))
-            proof = await server.loader.load(key, str(successor.path), hurried=False)
+            proof = await server.loader.load(key, str(successor.path), foreground=False)
             allowance = 1 / GAIN if successor.must is _Must.BE_FASTER else LOSS
             compared = await server.loader.compare(entry.key, key, allowance)
         except WorkerDied as error:
@@ -345,7 +345,7 @@ class EngineRechoice(Feature):
         return None
 
     def _due(self, entry: ServedModel) -> bool:
-        times, state = entry.manifest.times, self.changes.pool.device_of(entry).state
+        times, state = entry.manifest.times, self.changes.pool.device_of(entry).engine.state
         free = entry.manifest.engine_wanted(self.policy) == "fastest" and entry.compiled is not None
         able = entry.at_home and state == "ready" and entry.state is State.READY and entry.trial is None
         waits = time.monotonic() < self._pauses.get(entry.name, (0.0, 0.0))[1]

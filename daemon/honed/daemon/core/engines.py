@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from honed.machine.families import FAMILIES
 from honed.protocol.errors import Unavailable
 from honed.runtime.engines import HIGHEST
 
@@ -42,17 +41,20 @@ LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve
 
 
 def worker_ready(core: Core, event: WorkerReady) -> None:
-    """Load what is to be served here, and what belongs here and is served elsewhere."""
+    """Load what is to be served here, and what belongs here and is served elsewhere.
+
+    Another device, driver or ONNX Runtime may make for other choices.
+    """
     engine = core.engines[event.engine]
     engine.worker, engine.spec, engine.family = event.worker, event.spec, event.family
-    engine.fingerprint = event.fingerprint
-    if engine.phase is Phase.STOPPING:
-        return
-    engine.phase, engine.reason = Phase.READY, ""
-    for model in core.models.all():
-        if model.home == engine.name and not model.at_home:
-            core.deploy(model, engine.name)
-    load_next(core, engine)
+    engine.fingerprint, engine.reason = event.fingerprint, ""
+    if engine.phase is not Phase.STOPPING:
+        engine.phase = Phase.READY
+        for model in core.models.all():
+            if core.comes_home(model, engine):
+                core.deploy(model, engine.name)
+        load_next(core, engine)
+    reconsider(core, engine.name)
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
@@ -105,7 +107,7 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
     core.act(StaysAway(model.name, stand_in, reason))
 
 
-def passed(core: Core, _: Tick) -> None:
+def tick(core: Core, _: Tick) -> None:
     """Let go of what the CPU engine does not serve, and nobody asked for lately."""
     for engine in list(core.engines.values()):
         if is_cpu(engine.name):
@@ -180,22 +182,17 @@ def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
     return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
 
-def _on_processor(engine: Engine) -> bool:
-    family = FAMILIES.get(engine.family)  # "": no worker has told it yet
-    return family is not None and family.processor
-
-
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
     """The fallback, unless that is the engine itself."""
     wanted = core.fallback.casefold()
     if not wanted or engine.name.casefold() == wanted or engine.stand_in:
         return None
-    if wanted == CPU and _on_processor(engine):
+    if wanted == CPU and engine.on_processor:
         return None
     for other in core.engines.values():
         if other is not engine and (
             other.name.casefold() == wanted
-            or (wanted == CPU and _on_processor(other) and other.phase is Phase.READY)
+            or (wanted == CPU and other.on_processor and other.phase is Phase.READY)
         ):
             return other
     return core.add_engine(core.fallback, stand_in=True)
@@ -216,12 +213,6 @@ def timed(core: Core, event: InferenceTimed) -> None:
     times = model.manifest.times
     if model.drift.note(event.engine, event.ms, times.cpu_ms if model.on_cpu else times.gpu_ms):
         _compare(core, model)
-
-
-def choose_on_ready(core: Core, event: WorkerReady) -> None:
-    """Load what is to be served; another device, driver or ONNX Runtime may make for other choices."""
-    worker_ready(core, event)
-    reconsider(core, event.engine)
 
 
 def reconsider(core: Core, engine: str) -> None:

@@ -11,6 +11,7 @@ from honed.daemon.core.queue import Queue, Ticket
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
+from honed.machine.families import FAMILIES
 from honed.protocol.results import ModelChecked
 
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
@@ -281,6 +282,22 @@ class Engine:
     def rests(self) -> bool:
         """Whether it ends, too, while what it serves is not asked for."""
         return self.owner is not None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it is a stand-in whose worker is not kept, or not any more."""
+        return self.phase in (Phase.RESTING, Phase.STOPPING)
+
+    @property
+    def state(self) -> str:
+        """The state of its worker, as users are told."""
+        return (Phase.RESTING if self.asleep else self.phase).value
+
+    @property
+    def on_processor(self) -> bool:
+        """Whether its device is the host's processor."""
+        family = FAMILIES.get(self.family)  # "": no worker has told it yet
+        return family is not None and family.processor
 
     @property
     def shown(self) -> str:

@@ -45,8 +45,7 @@ def added(core: Core, event: Added) -> None:
     )
     replaced = core.enter(model)
     engine = core.engines[model.engine]
-    asleep = engine.rests and engine.phase in (Phase.RESTING, Phase.STOPPING)
-    if asleep and event.proof is None and model.name not in engine.queue.models():
+    if engine.rests and engine.asleep and event.proof is None and model.name not in engine.queue.models():
         model.deployment.resting = True
     else:
         model.deployment.used = core.now
@@ -164,7 +163,7 @@ def loaded(core: Core, event: Loaded) -> None:
         if is_here(engine, proof):
             deployment.ready(proof.checked, proof.left)
             model.blame.load_crashes = 0
-            if model.engine != engine.name and model.home == engine.name:
+            if core.comes_home(model, engine):
                 engines.come_back(core, model, engine)
             run_next(core, engine)
     load_next(core, engine)
@@ -180,7 +179,7 @@ def refused(core: Core, event: LoadRefused) -> None:
     model, deployment = found
     engine = core.engines[deployment.engine]
     deployment.loading = False
-    if model.engine != engine.name and model.home == engine.name:
+    if core.comes_home(model, engine):
         engines.stay_away(core, model, engine, event.reason)
     else:
         versions.give_up_on(core, model, engine, event.reason)
@@ -199,10 +198,10 @@ def broken(core: Core, event: LoadBroken) -> None:
     deployment.loading = False
     if not event.apart:
         engine.worker_ends()
-    comes_back = model.engine != engine.name and model.home == engine.name
-    if comes_back and event.apart:
+    comes_home = core.comes_home(model, engine)
+    if comes_home and event.apart:
         engines.stay_away(core, model, engine, event.reason)
-    elif comes_back and model.name not in engine.queue.models():
+    elif comes_home and model.name not in engine.queue.models():
         del model.deployments[engine.name]  # the next worker's turn
     else:
         model.blame.load_crashes += 1

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from honed.protocol.errors import Busy, Unavailable
 
-HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 PRIORITIES = (1, 2, 3)  # first to last
 ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
 
@@ -158,34 +157,3 @@ class Queue:
 def full(limit: int) -> Busy:
     """What a request is told that has no place in the queue."""
     return Busy(f"{limit} requests wait already; send them more slowly")
-
-
-class Restarts:
-    """How long to wait before a worker that ended is started again. No clock: times come in, in seconds.
-
-    One that ended while it ran or built a model is replaced at once: how often a model may end workers is
-    bounded model by model, and others must not wait for it. What no model is to blame for is slowed down.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0  # in a row
-
-    def ended(self, *, ready: bool, at_work: bool, lived: float) -> float:
-        """The delay after a worker that lived so long; `ready`: it found its device."""
-        if ready and at_work:
-            self._failures = 0
-        elif ready and lived > HEALTHY_SECONDS:
-            self._failures = 1
-        else:
-            self._failures += 1
-        return restart_delay(self._failures)
-
-    @property
-    def failing(self) -> bool:
-        """Whether more than one failed in a row."""
-        return self._failures > 1
-
-
-def restart_delay(failures: int) -> float:
-    """Seconds to wait before starting a worker again after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
-    return 0.0 if failures <= 1 else min(30.0, 0.25 * 2.0 ** (failures - 1))

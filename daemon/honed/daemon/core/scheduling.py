@@ -35,7 +35,7 @@ def dismiss(core: Core, engine: Engine) -> None:
     """Stop a stand-in that nothing needs any more, once what runs there has ended."""
     if not engine.stand_in or engine.running is not None or core.needed(engine):
         return
-    if engine.phase not in (Phase.RESTING, Phase.STOPPING):
+    if not engine.asleep:
         engine.phase = Phase.STOPPING
         core.act(StopServer(engine.name))
 

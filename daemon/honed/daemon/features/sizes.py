@@ -202,7 +202,7 @@ class SizeSpecialiser(Feature):
 
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        at_home = entry.at_home and self.pool.device_of(entry).state == "ready"
+        at_home = entry.at_home and self.pool.device_of(entry).ready
         free = manifest.owner is None and not manifest.history.pinned and entry.trial is None
         ready = entry.state is State.READY and not self.registry.rests(entry)
         return (
@@ -233,7 +233,7 @@ class SizeSpecialiser(Feature):
                 like=self.changes.store.object(manifest.compiled),
                 sizes=sizes,
                 slower_too=slower_too,
-                hurried=False,
+                foreground=False,
             )
             made = await change.build(staged, [self.pool.device_of(entry)])
             why = f"compiled for sizes that its parts meet: {text(sizes)}"

@@ -150,7 +150,7 @@ class VariantCompiler:
                 await change.sources(model.manifest),
                 shapes=dict(shapes),
                 like=self.changes.store.object(home) if home is not None else None,
-                hurried=by_hand,
+                foreground=by_hand,
             )
             made = await change.build(staged, [self.pool.device_of(model)])
             choice = await self._choice(change, model, made)
@@ -356,7 +356,7 @@ class ShapeVariants(Feature):
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        ready = self.maker.pool.device_of(entry).state == "ready" and not entry.away
+        ready = self.maker.pool.device_of(entry).ready and not entry.away
         compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
         compiled = compiled and manifest.owner is None  # users' own have a share in compiling, and no more
         return bool(manifest.interface and manifest.sources and ready and compiled)

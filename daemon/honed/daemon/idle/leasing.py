@@ -46,7 +46,7 @@ class Leasing:
         signals: Signals | None = None,
         patience: float = MAX_GAP,
     ) -> None:
-        """`worker_state` is the supervisor's: only beside a worker that is "ready" the machine is idle.
+        """The machine is idle only while `worker_state`, that of the default engine, is "ready".
 
         `patience`: seconds that one look at the machine may take before it counts as busy.
         """

@@ -87,7 +87,7 @@ class Api:
     policy: Policy
     places: service.ServicePlaces
     registry: Registry
-    fleet: Pool
+    engines: Pool
     changes: Changes
     jobs: ModelInstaller
     publisher: Publisher
@@ -148,7 +148,7 @@ class Api:
     @_answers(methods.SERVER_READY)
     async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
         loading = self.registry.count(State.LOADING, self._viewer(call))
-        return results.Ready(ready=self.fleet.ready and not loading)
+        return results.Ready(ready=self.engines.ready and not loading)
 
     @_answers(methods.SERVER_METADATA)
     async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
@@ -164,7 +164,7 @@ class Api:
 
     @_answers(methods.SERVER_STATUS)
     async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
-        default, viewer = self.fleet.default, self._viewer(call)
+        default, viewer = self.engines.default, self._viewer(call)
         own = self._own(viewer)
         idle = self.leasing.idle()
         jobs = [job.status() for job in self.changes.active.values() if viewer.sees(job.owner)]
@@ -175,12 +175,12 @@ class Api:
             uptime_seconds=time.monotonic() - self._started,
             places=self.places,
             device=default.identity,
-            device_spec=default.supervisor.spec,
+            device_spec=default.engine.spec,
             peaks=default.peaks,
             worker=default.worker(),
-            devices=status.device_statuses(self.fleet, self.registry, viewer),
+            devices=status.device_statuses(self.engines, self.registry, viewer),
             models={state.value: self.registry.count(state, viewer) for state in State},
-            queue=status.queue_status(self.fleet, viewer),
+            queue=status.queue_status(self.engines, viewer),
             connections=self.connections(),
             jobs=tuple(jobs),
             damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
@@ -236,7 +236,7 @@ class Api:
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.entry(_named(params))
-        return status.show(entry, self.fleet, _joined(feature.shown(entry) for feature in self.features))
+        return status.show(entry, self.engines, _joined(feature.shown(entry) for feature in self.features))
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -244,12 +244,13 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
-        self.fleet.wake(params.name)
+        self.engines.wake(params.name)
         entry = self.registry.entry(params.name)
         if not entry.on_cpu:
             self.registry.compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self.fleet.asking.profile(call.connection.client, entry, runs, timeline=timeline)
+            client, asking = call.connection.client, self.engines.asking
+            profile = await asking.profile(client, entry, runs, timeline=timeline)
         if entry.on_device:
             self.ledger.profiled(entry.name, entry.key, profile.rows)
         return profile
@@ -288,7 +289,7 @@ class Api:
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
     async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
-            self.fleet.release(region)
+            self.engines.release(region)
         return Empty()
 
     @_answers(methods.TUNER_RUN)

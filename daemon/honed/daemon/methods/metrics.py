@@ -156,8 +156,8 @@ _UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")
 def _worker(server: DeviceServer) -> WorkerFigures:
     supervisor = server.supervisor
     return WorkerFigures(
-        state=server.state,
-        reason=supervisor.reason,
+        state=server.engine.state,
+        reason=server.engine.reason,
         starts=supervisor.starts,
         ends=dict(sorted(supervisor.ends.items())),
         last_ends=tuple(supervisor.last_ends),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from honed.daemon.core.model import ServedModel
+from honed.daemon.core.model import ServedModel, is_cpu, kind_of
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.plan import describe
@@ -105,10 +105,10 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
     return tuple(
         DeviceStatus(
             name=server.name,
-            engine=server.kind,
+            engine=kind_of(server.name),
             default=server is pool.default,
-            stand_in=server.engine.stand_in and server.kind != "cpu",
-            spec=server.supervisor.spec,
+            stand_in=server.engine.stand_in and not is_cpu(server.name),
+            spec=server.engine.spec,
             device=server.identity,
             peaks=server.peaks,
             worker=server.worker(),

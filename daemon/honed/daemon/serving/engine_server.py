@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from pathlib import Path
 
 from honed.daemon.core.messages import WorkerLost, WorkerReady
-from honed.daemon.core.model import Engine, Phase, kind_of
+from honed.daemon.core.model import Engine, Phase
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import DropRegion
-from honed.daemon.worker.supervisor import Life, Supervisor, WorkerProgram
+from honed.daemon.worker.supervisor import Supervisor, WorkerProgram
+from honed.protocol.errors import Unavailable
 from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
 
@@ -21,7 +22,7 @@ from .loader import Loader
 
 
 class DeviceServer:
-    """Keeps a worker on a device, or for the CPU engine, whose state as an engine the machine knows."""
+    """Keeps a worker on a device, or for the CPU engine; `engine` is what the core knows of it."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class DeviceServer:
     ) -> None:
         """Nothing runs yet."""
         self.engine = engine
-        self.supervisor = Supervisor(limits, cache_dir, program)
+        self.supervisor = Supervisor(
+            engine.name, limits, cache_dir, program, lambda: bool(models.of(engine.name))
+        )
         self.loader = Loader(engine, limits, self.supervisor, models, store, cache_dir)
         self.running: asyncio.Task[None] | None = None
-        self._models = models
         self._with_worker: set[asyncio.Task[None]] = set()
+        self._turned = asyncio.Event()  # set once the core knows of a worker that started or ended
 
     @property
     def name(self) -> str:
@@ -51,32 +54,47 @@ class DeviceServer:
         return self.engine.shown
 
     @property
-    def kind(self) -> str:
-        """The kind of engine that it is."""
-        return kind_of(self.name)
+    def ready(self) -> bool:
+        """Whether the engine has a worker that calls reach."""
+        return self.engine.phase is Phase.READY and self.supervisor.reachable
 
-    @property
-    def state(self) -> str:
-        """The state of its worker; "resting" for a stand-in that is not needed."""
-        resting = self.engine.phase in (Phase.RESTING, Phase.STOPPING)
-        return Phase.RESTING.value if resting else self.supervisor.state
+    async def run(self, tell: Callable[[WorkerReady | WorkerLost], None]) -> None:
+        """Keep a worker until cancelled, and tell of it; no process of the device is left then."""
 
-    async def lives(self) -> AsyncGenerator[WorkerReady | WorkerLost, None]:
-        """Keep a worker until closed, and tell what happens to it; no process of the device is left then."""
-        supervisor = self.supervisor
-        supervisor.expects_models = bool(self._models.of(self.name))
+        def turned(event: WorkerReady | WorkerLost) -> None:
+            if isinstance(event, WorkerLost):
+                self._end_with_worker()
+            tell(event)
+            self._turned.set()
+
         try:
-            async with contextlib.aclosing(supervisor.lives()) as lives:
-                async for life in lives:
-                    if life is Life.BEGUN:
-                        yield self._ready()
-                    else:
-                        self._end_with_worker()
-                        yield self._lost()
-                        supervisor.expects_models = bool(self._models.of(self.name))
+            await self.supervisor.run(turned)
         finally:
             self._end_with_worker()
             await self.loader.builder.kill()
+
+    async def came(self) -> None:
+        """Return once there is a worker, however long that takes."""
+        while not self.ready:
+            await self._turn()
+
+    async def settled(self) -> None:
+        """Return once there is a worker, or none could be started."""
+        while not self.ready and self.engine.phase is not Phase.FAILED:
+            await self._turn()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Return once there is a worker; raises Unavailable where none comes in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.settled()
+        if not self.ready:
+            reason = self.engine.reason
+            raise Unavailable(f"the worker does not start ({reason}); 'hone doctor' may know why")
+
+    async def _turn(self) -> None:
+        self._turned.clear()
+        await self._turned.wait()
 
     def with_worker(self, task: asyncio.Task[None]) -> None:
         """Cancel it when the present worker ends, if not before."""
@@ -102,33 +120,15 @@ class DeviceServer:
     def worker(self) -> WorkerStatus:
         """Its process, as ServerStatus shows it."""
         return WorkerStatus(
-            state=self.state,
+            state=self.engine.state,
             pid=self.supervisor.pid,
             restarts=max(0, self.supervisor.starts - 1),
-            reason=self.supervisor.reason,
+            reason=self.engine.reason,
         )
 
     def queue(self) -> QueueStatus:
         """Requests that wait and run."""
         return QueueStatus(waiting=len(self.engine.queue), running=int(self.engine.running is not None))
-
-    def _ready(self) -> WorkerReady:
-        profile = self.supervisor.profile
-        return WorkerReady(
-            engine=self.name,
-            worker=self.supervisor.starts,
-            spec=self.supervisor.spec,
-            family=profile.rules.family if profile is not None else "",
-            fingerprint=self.supervisor.fingerprint,
-        )
-
-    def _lost(self) -> WorkerLost:
-        return WorkerLost(
-            engine=self.name,
-            reason=self.supervisor.reason,
-            from_outside=self.supervisor.ended_from_outside,
-            failed=self.supervisor.state == Phase.FAILED.value,
-        )
 
     def _end_with_worker(self) -> None:
         for task in self._with_worker:

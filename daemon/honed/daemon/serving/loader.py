@@ -104,7 +104,7 @@ class Loader:
         """`cache_dir` remembers which files were proven."""
         self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
-        self._engine = engine
+        self.engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
@@ -112,37 +112,26 @@ class Loader:
         self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     @property
-    def fingerprint(self) -> str:
-        """The device with its driver, or the CPU engine with its version; "" before it was seen."""
-        return self._supervisor.fingerprint
-
-    @property
     def pid(self) -> int:
         """Of its process; 0: there is none."""
         return self._supervisor.pid
 
-    @property
-    def on_processor(self) -> bool:
-        """Whether its device is the host's processor."""
-        profile = self._supervisor.profile
-        return profile is not None and profile.family.processor
-
     async def load(
-        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+        self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> LoadedProof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
-        wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
-        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerDied
-        where the worker, or the process that builds, died of it.
+        wait for one probe at most. `foreground` and `progress` as in `BuildProcess.prove`. Raises
+        ModelRefused where an answer is wrong, DeviceError where the device cannot build or hold the model,
+        and WorkerDied where the worker, or the process that builds, died of it.
         """
-        await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
+        await self._prove_in_subprocess(key, path, foreground=foreground, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
         """Have the worker load a model of the store; what came of it."""
-        key = action.model.key_on(self._engine.name)
+        key = action.model.key_on(self.engine.name)
         try:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_in_subprocess(key, path)
@@ -178,7 +167,7 @@ class Loader:
 
     async def prove(self, action: messages.Prove) -> messages.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
-        key = action.model.key_on(self._engine.name)
+        key = action.model.key_on(self.engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerDied:
@@ -204,13 +193,13 @@ class Loader:
         return messages.Judged(model.number, compared.objection)
 
     async def _prove_in_subprocess(
-        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+        self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """False where that was not needed."""
         proofs = self._proofs()
         if proofs.knows(key):
             return False
-        await self.builder.prove(key, path, hurried=hurried, progress=progress)
+        await self.builder.prove(key, path, foreground=foreground, progress=progress)
         proofs.note(key)
         return True
 
@@ -238,7 +227,7 @@ class Loader:
             self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
         return LoadedProof(
-            engine=self._engine.name, worker=worker, checked=checked, left=left, interface=built.interface
+            engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
@@ -294,9 +283,9 @@ class Loader:
         """
         begun = time.monotonic()
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
-        if answer.spoilt:
-            self._supervisor.kill(f"the device failed: {answer.spoilt}")
-            raise WorkerDied(answer.spoilt)
+        if answer.device_error:
+            self._supervisor.kill(f"the device failed: {answer.device_error}")
+            raise WorkerDied(answer.device_error)
         if give_way:
             await self._give_way(time.monotonic() - begun)
         return answer
@@ -304,7 +293,7 @@ class Loader:
     async def _give_way(self, taken: float) -> None:
         """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
         end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
-        while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
+        while self.engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
     async def tell(self, call: WorkerCall[Empty]) -> None:

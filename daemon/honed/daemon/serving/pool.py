@@ -14,7 +14,7 @@ from typing import Any
 
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.model import CPU_ENGINE, Engine, ServedModel, is_cpu
+from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, is_cpu
 from honed.daemon.core.queue import ClientId
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
@@ -357,9 +357,8 @@ class Pool:
             for name in self.placement.names:
                 self._start(name)
                 # One after the other: where peaks are measured, they are not measured side by side.
-                settled = self.servers[name].supervisor.settled()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(settled, _SETTLING_SECONDS)
+                    await asyncio.wait_for(self.servers[name].settled(), _SETTLING_SECONDS)
                 self._warn_of_twins(self.servers[name])
             self._begin(self._tell_time())
             await self._failure
@@ -378,12 +377,7 @@ class Pool:
 
     def _start(self, name: str) -> None:
         server = self.servers[name]
-        server.running = self._begin(self._keep(server))
-
-    async def _keep(self, server: DeviceServer) -> None:
-        async with contextlib.aclosing(server.lives()) as lives:
-            async for event in lives:
-                self.handle(event)
+        server.running = self._begin(server.run(self.handle))
 
     async def _stopped(self, server: DeviceServer) -> messages.Event:
         if server.running is not None:
@@ -392,9 +386,9 @@ class Pool:
         return messages.ServerStopped(server.name)
 
     def _warn_of_twins(self, server: DeviceServer) -> None:
-        spec = server.supervisor.spec
+        spec = server.engine.spec
         for other in self.servers.values():
-            if other is not server and spec and other.supervisor.spec == spec:
+            if other is not server and spec and other.engine.spec == spec:
                 told = "%r and %r are one device, %s; name it once in the configuration"
                 _log.warning(told, other.name, server.name, server.shown)
 
@@ -447,9 +441,7 @@ class Pool:
 
     def asked(self, model: str, device: str) -> list[DeviceServer]:
         """Those that a user's words for a device mean: several for "fastest". Raises NotFound."""
-        known = {
-            name: each.supervisor.spec for name, each in self.servers.items() if not each.engine.stand_in
-        }
+        known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.stand_in}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
@@ -470,8 +462,8 @@ class Pool:
     @property
     def ready(self) -> bool:
         """Whether some device has a worker, and none is about to get one."""
-        states = {server.state for server in self.servers.values() if not server.engine.rests}
-        return "ready" in states and "starting" not in states
+        phases = {server.engine.phase for server in self.servers.values() if not server.engine.rests}
+        return Phase.READY in phases and Phase.STARTING not in phases
 
     def waiting(self) -> Counter[str]:
         """Requests that wait, by model."""

@@ -54,7 +54,7 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
     `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
     HonedError where they cannot be compared.
     """
-    runs = Comparison(allowance(same_cores=device.on_processor))
+    runs = Comparison(allowance(same_cores=device.engine.on_processor))
     others = await in_thread(OthersShare, (device.pid, cpu.pid))
     looked = time.monotonic()
     async with device.comparing:
@@ -68,9 +68,9 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,
         cpu_ms=1e3 * cpu_seconds,
-        device=device.fingerprint,
-        runtime=cpu.fingerprint,
-        same_cores=device.on_processor,
+        device=device.engine.fingerprint,
+        runtime=cpu.engine.fingerprint,
+        same_cores=device.engine.on_processor,
         others_percent=await in_thread(others.percent),
     )
 
@@ -101,7 +101,7 @@ async def compare_again(
     Each engine may take so many `seconds` to be ready. Raises a HonedError where one cannot run the model.
     """
     for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
-        await server.supervisor.wait_ready(seconds)
+        await server.wait_ready(seconds)
         await server.loader.load(key, str(await in_thread(store.form, manifest, key)))
     path = store.form(manifest, manifest.key)
     return await measure(device.loader, manifest.key, path, cpu.loader, manifest.source_key)

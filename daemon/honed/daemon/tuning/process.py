@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from honed.daemon.core.queue import restart_delay
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
-from honed.machine.aiochildren import Child, spawn
+from honed.machine.aiochildren import Child, RestartPolicy, spawn
 from honed.machine.children import Bounds, Death, kill_group, python
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams, TuningFigures
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from honed.daemon.transport.connection import Connection
 
 _NICENESS = 19
-_HEALTHY_SECONDS = 60.0
+_LEAST_DELAY_SECONDS = 1.0  # before it is started again
 _STOP_SECONDS = 5.0
 _TEXT = 300  # letters of a report
 _log = logging.getLogger(__name__)
@@ -99,15 +98,14 @@ class TunerChild:
             self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
             _log.info("models are not tuned: %s", self._text)
             await asyncio.Event().wait()
-        failures = 0  # in a row
+        restarts = RestartPolicy(_LEAST_DELAY_SECONDS)
         while True:
             begun = time.monotonic()
             try:
                 reason = str(await self._live_once())
             except OSError as error:
                 reason = f"it cannot be started: {error}"
-            failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
-            delay = max(1.0, restart_delay(failures))
+            delay = restarts.ended(lived=time.monotonic() - begun)
             self._text = f"it is started anew in {delay:.0f} s: {reason}"
             _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
             await asyncio.sleep(delay)

@@ -88,7 +88,7 @@ class TunerRuns:
     limits: Limits
     store: Store
     registry: Registry
-    fleet: Pool
+    engines: Pool
     publisher: Publisher
     tuner: TunerChild
     records: Path
@@ -142,7 +142,7 @@ class TunerRuns:
 
     async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
         entry, _ = self.registry.compiled(params.model or "")
-        self.fleet.check_at_home(entry)
+        self.engines.check_at_home(entry)
         if not entry.manifest.sources:
             raise ModelRefused(
                 f"{entry.name} was added compiled, so there is no source to tune; "
@@ -161,7 +161,7 @@ class TunerRuns:
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,
-                    device=self.fleet.device_of(entry).supervisor.spec or None,
+                    device=self.engines.device_of(entry).engine.spec or None,
                     current=self.store.form(entry.manifest, entry.key),
                     records=self.records,
                     cache_dir=self.cache_dir,
@@ -249,7 +249,7 @@ class TunerRuns:
         """What became of records in a client's file, which is copied to the folder."""
         lines, most = folder / _LINES, HINTS_MIB << 20 if hints else self.limits.max_model_bytes
         await in_thread(receive, descriptor, lines.name, folder, most)
-        device = device or self.fleet.default.supervisor.spec or None
+        device = device or self.engines.default.engine.spec or None
         return await self._child(Import(records=self.records, file=lines, device=device, hints=hints), notify)
 
     async def _child(

@@ -57,23 +57,23 @@ class BuildProcess:
         self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # of the latest processes
 
     async def prove(
-        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+        self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> None:
         """Build a file's kernels, and compare its answers with all of its probes.
 
-        `progress` hears of kernels built and of how many there are. With `hurried` somebody waits for it.
+        `progress` hears of kernels built and of how many there are. With `foreground` somebody waits for it.
         Each kernel may take `load_seconds`, and each probe `run_seconds`. Raises ModelRefused where an answer
         is wrong, DeviceError where the device cannot build or hold the model, and BuilderLost.
         """
         async with self._busy:
             self._stop_resting()
-            running = await self._started(0 if hurried else _NICENESS)
+            running = await self._started(0 if foreground else _NICENESS)
             try:
                 built = await self._call(running, BuildModel(key=key, path=path), progress)
                 for probe in range(built.probes):
                     checked = await self._call(running, CheckProbe(key=key, probe=probe))
-                    if checked.spoilt:
-                        raise BuilderLost(f"the device failed: {checked.spoilt}")
+                    if checked.device_error:
+                        raise BuilderLost(f"the device failed: {checked.device_error}")
                 await self._call(running, UnloadModel(key=key))
             except (WorkerDied, asyncio.CancelledError):
                 await self._end()

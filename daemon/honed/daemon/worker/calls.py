@@ -114,10 +114,10 @@ class BuildModel(WorkerCall[BuiltModel]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedProbe:
-    """The worst of each output over the probes so far; `spoilt` says how the device failed, or ""."""
+    """The worst of each output over the probes so far; `device_error` says how the device failed, or ""."""
 
     outputs: tuple[ComparedOutput, ...] = ()
-    spoilt: str = ""
+    device_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class ComparedTurn:
     ns: int = 0
     wrong: str = ""
     sets: int = 0
-    spoilt: str = ""
+    device_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

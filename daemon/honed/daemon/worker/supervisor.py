@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import logging
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from honed.daemon.aio import DeadlineWatch
-from honed.daemon.core.queue import Restarts
+from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.settings.schema import Limits
 from honed.machine import aiochildren
-from honed.machine.aiochildren import Child
+from honed.machine.aiochildren import Child, RestartPolicy
 from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
@@ -112,13 +111,6 @@ class NoWorker(WorkerDied):
     """The worker had ended before it was asked: the call is no cause of that."""
 
 
-class Life(enum.Enum):
-    """What happens to a worker."""
-
-    BEGUN = "begun"
-    ENDED = "ended"
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class _UnderWay:
     """A call, which may take `seconds` without a sign of progress."""
@@ -132,13 +124,22 @@ class _UnderWay:
 
 
 class Supervisor:
-    """The worker process and the calls to it.
+    """The worker process of an engine and the calls to it; the core knows what state the worker is in.
 
-    With `expects_models` a worker that starts is to load some at once. The device that the first worker found
-    is the one that later workers look for. An engine without a device has an identity and no profile.
+    The device that the first worker found is the one that later workers look for. An engine without a device
+    has an identity and no profile.
     """
 
-    def __init__(self, limits: Limits, cache_dir: Path, program: WorkerProgram) -> None:
+    def __init__(
+        self,
+        engine: str,
+        limits: Limits,
+        cache_dir: Path,
+        program: WorkerProgram,
+        expects_models: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`expects_models`: whether a worker that starts is to load some at once."""
+        self._engine = engine
         self._limits = limits
         self._cache_dir = cache_dir
         self.program = program
@@ -146,69 +147,61 @@ class Supervisor:
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""
-        self._turned = asyncio.Event()  # set at each change of state
         self._calls = 0  # under way
         self._deadlines = DeadlineWatch(self._late)
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
         self._lost_at_work = False  # the last worker ended while it ran or built a model
-        self.expects_models = False
-        self._state = "starting"
-        self.reason = ""
+        self._expects_models = expects_models
+        self._reason = ""  # why the last worker ended; "" once another was ready
         self.starts = 0
         self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
         self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
-        self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
-        self.spec = ""
+        self._from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.identity: DeviceIdentity | None = None
         self.profile: DeviceProfile | None = None
 
     @property
-    def state(self) -> str:
-        """What ServerStatus calls it; "ready" ends when calls no longer reach the worker."""
-        if self._state == "ready" and (self._link is None or self._link.broken is not None):
-            return "starting"
-        return self._state
-
-    @property
-    def fingerprint(self) -> str:
-        """What runs here, for times to be compared: the device with its driver; "" before it was seen."""
-        if self.identity is None:
-            return ""
-        return " / ".join(dataclasses.astuple(self.identity))
+    def reachable(self) -> bool:
+        """Whether calls reach a worker, as far as it is known."""
+        return self._link is not None and self._link.broken is None
 
     @property
     def pid(self) -> int:
         """The worker's process; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def lives(self) -> AsyncGenerator[Life, None]:
-        """Keep a worker running until closed; it is gone then.
+    async def run(self, tell: Callable[[WorkerReady | WorkerLost], None]) -> None:
+        """Keep a worker running until cancelled; it is gone then.
 
         Tells of each start, with a fresh worker that has no models, and of each end, once the calls that it
         cut short have failed.
         """
-        restarts = Restarts()
-        self._state = "starting"
+        restarts = RestartPolicy()
         while True:
-            begun = time.monotonic()
-            was_ready = False
+            begun, ready = time.monotonic(), False
             try:
-                process = await self._start()
-                was_ready = True
-                yield Life.BEGUN
-                await self._watch(process)
+                process, event = await self._start()
             except (OSError, HonedError) as error:
                 self._ended("not started", str(error))
+            else:
+                ready = True
+                tell(event)
+                await self._watch(process)
             finally:
                 await self._end()
             lived = time.monotonic() - begun
             await self._calls_told()
-            delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
+            delay = restarts.ended(lived=lived, ready=ready, at_work=self._lost_at_work)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
-            self._state = "failed" if restarts.failing and not was_ready else "starting"
-            self._turned.set()
-            yield Life.ENDED
+            tell(
+                WorkerLost(
+                    engine=self._engine,
+                    reason=self._reason,
+                    from_outside=self._from_outside,
+                    failed=restarts.failing,
+                )
+            )
             await asyncio.sleep(delay)
 
     async def _calls_told(self) -> None:
@@ -218,29 +211,6 @@ class Supervisor:
         """
         while self._calls:
             await asyncio.sleep(0)
-
-    async def settled(self) -> None:
-        """Return once there is a worker with a device, or none could be started."""
-        while self.state == "starting":
-            self._turned.clear()
-            await self._turned.wait()
-
-    async def came(self) -> None:
-        """Return once there is a worker with a device, however long that takes."""
-        while self.state != "ready":
-            self._turned.clear()
-            await self._turned.wait()
-
-    async def wait_ready(self, seconds: float) -> None:
-        """Return once there is a worker with a device; raises Unavailable where none comes in time."""
-        end = time.monotonic() + seconds
-        while self.state != "ready":
-            if self.state == "failed" or time.monotonic() > end:
-                raise Unavailable(f"the worker does not start ({self.reason}); 'hone doctor' may know why")
-            self._turned.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(end - time.monotonic()):
-                    await self._turned.wait()
 
     async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
         """The worker's answer; raises its HonedError, or WorkerDied where it died or took too long.
@@ -275,7 +245,7 @@ class Supervisor:
     def _reached(self) -> AsyncLink:
         """Return the worker's link; raises NoWorker where it is known already that there is no worker."""
         if self._link is None:
-            raise NoWorker(f"there is no worker ({self.reason or 'it is starting'}); try again")
+            raise NoWorker(f"there is no worker ({self._reason or 'it is starting'}); try again")
         if self._link.broken is not None:
             raise NoWorker(str(self._link.broken))
         return self._link
@@ -343,26 +313,30 @@ class Supervisor:
     def _lost(self) -> WorkerDied:
         return WorkerDied(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
-    async def _start(self) -> Child:
+    async def _start(self) -> tuple[Child, WorkerReady]:
         """A worker that is ready; raises where it does not become so."""
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
-        self._lost_at_work = self.ended_from_outside = False
+        self._lost_at_work = self._from_outside = False
         process, link = await spawn(self.program, self._cache_dir, self._lost)
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
         # Half of it for the peaks: a device that is too slow for them is served by all the same.
-        find = FindDevice(models=self.expects_models, measure_seconds=seconds / 2)
+        find = FindDevice(models=self._expects_models(), measure_seconds=seconds / 2)
         found = await self.call(find, seconds=seconds)
-        self.spec, self.identity = found.spec, found.identity
         if found.profile is not None:
             check(found.profile)
             self.profile = found.profile
-            self.program = dataclasses.replace(self.program, argument=self.spec)
-        self._state, self.reason = "ready", ""
-        self._turned.set()
-        _log.info("worker %d is ready on %s", process.pid, self.spec)
-        return process
+            self.program = dataclasses.replace(self.program, argument=found.spec)
+        self.identity, self._reason = found.identity, ""
+        _log.info("worker %d is ready on %s", process.pid, found.spec)
+        return process, WorkerReady(
+            engine=self._engine,
+            worker=self.starts,
+            spec=found.spec,
+            family=self.profile.rules.family if self.profile is not None else "",
+            fingerprint=" / ".join(dataclasses.astuple(found.identity)),
+        )
 
     async def _watch(self, process: Child) -> None:
         """Wait for the end of a worker that was ready."""
@@ -371,7 +345,7 @@ class Supervisor:
             death = await process.wait()
         finally:
             asking.cancel()
-        self.ended_from_outside = not self._kill_reason and death.from_outside
+        self._from_outside = not self._kill_reason and death.from_outside
         self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
@@ -387,9 +361,8 @@ class Supervisor:
         self.ends[kind] += 1
         self.last_ends.append(WorkerEnd(time=time.time(), pid=self.pid, kind=kind, reason=reason))
         # What goes wrong in the same way again and again is told once.
-        _log.log(logging.ERROR if reason != self.reason else logging.DEBUG, "the worker ended: %s", reason)
-        self._state = "failed" if self._state == "failed" else "starting"
-        self.reason = reason
+        _log.log(logging.ERROR if reason != self._reason else logging.DEBUG, "the worker ended: %s", reason)
+        self._reason = reason
 
     async def _end(self) -> None:
         self._mapped.clear()

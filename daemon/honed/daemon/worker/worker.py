@@ -226,7 +226,7 @@ class Worker(Host):
     def _check(self, call: CheckProbe) -> CheckedProbe:
         """Raises ModelRefused where an answer is wrong.
 
-        Where the device fails while it runs, its state is unknown: the result is then spoilt, and this
+        Where the device fails while it runs, its state is unknown: the result then says so, and this
         process must be replaced.
         """
         executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
@@ -234,7 +234,7 @@ class Worker(Host):
             try:
                 checked[probe] = check_numbered(executor, probe)
             except DeviceError as error:
-                return CheckedProbe(spoilt=str(error))
+                return CheckedProbe(device_error=str(error))
         wrong = tuple(str(d) for d in checked[probe] if not d.right)
         if wrong:
             raise ModelRefused(
@@ -254,7 +254,7 @@ class Worker(Host):
         try:
             ns, wrong = self._comparison.turn(call.pair, call.which)
         except DeviceError as error:
-            return ComparedTurn(spoilt=str(error))
+            return ComparedTurn(device_error=str(error))
         return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))
 
     def _device_spec(self) -> str:
