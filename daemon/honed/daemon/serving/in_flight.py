@@ -15,7 +15,7 @@ from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core import messages
 from honed.daemon.core.messages import Run
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import ClientId, Ticket
+from honed.daemon.core.queue import ClientId, Empty, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.observe.latencies import Latencies
@@ -51,6 +51,7 @@ class PendingRequest(Generic[R]):
     version: int = 0  # of that
     engine: str = ""  # that ran it last
     open: bool = False  # in shapes that only the CPU engine takes
+    empty: Empty = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -84,7 +85,7 @@ class InFlightRequests:
     ) -> tuple[Inferred, tuple[MetSizes, ...]]:
         """The result of ModelInfer, and the sizes that the model's parts met; raises what went wrong."""
         arrived = time.monotonic()
-        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
+        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open, empty=plan.empty)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
@@ -104,13 +105,14 @@ class InFlightRequests:
         priority: int,
         timeout: float,
         open_shape: bool,
+        empty: Empty = None,
     ) -> tuple[R, PendingRequest[R]]:
         """What a worker answers to a call for a model, as to a request, and how that came.
 
-        `open_shape`: it has shapes that only the CPU engine takes.
+        `open_shape`: it has shapes that only the CPU engine takes; `empty`: so are all its inputs.
         """
         held = {region.number: region for region in regions}
-        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape)
+        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape, empty=empty)
         [answer] = await self._ask(client, model, priority, timeout, work)
         return answer, work
 
@@ -164,6 +166,7 @@ class InFlightRequests:
             arrived=now,
             deadline=now + timeout,
             open=work.open,
+            empty=work.empty,
         )
         self._work[number] = work
         self._deadlines.set(number, ticket.deadline)
