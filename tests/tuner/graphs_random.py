@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 OPSET = 18
 IDS = 5  # integers that a model is given lie below
 _MOST_ELEMENTS = 1 << 16  # of a value
+_MOST_WEIGHTS = 1 << 26  # a file of 2 GiB cannot be written
 _MOST_PRODUCTS = 1 << 24  # multiplications of a node
 _ATTEMPTS = 20  # at a model that ONNX Runtime takes
 _FLOAT, _INT64, _HALF = TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT16
@@ -111,7 +112,9 @@ class Graph:
         return self.constant(list(values), np.int64)
 
     def weights(self, *shape: int, scale: float | None = None) -> str:
-        """Weights that keep products with them of unit size."""
+        """Weights that keep products with them of unit size. Raises Refused where they fill gigabytes."""
+        if math.prod(shape) > _MOST_WEIGHTS:
+            raise Refused
         by = scale if scale is not None else 1 / math.sqrt(max(1, math.prod(shape[1:])))
         return self.constant((self.rng.standard_normal(shape) * by).astype(np.float32))
 

@@ -16,3 +16,7 @@ def test_seeds_name_models_that_run() -> None:
     assert len(operators) > 60
     assert random_model(3).SerializeToString() == random_model(3).SerializeToString()
     assert random_model(3) != random_model(4)
+
+
+def test_heads_of_a_long_row_have_no_weights_of_gigabytes() -> None:
+    assert random_model(300483).ByteSize() < 1 << 20

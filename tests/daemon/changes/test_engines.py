@@ -94,6 +94,22 @@ def recurrent(folder: Path) -> Path:
     )
 
 
+def steps(folder: Path) -> Path:
+    """A GRU of any number of steps and sequences."""
+    r = np.random.default_rng(1)
+    weights = [
+        numpy_helper.from_array(r.normal(size=shape).astype(np.float32), name)
+        for name, shape in (("w", (1, 12, 3)), ("r", (1, 12, 4)))
+    ]
+    return write(
+        folder / "steps.onnx",
+        [helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=4)],
+        [tensor("x", ["steps", "batch", 3])],
+        [tensor("y", ["steps", 1, "batch", 4])],
+        initializer=weights,
+    )
+
+
 def dense(folder: Path) -> Path:
     """What is compiled."""
     w = np.random.default_rng(2).normal(size=(6, 6)).astype(np.float32)
@@ -184,6 +200,26 @@ def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(both: Servic
         check(client, "recurrent", path, {"x": np.ones((3, 1, 3), np.float32)})
         assert psutil.pid_exists(device(client)["worker"]["pid"])
         client.remove("recurrent")
+
+
+def test_what_ends_the_cpu_engine_is_refused_and_everything_else_goes_on(
+    both: Service, tmp_path: Path
+) -> None:
+    """ONNX Runtime 1.31 ends its process on a GRU of no steps, and on one of no sequences."""
+    path = steps(tmp_path)
+    with both.client() as client:
+        client.add(path, engine="cpu")
+        client.add(dense(tmp_path), engine="cpu")
+        for shape, where in (((0, 1, 3), "axis 0"), ((2, 0, 3), "axis 1")):
+            for _ in range(3):
+                with pytest.raises(InvalidArgument, match=f"are empty .'x' in {where}.; give others"):
+                    client.infer("steps", {"x": np.ones(shape, np.float32)})
+                check(client, "steps", path, {"x": np.ones((3, 2, 3), np.float32)})
+        check(client, "dense", tmp_path / "dense.onnx", {"x": np.ones((0, 6), np.float32)})
+        assert device(client)["worker"]["restarts"] >= 4
+        for name in ("steps", "dense"):
+            assert next(m for m in client.models() if m["name"] == name)["state"] == "READY"
+            client.remove(name)
 
 
 @pytest.mark.slow

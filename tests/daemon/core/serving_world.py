@@ -11,7 +11,7 @@ from honed.daemon.core import messages as do
 from honed.daemon.core import messages as told
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
-from honed.daemon.core.queue import ClientId, Ticket
+from honed.daemon.core.queue import ClientId, Empty, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.selection import cpu_serves
 from honed.daemon.store.compiled import Interface
@@ -362,7 +362,7 @@ class World:
         if name in self.disk and self.models.find(name) is None:
             self.serve(self.models.entry(name).manifest, None)
 
-    def ask(self, name: str, *, is_open: bool = False) -> int | None:
+    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None) -> int | None:
         """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""
         model = self.models.find(name)
         if is_open and (model is None or not model.takes_open or not self.has_cpu):
@@ -377,6 +377,7 @@ class World:
             arrived=self.now,
             deadline=self.now + 1e6,
             open=is_open,
+            empty=empty,
         )
         try:
             self.tell(told.Asked(ticket))

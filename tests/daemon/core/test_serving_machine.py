@@ -22,9 +22,9 @@ from honed.daemon.core.model import (
     ServedModel,
     State,
 )
-from honed.daemon.core.queue import Ticket
+from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
-from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
+from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 
 from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
 
@@ -475,6 +475,54 @@ def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_tha
     assert asked is not None
     assert world.answers[asked] is None
     assert world.models.get("a").on_device
+
+
+def end_twice(world: World) -> None:
+    """The CPU engine ends at both attempts of what runs, and is there again."""
+    for _ in range(2):
+        world.lose(CPU_ENGINE)
+        world.ready(CPU_ENGINE)
+        while world.loads:
+            world.end_load(world.loads[0], "well")
+
+
+def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on() -> None:
+    world, model = both_engines()
+    nothing = (("x", (0,)),)
+    first, waits = world.ask("a", empty=nothing), world.ask("a", empty=nothing)
+    end_twice(world)
+    for asked in (first, waits):
+        assert asked is not None
+        assert "are empty ('x' in axis 0)" in str(world.answers[asked])
+        assert isinstance(world.answers[asked], InvalidArgument)
+    for _ in range(MAX_CRASHES_AN_HOUR + 1):
+        assert world.ask("a", empty=nothing) is None, "it is refused at once"
+        other = world.ask("a", empty=())
+        world.end_run(CPU_ENGINE, "well")
+        assert other is not None
+        assert world.answers[other] is None
+    assert (model.state, model.blame.crashes) == (State.READY, 0)
+
+
+def test_empty_inputs_that_were_answered_before_are_no_reason() -> None:
+    world, model = both_engines()
+    nothing = (("x", (0,)),)
+    world.ask("a", empty=nothing)
+    world.end_run(CPU_ENGINE, "well")
+    world.ask("a", empty=nothing)
+    end_twice(world)
+    assert world.ask("a", empty=nothing) is not None
+    assert model.blame.crashes == 2
+
+
+@pytest.mark.parametrize("empty", [(), None])
+def test_what_ends_the_cpu_engine_twice_has_wrong_inputs_where_it_is_one_request(empty: Empty) -> None:
+    world, model = both_engines()
+    asked = world.ask("a", empty=empty)
+    end_twice(world)
+    assert asked is not None
+    assert isinstance(world.answers[asked], Unavailable if empty is None else InvalidArgument)
+    assert (model.state, model.blame.crashes) == (State.READY, 2)
 
 
 def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:

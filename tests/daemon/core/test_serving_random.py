@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from honed.daemon.core import messages as told
 from honed.daemon.core.model import CPU_ENGINE, Phase, State, cpu_engine
-from honed.daemon.core.queue import Ticket
+from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS
 
 from .serving_world import USERS_ENGINE, T, World, owner_of
@@ -86,10 +86,10 @@ class Serving(RuleBasedStateMachine):
         if shaped:
             world.ask(name, is_open=True)
 
-    @rule(name=NAMES, count=st.integers(1, 2))
-    def ask_in_other_shapes(self, name: str, count: int) -> None:
+    @rule(name=NAMES, count=st.integers(1, 2), empty=st.sampled_from([None, (), (("x", (0,)),)]))
+    def ask_in_other_shapes(self, name: str, count: int, empty: Empty) -> None:
         for _ in range(count):
-            self.world.ask(name, is_open=True)
+            self.world.ask(name, is_open=True, empty=empty)
 
     @rule(seconds=st.sampled_from([5.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

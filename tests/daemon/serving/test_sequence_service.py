@@ -52,11 +52,14 @@ def sums(path: Path, *, grows: bool = False, **names: str) -> Path:
 
 @pytest.fixture(scope="module")
 def either(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    """It serves "sums" by the CPU engine until the model is compiled."""
+    """It has "sums" compiled.
+
+    At once: where the CPU engine serves meanwhile it is compiled at a low priority, which processes of other
+    tests can keep from the processors for minutes.
+    """
     with serving(tmp_path_factory, cache_dir, config=BOTH) as running:
         with running.client() as client:
-            client.add(sums(tmp_path_factory.mktemp("m") / "sums.onnx"), name="sums")
-            client.pin("sums", engine="gpu")
+            client.add(sums(tmp_path_factory.mktemp("m") / "sums.onnx"), name="sums", engine="gpu")
         yield running
 
 

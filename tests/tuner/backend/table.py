@@ -54,6 +54,10 @@ a row with NaN is NaN. Where none of these operators is in a model, it is also c
 inputs that hold NaN and infinities, and what differs is among the notes of `hone show`. A request with
 `finite` refuses inputs that hold NaN or infinities, whatever the model.
 
+What carrying NaN on would take was measured on PoCL on an EPYC, in float32, with both kernels run in turns:
+MaxPool of 3 x 3 at every second place of 64 x 112 x 112 2.0 times as long, ReduceMax of all of it 3.0 times
+(medians of 300 pairs), ArgMax over 1000 1.3 times (the fastest of 400 runs, 0.98 and 1.26 us).
+
 | operator | NaN and infinities |
 |---|---|
 {"".join(f"| {op} | {text} |" + chr(10) for op, text in sorted(SPECIALS.items()))}

@@ -161,19 +161,47 @@ def test_reductions(dtype: str, device: Device) -> None:
     g.check(device)
 
 
+def holed(size: int) -> np.ndarray:
+    """Rows with NaN first, in the middle, last, in two places, throughout, and nowhere."""
+    rows = np.tile(np.roll(np.arange(size) % 7, 3).astype(np.float64), (6, 1))
+    for row, where in enumerate(([0], [size // 2], [-1], [1, size // 2], slice(None))):
+        rows[row, where] = NAN
+    rows[1, 0], rows[2, 1] = INF, -INF
+    return rows
+
+
+@pytest.mark.parametrize("size", [6, 37])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_is_left_out_of_extremes(dtype: str, device: Device) -> None:
+def test_nan_is_left_out_of_extremes(dtype: str, size: int, device: Device) -> None:
     """ONNX Runtime has it where it comes first, and in windows of some shapes: docs/operators.md says so."""
-    g = Graph(dtype)
-    rows, windows = g.given(HOLES), g.given(HOLES[None])
-    g.wanted(g("ReduceMax", rows, g.constant([1], "int64"), keepdims=0))
-    g.wanted(g("ReduceMin", rows, g.constant([1], "int64"), keepdims=0))
+    g, held = Graph(dtype), np.concatenate([holed(size), HOLES] if size == HOLES.shape[1] else [holed(size)])
+    rows, columns, windows = g.given(held), g.given(held.T), g.given(held[None])
+    for op in ("ReduceMax", "ReduceMin"):
+        g.wanted(g(op, rows, g.constant([1], "int64"), keepdims=0))
+        g.wanted(g(op, columns, g.constant([0], "int64"), keepdims=0))
+    g.wanted(g("GlobalMaxPool", windows))
     g.wanted(g("MaxPool", windows, kernel_shape=[3], strides=[3]))
-    g.wanted(g("ArgMax", rows, axis=1, keepdims=0), g("ArgMin", rows, axis=1, keepdims=0))
-    most, least = (np.where(np.isnan(HOLES), end, HOLES) for end in (-INF, INF))
-    places = np.concatenate([most.argmax(1), least.argmin(1)])
-    known = (most.max(1), least.min(1), most.reshape(1, -1, 2, 3).max(-1), places)
+    most, least = (np.where(np.isnan(held), end, held) for end in (-INF, INF))
+    pooled = most[:, : size // 3 * 3].reshape(1, len(held), -1, 3).max(-1)
+    known = (*[most.max(1)] * 2, *[least.min(1)] * 2, most.max(1)[None, :, None], pooled)
     g.check(device, **dict(zip(g.outputs, known, strict=True)))
+
+
+@pytest.mark.parametrize("size", [6, 37])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_is_left_out_of_places(dtype: str, size: int, device: Device) -> None:
+    """As in ONNX Runtime, but where it stands first."""
+    g, held = Graph(dtype), np.concatenate([holed(size), HOLES] if size == HOLES.shape[1] else [holed(size)])
+    rows, columns = g.given(held), g.given(held.T)
+    for op in ("ArgMax", "ArgMin"):
+        g.wanted(g(op, rows, axis=1, keepdims=0), g(op, columns, axis=0, keepdims=0))
+    g.wanted(g("Hardmax", rows, axis=1))
+    most, least = (np.where(np.isnan(held), end, held) for end in (-INF, INF))
+    known = [np.tile(most.argmax(1), 2), np.tile(least.argmin(1), 2), np.eye(size)[most.argmax(1)]]
+    reference = g.reference()[g.outputs[0]][: len(held)]
+    g.check(device, **dict(zip(g.outputs, known, strict=True)))
+    later = ~np.isnan(held[:, 0])
+    np.testing.assert_array_equal(reference[later], known[0][: len(held)][later])
 
 
 @pytest.mark.parametrize("pads", [[0, 0], [1, 1]])

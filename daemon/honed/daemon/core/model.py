@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from honed.daemon.core.queue import Queue, Ticket
+from honed.daemon.core.queue import Empty, Queue, Ticket
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
@@ -88,11 +88,15 @@ class Deployment:
 
 @dataclass(slots=True)
 class CrashRecord:
-    """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour."""
+    """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour.
+
+    Of inputs that are empty somewhere `answers` says whether they are answered, or end the CPU engine.
+    """
 
     crashes: int = 0
     load_crashes: int = 0
     times: tuple[float, ...] = ()
+    answers: dict[Empty, bool] = field(default_factory=dict)
 
     def crashed(self, now: float) -> int:
         """A worker ended running it; gives how many did within an hour."""

@@ -23,6 +23,11 @@ class ClientId(NamedTuple):
     connection: int
 
 
+# Where inputs of a request have sizes of 0: each such input's name, and those axes of it. None where several
+# requests run as one, and it is not known which of them is to blame.
+Empty = tuple[tuple[str, tuple[int, ...]], ...] | None
+
+
 class Replaced(Unavailable):
     """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
 
@@ -44,6 +49,7 @@ class Ticket:
     deadline: float
     attempts: int = 0
     open: bool = False  # in shapes that only the CPU engine takes
+    empty: Empty = None
 
 
 class Queue:
@@ -130,6 +136,10 @@ class Queue:
     def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
         """Remove and give the tickets for a model, all of them or those that are `open` or are not."""
         return self._remove(lambda t: t.model == model and open_ones in (None, t.open))
+
+    def drop_empty(self, model: str, empty: Empty) -> list[Ticket]:
+        """Remove and give the tickets for a model with inputs that are empty in the same places."""
+        return self._remove(lambda t: t.model == model and t.empty == empty)
 
     def drop_all(self) -> list[Ticket]:
         """Remove and give every ticket."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from honed.daemon.core.queue import full, service_stops
-from honed.protocol.errors import Unavailable
+from honed.daemon.core.queue import ATTEMPTS, Ticket, full, service_stops
+from honed.protocol.errors import InvalidArgument, Unavailable
 
 from . import engines, versions
 from .messages import (
@@ -20,13 +20,19 @@ from .messages import (
     WorkerFailed,
     WorkerLost,
 )
-from .model import MAX_CRASHES, Engine, Phase, Running, State
+from .model import MAX_CRASHES, Engine, Phase, Running, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
 from .state import Core, removed
 
+_MOST_EMPTY = 64  # ways in which inputs are empty, that are remembered of a model
+
 
 def asked(core: Core, event: Asked) -> None:
-    """Let a request wait. Raises NotFound, Unavailable, or ResourceExhausted where too many wait."""
+    """Let a request wait.
+
+    Raises NotFound, Unavailable, InvalidArgument where it is known to end the CPU engine, or
+    ResourceExhausted where too many wait.
+    """
     ticket = event.ticket
     model = core.models.get(ticket.model)
     engine = core.place(model, ticket)
@@ -35,6 +41,8 @@ def asked(core: Core, event: Asked) -> None:
         raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
     if engine.phase is Phase.FAILED:
         raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
+    if is_cpu(engine.name) and not model.blame.answers.get(ticket.empty, True):
+        raise _deadly(ticket)
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
@@ -71,6 +79,8 @@ def served(core: Core, event: Served) -> None:
     current = core.served_by(running.model, engine)
     if current:
         running.model.blame.crashes = 0
+    if running.ticket.empty and is_cpu(engine.name) and len(running.model.blame.answers) < _MOST_EMPTY:
+        running.model.blame.answers[running.ticket.empty] = True
     if not running.left and event.more:
         running.ticket.attempts = 0  # it ran well
         _wait_again(core, running)
@@ -89,9 +99,16 @@ def broken(core: Core, event: WorkerFailed) -> None:
     core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
         core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
-    if core.models.serves(running.model) and engine.name in running.model.deployments:
+    ticket = running.ticket
+    deadly = is_cpu(engine.name) and ticket.attempts >= ATTEMPTS and ticket.empty is not None
+    if deadly and _end_by_being_empty(running):
+        for other in engine.queue.drop_empty(ticket.model, ticket.empty):
+            core.act(Refuse(other.number, _deadly(other)))
+    elif core.models.serves(running.model) and engine.name in running.model.deployments:
         _blame(core, engine, running, event.reason)
-    if not running.left:
+    if deadly and not running.left:
+        core.act(Refuse(ticket.number, _deadly(ticket)))
+    elif not running.left:
         _retry(core, running, event.reason)
     _go_on(core, engine)
 
@@ -164,6 +181,26 @@ def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
     if model.blame.crashes >= MAX_CRASHES:
         told = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
         versions.give_up_on(core, model, engine, told)
+
+
+def _end_by_being_empty(running: Running) -> bool:
+    """Whether it is inputs that are empty so on which the CPU engine ends: none were ever answered.
+
+    The model is not run on such any more, and goes on with all others.
+    """
+    blame, empty = running.model.blame, running.ticket.empty
+    if not empty or blame.answers.get(empty) or len(blame.answers) >= _MOST_EMPTY:
+        return False
+    blame.answers[empty] = False
+    blame.crashes = 0
+    return True
+
+
+def _deadly(ticket: Ticket) -> InvalidArgument:
+    """Of a request that ended the CPU engine at each attempt, or that is known to do so."""
+    where = ", ".join(f"{name!r} in axis {axes[0]}" for name, axes in ticket.empty or ())
+    what = f"inputs that are empty ({where})" if where else "these inputs"
+    return InvalidArgument(f"model {ticket.model!r} ends the CPU engine's process on {what}; give others")
 
 
 def _retry(core: Core, running: Running, reason: str) -> None:

@@ -297,6 +297,7 @@ class Batcher(Feature):
             priority=plans[0].priority,
             timeout=max(member.member.deadline for member in members) - arrived,
             open_shape=not fits,
+            empty=plans[0].empty or None,
         )
         runner.statistics.ran_joined(len(plans))
         self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)

@@ -191,7 +191,11 @@ class PlainInference:
             self._counted = pipeline.leasing.came(entry.name, call.connection.peer.pid)
             self._plan = plan = pipeline.plan(call, entry)
             self._work = work = PendingRequest(
-                call=plan.for_worker, regions=plan.regions, open=plan.open, told=self._told
+                call=plan.for_worker,
+                regions=plan.regions,
+                open=plan.open,
+                empty=plan.empty,
+                told=self._told,
             )
             pipeline.pool.asking.begin(call.connection.client, entry, plan.priority, plan.timeout, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer

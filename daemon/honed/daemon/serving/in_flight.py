@@ -15,7 +15,7 @@ from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core import messages
 from honed.daemon.core.messages import Run
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import ClientId, Ticket
+from honed.daemon.core.queue import ClientId, Empty, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.observe.latencies import Latencies
@@ -52,6 +52,7 @@ class PendingRequest(Generic[R]):
     version: int = 0  # of that
     engine: str = ""  # that ran it last
     open: bool = False  # in shapes that only the CPU engine takes
+    empty: Empty = None
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
     told: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
@@ -87,7 +88,7 @@ class InFlightRequests:
     ) -> tuple[Inferred, tuple[MetSizes, ...]]:
         """The result of ModelInfer, and the sizes that the model's parts met; raises what went wrong."""
         arrived = time.monotonic()
-        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
+        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open, empty=plan.empty)
         await self._ask(client, model, plan.priority, plan.timeout, work)
         return self.inferred(model, plan, work, arrived)
 
@@ -114,13 +115,14 @@ class InFlightRequests:
         priority: int,
         timeout: float,
         open_shape: bool,
+        empty: Empty = None,
     ) -> tuple[R, PendingRequest[R]]:
         """What a worker answers to a call for a model, as to a request, and how that came.
 
-        `open_shape`: it has shapes that only the CPU engine takes.
+        `open_shape`: it has shapes that only the CPU engine takes; `empty`: so are all its inputs.
         """
         held = {region.number: region for region in regions}
-        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape)
+        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape, empty=empty)
         [answer] = await self._ask(client, model, priority, timeout, work)
         return answer, work
 
@@ -206,6 +208,7 @@ class InFlightRequests:
             arrived=now,
             deadline=now + timeout,
             open=work.open,
+            empty=work.empty,
         )
         self._work[work.number] = work
         self._deadlines.set(work.number, ticket.deadline)

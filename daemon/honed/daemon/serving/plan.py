@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from honed.daemon.core.queue import PRIORITIES
+from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
@@ -62,6 +62,15 @@ class InferencePlan:
     raw: tuple[Data, ...]
     max_bytes: int  # of outputs inside the answer
     open: bool
+
+    @property
+    def empty(self) -> Empty:
+        """Where inputs have sizes of 0."""
+        return tuple(
+            (t.name, tuple(axis for axis, size in enumerate(t.shape) if not size))
+            for t, _ in self.inputs
+            if t.shape and 0 in t.shape
+        )
 
     @property
     def regions(self) -> list[HeldRegion]:
