@@ -19,13 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from honed.daemon.worker.host import Array, connect
-from honed.protocol import strict
+from honed.protocol import streams, strict
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
 from honed.protocol.wire import close_all
-from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartTensor
 from honed.runtime.compiled.parts import covers, met_sizes
@@ -56,12 +55,12 @@ class Parts:
 
     def serve(self) -> None:
         """Answer until the other end hangs up."""
-        while transport.receive(self._socket, self._peer):
+        while streams.receive(self._socket, self._peer):
             while (event := self._peer.next_event()) is not None:
                 if isinstance(event, RequestReceived):
                     self._answer(event)
                     close_all(event.descriptors)
-                    transport.send(self._socket, self._peer)
+                    streams.send(self._socket, self._peer)
 
     def _answer(self, request: RequestReceived) -> None:
         try:

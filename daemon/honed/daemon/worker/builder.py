@@ -16,8 +16,8 @@ from pathlib import Path
 from honed.daemon.settings.schema import Limits
 from honed.machine.aiochildren import Child
 from honed.machine.limits import no_memory
+from honed.protocol.aiolink import AsyncLink
 from honed.protocol.strict import Map
-from honed.runtime.calling.aiolink import AsyncLink
 
 from . import calls as workercalls
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall

@@ -20,8 +20,8 @@ from honed.runtime.engines import HIGHEST
 if TYPE_CHECKING:  # asyncio is the service's
     import asyncio
 
-    from honed.runtime.calling.aiolink import AsyncLink
-    from honed.runtime.calling.transport import Progress
+    from honed.protocol.aiolink import AsyncLink
+    from honed.protocol.streams import Progress
 
 R = TypeVar("R")
 

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.limits import no_memory
-from honed.protocol import strict
+from honed.protocol import streams, strict
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty, MetSizes
 from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime import strings
-from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype
 
@@ -176,7 +175,7 @@ class Host(ABC):
     def serve(self) -> None:
         """Answer until the service hangs up."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
-        while transport.receive(self._socket, self._peer):
+        while streams.receive(self._socket, self._peer):
             while (event := self._peer.next_event()) is not None:
                 match event:
                     case RequestReceived(method=method) if method in self.LOADING:
@@ -230,7 +229,7 @@ class Host(ABC):
         """One thread at a time says something, which is then sent."""
         with self._sending:
             yield self._peer
-            transport.send(self._socket, self._peer)
+            streams.send(self._socket, self._peer)
 
     def _map(self, call: MapRegion) -> Empty:
         descriptor = self._descriptors.pop(0)

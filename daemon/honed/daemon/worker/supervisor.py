@@ -25,11 +25,11 @@ from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
 from honed.protocol import strict
+from honed.protocol.aiolink import AsyncLink, Told
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.service import WorkerEnd
 from honed.protocol.wire import APART, FrameLimits
-from honed.runtime.calling.aiolink import AsyncLink, Told
 from honed.runtime.engines import UNLIMITED, PartLimits
 
 from . import calls as workercalls

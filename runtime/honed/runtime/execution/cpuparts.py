@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from honed.machine.bundle import has_cpu_engine
 from honed.machine.children import Bounds, Death, kill_group, python, start
-from honed.protocol import strict
+from honed.protocol import streams, strict
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.results import MetSizes
 from honed.protocol.wire import PeerFault
-from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor
 from honed.runtime.compiled.modelfile import ModelFile
@@ -183,13 +182,13 @@ class CpuParts:
         connected = self._connected()
         try:
             self._peer.call(call.method, strict.to_plain(call), descriptors)
-            transport.send(connected, self._peer)
+            streams.send(connected, self._peer)
             return self._answer(connected)
         except (OSError, PeerFault) as error:
             raise self._lost() from error
 
     def _answer(self, connected: socket.socket) -> Any:
-        while transport.receive(connected, self._peer):
+        while streams.receive(connected, self._peer):
             while (event := self._peer.next_event()) is not None:
                 if isinstance(event, ResponseReceived):
                     if event.error is not None:
