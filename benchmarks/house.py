@@ -43,7 +43,7 @@ _TOGETHER: Final = ("service", "assembly", "config")
 _STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"})
 _CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
 _SHORT: Final = {  # folders as the page has them, by their first part
-    **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
+    **dict.fromkeys(("protocol", "machine", "process", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
     **dict.fromkeys(
         ("bridge", "farm", "frigate", "http", "hub", "learn", "report", "valhall"), "extensions/honed/"
     ),
