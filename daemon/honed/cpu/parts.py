@@ -21,7 +21,6 @@ from honed.daemon.worker.host import Array, connect
 from honed.process.rpc import Server, by_name
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
-from honed.protocol.results import Empty
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartTensor
 from honed.runtime.compiled.parts import covers, met_sizes
@@ -56,18 +55,15 @@ class Parts(Server):
             return DeviceError("the CPU engine ran out of memory in a part of the model")
         return Internal(f"a part of the model failed: {raised!r}")
 
-    def _load(self, call: LoadPart) -> Empty:
+    def _load(self, call: LoadPart) -> None:
         file = Path(f"/proc/self/fd/{self.descriptors[0]}")
         self._parts[call.part] = Session(file, self._threads, level=call.level, alone=True), call.inputs
-        return Empty()
 
-    def _share(self, call: ShareMemory) -> Empty:
+    def _share(self, call: ShareMemory) -> None:
         self._memory = map_descriptor(self.descriptors[0], 0, call.nbytes)
-        return Empty()
 
-    def _unload(self, call: UnloadPart) -> Empty:
+    def _unload(self, call: UnloadPart) -> None:
         self._parts.pop(call.part, None)
-        return Empty()
 
     def _run(self, call: RunParts) -> PartsRan:
         if not self._parts.keys() >= set(call.parts):

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 import typing
@@ -232,9 +233,9 @@ def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[s
     return {call.method: (call, handler) for call, handler in handlers.items()}
 
 
-def connect(descriptor: str) -> socket.socket:
-    """The socket whose number this process was given; processes that it starts do not get it."""
-    connected = socket.socket(fileno=int(descriptor))
+def connect(arguments: Sequence[str] | None = None) -> socket.socket:
+    """The socket whose number is the last of a child's arguments; processes that it starts do not get it."""
+    connected = socket.socket(fileno=int((sys.argv if arguments is None else arguments)[-1]))
     connected.set_inheritable(False)
     return connected
 

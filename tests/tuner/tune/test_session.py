@@ -23,14 +23,8 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
-from honed.tuner.tune.children import (
-    DefaultSchedule,
-    LoadedTask,
-    Proposed,
-    ProposedCandidate,
-    SearchChild,
-    SearchFailed,
-)
+from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
+from honed.tuner.tune.children import SearchChild, SearchFailed
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
@@ -98,7 +92,7 @@ class Planted:
         if isinstance(batch, SearchFailed):
             raise batch
         entries = [self._entry(source) for source in batch]
-        return Proposed(loaded=self.load(self.asked), entries=entries, way=Way.EVOLUTION, last=False)
+        return Proposed(loaded=self.load(self.asked), entries=tuple(entries), way=Way.EVOLUTION, last=False)
 
     def replay(self, _task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.replayed += traces

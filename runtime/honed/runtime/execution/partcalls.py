@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from honed.process.rpc import Call
 from honed.protocol.params import Data
-from honed.protocol.results import Empty
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartTensor
 
@@ -16,7 +15,7 @@ FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPart(Call[Empty]):
+class LoadPart(Call[None]):
     """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`."""
 
     part: int
@@ -25,14 +24,14 @@ class LoadPart(Call[Empty]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadPart(Call[Empty]):
+class UnloadPart(Call[None]):
     """Let go of it."""
 
     part: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareMemory(Call[Empty]):
+class ShareMemory(Call[None]):
     """Map the memory that comes along, in place of any before."""
 
     nbytes: int

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from honed.tuner.records.verdict import Outcome, Verdict
 
 from . import bound, checks
 from .bound import BoundCandidate
+from .calls import Examined
 from .candidate import Candidate, prepared_launches
 from .checks import (
     Array,
@@ -59,20 +60,6 @@ class Dropped(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
         self.refusal = refusal
-
-
-@dataclass(slots=True)
-class Examined:
-    """What came of it.
-
-    `tainted`: the device's state cannot be relied on any more. `ran_at`: when its first run ended, by
-    time.monotonic; None where there was none. `spent`: wall seconds by phase.
-    """
-
-    verdict: Verdict
-    tainted: bool
-    ran_at: float | None
-    spent: dict[str, float] = field(default_factory=dict)
 
 
 class Examination:

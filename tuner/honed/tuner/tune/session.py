@@ -21,7 +21,8 @@ from honed.tuner.records import Records
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import for_defaults
 
-from .children import LoadedTask, NoSchedule, Proposals, Proposed, ProposedCandidate, SearchFailed
+from .calls import LoadedTask, Proposed, ProposedCandidate
+from .children import NoSchedule, Proposals, SearchFailed
 from .task import (
     Found,
     TaskProgress,
@@ -373,7 +374,7 @@ class TuningSession:
             self._broken(progress, f"its search ended: {error}", error)
         return batch
 
-    def _end_idle(self, progress: TaskProgress, entries: list[ProposedCandidate], tried: int) -> None:
+    def _end_idle(self, progress: TaskProgress, entries: Sequence[ProposedCandidate], tried: int) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key
         self._idle[key] = 0 if tried or self._spent() else self._idle[key] + 1
