@@ -234,7 +234,11 @@ def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[s
 
 
 def connect(arguments: Sequence[str] | None = None) -> socket.socket:
-    """The socket whose number is the last of a child's arguments; processes that it starts do not get it."""
+    """The socket whose number is the last of a child's arguments; processes that it starts do not get it.
+
+    What drivers and libraries print goes to standard error.
+    """
+    os.dup2(2, 1)
     connected = socket.socket(fileno=int((sys.argv if arguments is None else arguments)[-1]))
     connected.set_inheritable(False)
     return connected

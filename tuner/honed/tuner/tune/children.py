@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.jobs.commands import Compile, Died, do
+from honed.jobs.commands import Compile, do
 from honed.jobs.events import Ranking
 from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
+from honed.process.job import Died
 from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.origin import Way
