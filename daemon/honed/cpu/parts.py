@@ -122,10 +122,9 @@ def _array(tensor: PartTensor, data: Data) -> Array:
 
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
-    threads, descriptor = map(int, arguments)
-    connected = connect(descriptor)
+    connected = connect(arguments)
     spare_stacks()
-    Parts(connected, threads).serve()
+    Parts(connected, int(arguments[0])).serve()
 
 
 if __name__ == "__main__":

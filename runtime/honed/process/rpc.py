@@ -247,7 +247,7 @@ def connect(arguments: Sequence[str] | None = None) -> socket.socket:
 class Server:
     """Answers the calls in `METHODS`, one after the other. `answer` and `progress` are for any thread."""
 
-    METHODS: ClassVar[Mapping[str, Method]]
+    METHODS: ClassVar[dict[str, Method]]
 
     def __init__(self, connected: socket.socket, frames: FrameLimits = FRAMES) -> None:
         self._socket = connected

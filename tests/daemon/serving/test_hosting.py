@@ -28,7 +28,7 @@ def answer(*_):
     raise MemoryError("there is none left")
 
 Peer.answer = answer
-Full(connect(int(sys.argv[1]))).serve()
+Full(connect(sys.argv)).serve()
 """
 
 
