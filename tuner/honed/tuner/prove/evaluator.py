@@ -1,7 +1,7 @@
 """The child process that evaluates a model: `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`.
 
 It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then
-`result.json`: `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
+answers `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
 "failed" (another evaluator may do better), "inputs" (it runs the model, but not on these inputs) or "memory".
 It imports neither TVM nor any rewriting of ours.
 ONNX Runtime runs the graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with
@@ -37,14 +37,13 @@ class _Failed(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
+    """Evaluate as the command line says; the exit status is 0 wherever it answered."""
     parser = confined.parser("honed.tuner.prove.evaluator")
     parser.add_argument("evaluator", choices=(*EVALUATORS, *map(at_level, LEVELS)))
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
     return confined.answer(
-        args.folder,
         lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads, written)},
         _one_line,
     )
