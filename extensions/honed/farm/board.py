@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from honed.jobs.surveying import Survey, survey
 from honed.machine import profilefile
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import Survey, survey
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain
 from honed.runtime.calling.leaseclient import LeaseHolder

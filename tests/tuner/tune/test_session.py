@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.machine.surveying import survey
 from honed.runtime.origin import Origin, ScheduleSource, Way
 from honed.tuner.compiler.fusion import Contest
 from honed.tuner.compiler.schedules import recorded

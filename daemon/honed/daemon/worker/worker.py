@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import survey
 from honed.process.rpc import by_name
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
