@@ -39,11 +39,15 @@ WAYS: Final = (  # that the page leads through the code
 # What the service does not need for a plain model, and what may know of it: where all is put together.
 FEATURE: Final = re.compile(r"honed\.daemon\.features\b")
 _TOGETHER: Final = ("service", "assembly", "config")
-# What starts a process. Each module that does so has its own way to speak to what it started.
+# What starts a process. Each module that does so has its own way to speak to it, but for those below.
 _STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"})
 _CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
+_MEANS: Final = (*_CHILDREN, "honed.process.aio")  # by which others start theirs
+_CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # arguments by which a child can answer
 _SHORT: Final = {  # folders as the page has them, by their first part
-    **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"),
+    **dict.fromkeys(
+        ("protocol", "machine", "process", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"
+    ),
     **dict.fromkeys(
         ("bridge", "farm", "frigate", "http", "hub", "learn", "report", "valhall"), "extensions/honed/"
     ),
@@ -170,20 +174,30 @@ def into_features(house: House) -> list[str]:
 
 
 def child_protocols(house: House) -> list[str]:
-    """Modules that start processes, but for those that have the means for all others."""
-    return [
-        module.path
-        for module in house.modules
-        if module.package != "honed.machine"
-        and any(
-            isinstance(node, ast.ImportFrom)
-            and (
-                (_base(module, node) in _CHILDREN and any(alias.name in _STARTERS for alias in node.names))
-                or f"{_base(module, node)}.{node.names[0].name}" in _CHILDREN
-            )
-            for node in _imports(module, deferred=True)
-        )
+    """Modules that start processes which can answer them, each of which is a protocol of its own."""
+    return [module.path for module in house.modules if module.name not in _MEANS and _speaks(module)]
+
+
+def _speaks(module: Module) -> bool:
+    """Whether it imports what starts processes, unless it calls that without a way for them to answer."""
+    names = {
+        alias.asname or alias.name
+        for node in _imports(module, deferred=True)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if (_base(module, node) in _CHILDREN and alias.name in _STARTERS)
+        or f"{_base(module, node)}.{alias.name}" in _CHILDREN
+    }
+    if not names:
+        return False
+    calls = [node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call)]
+    starts = [(node.func.id, node) for node in calls if isinstance(node.func, ast.Name)]
+    silent = [
+        not any(word.arg in _CHANNELS for word in node.keywords)
+        for name, node in starts
+        if name in names & {"spawn", "start"}
     ]
+    return not silent or not all(silent)
 
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:

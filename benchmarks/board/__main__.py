@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
+from honed.jobs.surveying import survey
 from honed.machine import kernellog, profilefile
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import survey
 from honed.protocol.errors import HonedError
 
 from . import kernels, measuring, models, report

@@ -28,7 +28,6 @@ from honed.farm.certificates import issue
 from honed.farm.measurer import FarmMeasurer
 from honed.machine import devices, peaks
 from honed.tuner.demo import lightglue
-from honed.tuner.measure import codec
 from honed.tuner.records.verdict import Outcome
 
 from .recorded import Recording, keep, record
@@ -111,7 +110,10 @@ def _replay(recording: Recording, farm: RunningFarm, folder: Path, count: int, s
             following = recording.batches[number + 1 : number + 2]
             ready = time.monotonic() + sum(each.search for each in following)
         measurer.load(workloads[batch.task])
-        given = [codec.candidate_from_plain(recording.sent[name]) for name in batch.candidates]
+        sent = [recording.sent[name] for name in batch.candidates]
+        given = [
+            rows.candidate_of(rows.FarmTrial(search="", task="", candidate=one, best=None)) for one in sent
+        ]
         for candidate in given:
             measurer.prepare(candidate)
         for candidate in given:

@@ -62,7 +62,8 @@ def test_it_holds_what_git_holds_of_the_packages_and_no_test(wheel: zipfile.ZipF
     assert "honed/__init__.py" not in held, "honed is a namespace"
     assert not [name for name in held if Path(name).name.startswith("test_") or "/tests/" in name]
     assert not [name for name in held if name.endswith((".pyc", ".onnx", ".so"))]
-    for package in ("protocol", "machine", "jobs", "runtime", "daemon", "cpu", "tuner", "onnxfile"):
+    packages = "protocol machine process jobs runtime daemon cpu tuner onnxfile"
+    for package in packages.split():
         assert f"honed/{package}/py.typed" in held
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from honed.protocol import streams
 from honed.protocol.errors import InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.peer import (
     MAX_PENDING_DESCRIPTORS,
@@ -24,7 +25,6 @@ from honed.protocol.peer import (
     ResponseReceived,
 )
 from honed.protocol.wire import FrameLimits, OwnFault, PeerFault, close_all
-from honed.runtime.calling import transport
 
 PLAIN = (
     st.none()
@@ -281,8 +281,8 @@ def test_descriptors_that_are_read_are_kept_from_programs_that_are_started() -> 
     sender, receiver = Peer(serves=False, receiving=FrameLimits(), sending=FrameLimits()), server()
     with ours, theirs, open(os.devnull, "rb") as file:
         sender.call("m", {}, [file.fileno()])
-        transport.send(ours, sender)
-        assert transport.receive(theirs, receiver)
+        streams.send(ours, sender)
+        assert streams.receive(theirs, receiver)
         event = receiver.next_event()
         assert isinstance(event, RequestReceived)
         [descriptor] = event.descriptors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -86,3 +88,27 @@ def test_a_dataclass_like_another_takes_what_has_the_same_name() -> None:
     assert strict.like(Outer, outer, late=None).late is None
     with pytest.raises(TypeError, match="number"):
         strict.like(Alone, outer)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """With what is text in plain data."""
+
+    place: Path
+    colour: Colour
+    others: tuple[Path | None, ...] = ()
+
+
+def test_paths_and_names_of_an_enumeration_are_text() -> None:
+    texts = Texts(place=Path("/there"), colour=Colour.RED, others=(None, Path("here")))
+    plain = strict.to_plain(texts)
+    assert plain == {"place": "/there", "colour": "red", "others": [None, "here"]}
+    assert type(plain["colour"]) is str
+    assert strict.from_plain(Texts, plain, where="texts") == texts
+    for wrong in ({"colour": "blue"}, {"place": 3}):
+        with pytest.raises(Mismatch, match=r"texts\.(colour is 'blue', which is no colour|place is 3)"):
+            strict.from_plain(Texts, plain | wrong, where="texts")

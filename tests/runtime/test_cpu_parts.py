@@ -167,7 +167,7 @@ def test_the_time_of_parts_is_in_the_profile(executor: Executor) -> None:
 def test_a_process_that_ends_is_told_of(device: Device, tmp_path: Path) -> None:
     process = CpuParts(PartLimits(threads=1))
     with loaded(model(), device, tmp_path, process) as executor:
-        [child] = [c for c in children() if c.cmdline()[-1] == "1"]
+        [child] = [c for c in children() if c.cmdline()[-2] == "1"]
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(DeviceError, match="ended by signal SIGKILL"):
             executor.run({"x": X})

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from honed.machine.surveying import survey
+from honed.jobs.surveying import survey
 
 from . import running
 from .running import MEASURING, SEARCHING, Tuning

@@ -1,6 +1,6 @@
 """The CPU engine's process for parts of models whose rest is compiled; whoever runs the rest starts it.
 
-python -m honed.cpu.parts FD THREADS
+python -m honed.cpu.parts THREADS FD
 
 It answers on the socket FD until that closes (`honed.runtime.execution.partcalls`). Parts are as untrusted
 as models.
@@ -8,24 +8,19 @@ as models.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from honed.daemon.worker.host import Array, connect
-from honed.protocol import strict
+from honed.process.rpc import Server, by_name
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
-from honed.protocol.peer import Peer, RequestReceived
-from honed.protocol.results import Empty
-from honed.protocol.wire import close_all
-from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartTensor
 from honed.runtime.compiled.parts import covers, met_sizes
@@ -33,7 +28,6 @@ from honed.runtime.dtypes import dtype
 from honed.runtime.execution.partcalls import (
     FRAMES,
     LoadPart,
-    PartCall,
     PartsRan,
     RunParts,
     ShareMemory,
@@ -44,54 +38,34 @@ from honed.runtime.execution.partcalls import (
 from .session import Session, spare_stacks
 
 
-class Parts:
+class Parts(Server):
     """The loaded parts by number."""
 
     def __init__(self, connected: socket.socket, threads: int) -> None:
-        self._socket = connected
+        super().__init__(connected, FRAMES)
         self._threads = threads
-        self._peer = Peer(serves=True, receiving=FRAMES, sending=FRAMES)
         self._parts: dict[int, tuple[Session, tuple[PartTensor, ...]]] = {}
         self._memory: Array = np.empty(0, np.uint8)  # shared
 
-    def serve(self) -> None:
-        """Answer until the other end hangs up."""
-        while transport.receive(self._socket, self._peer):
-            while (event := self._peer.next_event()) is not None:
-                if isinstance(event, RequestReceived):
-                    self._answer(event)
-                    close_all(event.descriptors)
-                    transport.send(self._socket, self._peer)
+    def error_of(self, raised: Exception, method: str) -> HonedError:
+        """A bug in one call must not end the others."""
+        if isinstance(raised, HonedError):
+            return raised
+        if isinstance(raised, MemoryError):
+            return DeviceError("the CPU engine ran out of memory in a part of the model")
+        return Internal(f"a part of the model failed: {raised!r}")
 
-    def _answer(self, request: RequestReceived) -> None:
-        try:
-            kind, answer = _ANSWERS[request.method]
-            call = strict.from_plain(kind, request.params, where=request.method)
-            result = strict.to_plain(answer(self, call, request.descriptors))
-        except HonedError as error:
-            self._peer.refuse(request.msgid, error)
-        except MemoryError:
-            told = DeviceError("the CPU engine ran out of memory in a part of the model")
-            self._peer.refuse(request.msgid, told)
-        except Exception as raised:  # noqa: BLE001 - a bug in one call must not end the others
-            self._peer.refuse(request.msgid, Internal(f"a part of the model failed: {raised!r}"))
-        else:
-            self._peer.answer(request.msgid, result)
-
-    def _load(self, call: LoadPart, descriptors: Sequence[int]) -> Empty:
-        file = Path(f"/proc/self/fd/{descriptors[0]}")
+    def _load(self, call: LoadPart) -> None:
+        file = Path(f"/proc/self/fd/{self.descriptors[0]}")
         self._parts[call.part] = Session(file, self._threads, level=call.level, alone=True), call.inputs
-        return Empty()
 
-    def _share(self, call: ShareMemory, descriptors: Sequence[int]) -> Empty:
-        self._memory = map_descriptor(descriptors[0], 0, call.nbytes)
-        return Empty()
+    def _share(self, call: ShareMemory) -> None:
+        self._memory = map_descriptor(self.descriptors[0], 0, call.nbytes)
 
-    def _unload(self, call: UnloadPart, _: Sequence[int]) -> Empty:
+    def _unload(self, call: UnloadPart) -> None:
         self._parts.pop(call.part, None)
-        return Empty()
 
-    def _run(self, call: RunParts, _: Sequence[int]) -> PartsRan:
+    def _run(self, call: RunParts) -> PartsRan:
         if not self._parts.keys() >= set(call.parts):
             raise NotFound("a part is not loaded; this is a fault of honed")
         data: Sequence[Data] = call.raw
@@ -138,13 +112,7 @@ class Parts:
         ran.places = places
         return ran
 
-
-_ANSWERS: Mapping[str, tuple[type[PartCall], Callable[..., object]]] = {
-    LoadPart.method: (LoadPart, Parts._load),
-    RunParts.method: (RunParts, Parts._run),
-    UnloadPart.method: (UnloadPart, Parts._unload),
-    ShareMemory.method: (ShareMemory, Parts._share),
-}
+    METHODS = by_name({LoadPart: _load, RunParts: _run, UnloadPart: _unload, ShareMemory: _share})
 
 
 def _array(tensor: PartTensor, data: Data) -> Array:
@@ -154,10 +122,9 @@ def _array(tensor: PartTensor, data: Data) -> Array:
 
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
-    connected = connect(int(arguments[0]))
+    connected = connect(arguments)
     spare_stacks()
-    with contextlib.suppress(ConnectionError):  # the other end hung up: there is nobody to answer
-        Parts(connected, int(arguments[1])).serve()
+    Parts(connected, int(arguments[0])).serve()
 
 
 if __name__ == "__main__":

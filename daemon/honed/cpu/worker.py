@@ -1,6 +1,6 @@
 """The CPU engine's process, which runs ONNX files as they are for the service.
 
-python -m honed.cpu.worker FD CACHE_DIR THREADS MEMORY
+python -m honed.cpu.worker CACHE_DIR THREADS BOUND FD
 
 It answers the service on the socket FD until that closes (`honed.daemon.worker.host`), as the worker of
 a device does. A file has one probe, a run on zeros, which shows whether it ends the process.
@@ -8,7 +8,6 @@ a device does. A file has one probe, a run on zeros, which shows whether it ends
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import socket
 import sys
@@ -31,8 +30,9 @@ from honed.daemon.worker.calls import (
     RunTurn,
     UnloadModel,
 )
-from honed.daemon.worker.host import Array, Host, by_name, connect
+from honed.daemon.worker.host import Array, Host, connect
 from honed.machine.profile import DeviceIdentity
+from honed.process.rpc import by_name
 from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, MetSizes, ModelProfile
 from honed.runtime.compiled import modelfile
@@ -101,7 +101,7 @@ class CpuEngine(Host):
         return profiling.told(call.name, whole_us, nodes, _identity(), timeline=call.timeline)
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
-    METHODS: ClassVar = by_name(
+    METHODS: ClassVar = Host.METHODS | by_name(
         {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
     )
 
@@ -124,10 +124,10 @@ def _probes(compiled: str) -> list[dict[str, Array]]:
 
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
-    connected = connect(int(arguments[0]))
+    _, threads, bound, _ = arguments
+    connected = connect(arguments)
     spare_stacks()
-    with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
-        CpuEngine(connected, int(arguments[2]), arguments[3]).serve()
+    CpuEngine(connected, int(threads), bound).serve()
 
 
 if __name__ == "__main__":

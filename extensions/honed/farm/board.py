@@ -19,10 +19,10 @@ from pathlib import Path
 import dask
 from distributed import Security, Status, Worker
 
+from honed.jobs.surveying import Survey, survey
 from honed.machine import profilefile
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import Survey, survey
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
 from honed.protocol.strict import to_plain
 from honed.runtime import HONED_VERSION

@@ -16,7 +16,6 @@ from honed.machine import bounds, profilefile
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
-from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
 from honed.tuner.records.verdict import Outcome, Verdict
@@ -217,7 +216,7 @@ class FarmMeasurer:
         trial = rows.FarmTrial(
             search=self._search,
             task=self._workload.task,
-            candidate=codec.candidate_to_plain(asked.candidate),
+            candidate=rows.candidate_map(asked.candidate),
             best=self._best,
         )
         number = self._boards.judge(board, rows.pack(trial))

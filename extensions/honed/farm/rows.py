@@ -5,7 +5,7 @@ The functions that boards run are named in `board`; what they take and give is b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,7 +15,6 @@ import msgpack
 from honed.machine.kernellog import DatedFault, FaultStory, group, parse
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
-from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records.verdict import Verdict
 
@@ -147,14 +146,14 @@ def memory_of(workload: Workload, search: str) -> BoardMemory:
     """A task with all that is in its folder."""
     return BoardMemory(
         search=search,
-        workload=codec.workload_to_plain(workload),
+        workload=_paired(workload, "parameters"),
         files={name: (workload.folder / name).read_bytes() for name in _files(workload)},
     )
 
 
 def workload_in(folder: Path, memory: BoardMemory) -> Workload:
     """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
-    workload = _read("a task", codec.workload_from_plain, memory.workload)
+    workload = _read("a task", Workload, memory.workload, "parameters")
     count = workload.sets * len(workload.parameters)
     if len(memory.files) != count or set(memory.files) != set(_files(workload)):
         raise InvalidArgument("a task came without its files, or with others; compare versions")
@@ -163,14 +162,19 @@ def workload_in(folder: Path, memory: BoardMemory) -> Workload:
     return replace(workload, folder=folder)
 
 
+def candidate_map(candidate: Candidate) -> Map:
+    """A candidate as a trial has it."""
+    return _paired(candidate, "inner")
+
+
 def candidate_of(trial: FarmTrial) -> Candidate:
     """The candidate; raises InvalidArgument where it cannot be read."""
-    return _read("a candidate", codec.candidate_from_plain, trial.candidate)
+    return _read("a candidate", Candidate, trial.candidate, "inner")
 
 
 def verdict_of(ruling: Ruling) -> Verdict:
     """The verdict; raises InvalidArgument where it cannot be read."""
-    return _read("a verdict", codec.verdict_from_plain, ruling.verdict)
+    return replace(_read("a verdict", Verdict, ruling.verdict), story=None, host=None)
 
 
 def _files(workload: Workload) -> list[str]:
@@ -178,9 +182,17 @@ def _files(workload: Workload) -> list[str]:
     return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
 
 
-def _read(what: str, read: Callable[[Map], R], plain: Map) -> R:
+def _paired(value: Workload | Candidate, memory: str) -> Map:
+    """A map of it, in which the field `memory` has each value's type and shape as a pair."""
+    plain: Map = to_plain(value)
+    return plain | {memory: [[each["dtype"], each["shape"]] for each in plain[memory]]}
+
+
+def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
+    """The value of a map, in which the field `memory` is as in `_paired`."""
     try:
-        return read(plain)
+        pairs = {memory: [{"dtype": name, "shape": shape} for name, shape in plain[memory]]} if memory else {}
+        return from_plain(kind, plain | pairs, where=what, unknown_ignored=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{what} cannot be read ({error}); compare versions") from error
 

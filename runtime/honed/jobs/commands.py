@@ -12,7 +12,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.machine.children import FREE, Bounds, Death, python, started
+from honed.machine.children import FREE, Bounds, Death, python
+from honed.process.job import Died, started
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import MetSizes, OptimisationCheck
@@ -388,14 +389,6 @@ def _texts(flag: str, value: Any) -> list[str]:
 
 
 # ---- What a child that does a job has told so far, and what it comes to ----
-
-
-class Died(Exception):
-    """The child ended without a last word, or badly after it; the text is a clause about it."""
-
-    def __init__(self, death: Death) -> None:
-        super().__init__(str(death))
-        self.death = death
 
 
 class Listener(Generic[R]):

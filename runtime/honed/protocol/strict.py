@@ -2,7 +2,8 @@
 
 Maps have exactly the fields of their dataclass; one that has a default may be missing, as it is from data
 that is older than the field. A field whose type is a union of dataclasses is a map of one key, the
-lower-cased class name. Nothing is coerced, except an integer where a float is expected.
+lower-cased class name. Paths and members of a StrEnum are text. Nothing is coerced, except an integer where a
+float is expected.
 
 What a type asks for is found out once: messages that come all the time are decoded by it.
 """
@@ -18,6 +19,8 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
@@ -49,7 +52,7 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
     if not (layout := _LAYOUTS.get(kind)) and not (layout := _layout(kind)):
-        return value
+        return str(value) if isinstance(value, _TEXTS) else value
     plain = _given(value, layout, omit_none, omit_defaults)
     for name, flat, tagged in layout.parts:
         if (item := plain.get(name)) is None:
@@ -346,6 +349,9 @@ def _tuple_decoder(hints: tuple[Any, ...], rules: _Rules) -> _Decoder:
 
 
 def _scalar_decoder(kind: Any) -> _Decoder:
+    if isinstance(kind, type) and issubclass(kind, _TEXTS):
+        return _text_decoder(kind)
+
     def decode(plain: Any) -> Any:
         if type(plain) is not kind:
             if kind is float and type(plain) is int and plain in INTEGERS:
@@ -358,6 +364,19 @@ def _scalar_decoder(kind: Any) -> _Decoder:
     return decode
 
 
+def _text_decoder(kind: type[PurePath | StrEnum]) -> _Decoder:
+    def decode(plain: Any) -> Any:
+        if type(plain) is not str:
+            raise _Wrong(f" is {shown(plain)} instead of a string")
+        try:
+            return kind(plain)
+        except ValueError:
+            raise _Wrong(f" is {shown(plain)}, which is no {kind.__name__.lower()}") from None
+
+    return decode
+
+
+_TEXTS: Final = (PurePath, StrEnum)  # what is text in plain data
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 

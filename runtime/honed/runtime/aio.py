@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket as sockets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from honed.protocol.aiolink import AsyncLink
 from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from .calling import transport
-from .calling.aiolink import AsyncLink
 from .calling.calls import AsyncRequestSequence, register, unregister
 from .calling.operations import Operations
 from .calling.shared_memory import Region
@@ -95,7 +96,7 @@ class AsyncClient(Operations, performing=_performing):
             if self._link is not None and self._link.usable():
                 return self._link
             self._link = None
-            link = await AsyncLink.open(self.socket)
+            link = await _connect(self.socket)
             try:
                 for region in list(self._regions.values()):
                     await _perform(link, register(region))
@@ -108,3 +109,18 @@ class AsyncClient(Operations, performing=_performing):
 
 async def _perform(link: AsyncLink, ask: Ask) -> Reply:
     return ask.taken(await link.exchange(ask.method.name, ask.plain(), ask.descriptors, ask.progress))
+
+
+async def _connect(path: str) -> AsyncLink:
+    """A connection to the service; raises Unavailable or PermissionDenied where nobody answers."""
+    connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
+    connecting.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(connecting, path)
+    except OSError as error:
+        connecting.close()
+        raise transport.cannot_connect(path, error) from error
+    except BaseException:
+        connecting.close()
+        raise
+    return AsyncLink(connecting, transport.client_peer(), transport.connection_lost)

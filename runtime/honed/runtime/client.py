@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
 from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
@@ -213,7 +214,7 @@ class Link:
                 waiting = Waiting(self._peer.call(method, params, descriptors))
                 self._waiting[waiting.msgid] = waiting
             try:
-                transport.send(self._socket, self._peer)
+                streams.send(self._socket, self._peer)
             except BaseException as error:
                 # Part of the frame may be out: nothing more can be said on this connection.
                 lost = transport.connection_lost()
@@ -253,7 +254,7 @@ class Link:
                     return
                 self._peer.cancel(waiting.msgid)
             try:
-                transport.send(self._socket, self._peer)
+                streams.send(self._socket, self._peer)
             except OSError:
                 self._fail(transport.connection_lost())
 
@@ -297,7 +298,7 @@ class Link:
     def _receive(self) -> None:
         """Deliver what one read gives; raises OSError at the end of the stream."""
         with self._lock:
-            if not transport.receive(self._socket, self._peer):
+            if not streams.receive(self._socket, self._peer):
                 raise ConnectionResetError
             while (event := self._peer.next_event()) is not None:
                 self._deliver(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -182,10 +183,10 @@ def test_a_reader_that_somebody_kills_is_not_the_files_fault(
     path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspect.python
     kills = 0
 
-    def python(module: str, *paths: str) -> tuple[str, ...]:
+    def python(module: str) -> tuple[str, ...]:
         nonlocal kills
         kills -= 1
-        return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module, *paths)
+        return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module)
 
     monkeypatch.setattr(inspect, "python", python)
     kills = 2
@@ -200,10 +201,18 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
 ) -> None:
     good, bad = chain(1, SIZE).write(tmp_path / "good.honed"), tmp_path / "bad.honed"
     bad.write_bytes(b"whatever")
-    real = inspect.python
+    killed = (
+        "import os, signal\n"
+        "from honed.daemon.store import inspector\n"
+        "read = inspector.modelfile.read\n"
+        "def other(path):\n"
+        f"    return os.kill(os.getpid(), signal.SIGBUS) if str(path) == {str(bad)!r} else read(path)\n"
+        "inspector.modelfile.read = other\n"
+        "inspector.Inspector(inspector.connect()).serve()\n"
+    )
 
-    def python(module: str, *paths: str) -> tuple[str, ...]:
-        return ("/bin/sh", "-c", "kill -BUS $$") if paths[0] == str(bad) else real(module, *paths)
+    def python(_module: str) -> tuple[str, ...]:
+        return (sys.executable, "-c", killed)
 
     async def go() -> list[object]:
         return [found async for _, found in inspect.inspect_all([good, bad, good])]

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from honed.daemon.worker.supervisor import FRAMES
+from honed.protocol import streams
 from honed.protocol.peer import Peer
-from honed.runtime.calling import transport
 
 SECONDS = 60.0
 CODE = """
@@ -28,7 +28,7 @@ def answer(*_):
     raise MemoryError("there is none left")
 
 Peer.answer = answer
-Full(connect(int(sys.argv[1]))).serve()
+Full(connect(sys.argv)).serve()
 """
 
 
@@ -40,7 +40,7 @@ def test_a_process_that_has_no_memory_to_answer_a_load_ends() -> None:
         far.close()
         peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES)
         peer.call("Open", {})
-        transport.send(near, peer)
+        streams.send(near, peer)
         try:
             _, said = process.communicate(timeout=SECONDS)
         finally:

@@ -14,7 +14,6 @@ import pytest
 from honed.farm import rows
 from honed.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.machine.devices import Device
-from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.records.verdict import Outcome
 from honed.valhall.compiler import Dump
@@ -56,9 +55,7 @@ def board(service: Service, device: Device, cache_dir: Path) -> Iterator[Measuri
 
 def trial(workload: Workload) -> rows.FarmTrial:
     candidate = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    return rows.FarmTrial(
-        search="s", task=workload.task, candidate=codec.candidate_to_plain(candidate), best=None
-    )
+    return rows.FarmTrial(search="s", task=workload.task, candidate=rows.candidate_map(candidate), best=None)
 
 
 def ready(board: MeasuringBoard, workload: Workload) -> None:
@@ -122,9 +119,7 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
     board = BenchBoard("mali-g610", compiler, 2)
     greeting = board.greet()
     assert (greeting.bench, greeting.depth) == ("mali-g610", 4)
-    asked = rows.FarmTrial(
-        search="s", task="sums", candidate=codec.candidate_to_plain(known(source)), best=None
-    )
+    asked = rows.FarmTrial(search="s", task="sums", candidate=rows.candidate_map(known(source)), best=None)
     early = board.judge(asked)
     assert isinstance(early, rows.NotNow)
     assert early.reload

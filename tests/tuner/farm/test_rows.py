@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from honed.farm import rows
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import to_plain
-from honed.tuner.measure import codec
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from tests.tuner.liars import honest
 
@@ -90,7 +89,7 @@ def test_whatever_a_row_holds_is_read_or_refused(plain: dict[str, object]) -> No
 def test_a_task_and_its_candidates_travel_with_all_that_is_theirs(tmp_path: Path) -> None:
     workload = honest.scale(tmp_path / "scale", 64)
     one = honest.candidate(workload, honest.SCALE, groups=1)
-    trial = rows.FarmTrial(search="s", task="t", candidate=codec.candidate_to_plain(one), best=1e-3)
+    trial = rows.FarmTrial(search="s", task="t", candidate=rows.candidate_map(one), best=1e-3)
     assert rows.candidate_of(rows.unpack(rows.FarmTrial, rows.pack(trial))) == one
     memory = rows.unpack(rows.BoardMemory, rows.pack(rows.memory_of(workload, "s")))
     there = tmp_path / "there"

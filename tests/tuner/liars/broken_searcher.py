@@ -7,14 +7,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from tvm import tirx
 
+from honed.process.rpc import by_name
 from honed.tuner.lower.opencl import Lowered
-from honed.tuner.measure import codec
 from honed.tuner.tune import searcher
+from honed.tuner.tune.calls import Extract, Propose, Proposed
+from honed.tuner.tune.task import Found
 
 _extract = searcher.Searcher.extract
 _propose = searcher.Searcher.propose
@@ -28,9 +29,9 @@ def command(how: str, name: str) -> tuple[str, ...]:
 def main(how: str, name: str) -> None:
     """Serve, but for the task of that name; which key it has is kept in the folder for a successor."""
 
-    def extract(self: searcher.Searcher, message: Mapping[str, Any]) -> codec.Message:
-        found = _extract(self, message)
-        broken = next(task["key"] for task in found["tasks"] if task["name"] == name)
+    def extract(self: searcher.Searcher, call: Extract) -> Found:
+        found = _extract(self, call)
+        broken = next(task.key for task in found.tasks if task.name == name)
         (self.making.folder / "broken").write_text(broken)
         return found
 
@@ -41,21 +42,20 @@ def main(how: str, name: str) -> None:
             os.abort()
         return lower(func, *given)
 
-    def propose(self: searcher.Searcher, message: Mapping[str, Any]) -> codec.Message:
-        if message["task"] != (self.making.folder / "broken").read_text():
-            return _propose(self, message)
+    def propose(self: searcher.Searcher, call: Propose) -> Proposed | None:
+        if call.task.key != (self.making.folder / "broken").read_text():
+            return _propose(self, call)
         if how == "dies":
             os.abort()
         if how == "hangs":
             threading.Event().wait()
         if how == "lowering-dies":
-            return _propose(self, message)
+            return _propose(self, call)
         raise RuntimeError("InternalError: Check failed: (it != end) is false: a step cannot be replayed")
 
     if how == "lowering-dies":
         searcher.lower_function = lowered
-    searcher.Searcher.extract = extract  # type: ignore[method-assign]
-    searcher.Searcher.propose = propose  # type: ignore[method-assign]
+    searcher.Searcher.METHODS |= by_name({Extract: extract, Propose: propose})
     searcher.main(sys.argv[3:])
 
 

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from honed.jobs.events import Form
+from honed.jobs.surveying import survey
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import survey
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import compile as compiling

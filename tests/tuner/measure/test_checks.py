@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceLimits, DevicePeaks
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.execution import proof
 from honed.tuner.lower.program import MemoryValue
-from honed.tuner.measure import checks, codec, timing
+from honed.tuner.measure import checks, timing
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
     LEFT,
@@ -342,5 +343,5 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 def test_workloads_and_candidates_travel_whole(tmp_path: Path) -> None:
     task = honest.scale(tmp_path / "s", 64)
     made = honest.candidate(task, honest.SCALE, groups=1, inner=(MemoryValue(dtype="int8", shape=()),))
-    assert codec.workload_from_plain(codec.workload_to_plain(task)) == task
-    assert codec.candidate_from_plain(codec.candidate_to_plain(made)) == made
+    assert from_plain(Workload, to_plain(task), where="") == task
+    assert from_plain(Candidate, to_plain(made), where="") == made

@@ -11,9 +11,10 @@ import pytest
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
 from honed.machine.profile import DeviceProfile
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, MemoryValue
-from honed.tuner.measure import codec, timing
+from honed.tuner.measure import timing
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches, prepared_launches
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
@@ -74,7 +75,7 @@ def test_what_depends_on_constants_only_is_prepared(workload: Workload) -> None:
 
 
 def test_the_constants_reach_the_child(workload: Workload) -> None:
-    assert codec.workload_from_plain(codec.workload_to_plain(workload)) == workload
+    assert from_plain(Workload, to_plain(workload), where="") == workload
 
 
 @pytest.mark.opencl

@@ -21,14 +21,8 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
-from honed.tuner.tune.children import (
-    DefaultSchedule,
-    LoadedTask,
-    Proposals,
-    Proposed,
-    ProposedCandidate,
-    SearchChild,
-)
+from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
+from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
@@ -76,7 +70,7 @@ class Planted:
         assert self._asked is not None
         task, round_ = self._asked
         entries = [] if round_ else self._entries()
-        return Proposed(loaded=self.load(task), entries=entries, way="evolution", last=False)
+        return Proposed(loaded=self.load(task), entries=tuple(entries), way="evolution", last=False)
 
     def _entries(self) -> list[ProposedCandidate]:
         made = {

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.machine.surveying import survey
 from honed.runtime.compiled.model import Origin, ScheduleSource, Way
 from honed.tuner.compiler.fusion import Contest
 from honed.tuner.compiler.schedules import recorded
@@ -23,14 +23,8 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
-from honed.tuner.tune.children import (
-    DefaultSchedule,
-    LoadedTask,
-    Proposed,
-    ProposedCandidate,
-    SearchChild,
-    SearchFailed,
-)
+from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
+from honed.tuner.tune.children import SearchChild, SearchFailed
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
@@ -97,7 +91,7 @@ class Planted:
         if isinstance(batch, SearchFailed):
             raise batch
         entries = [self._entry(source) for source in batch]
-        return Proposed(loaded=self.load(self.asked), entries=entries, way=Way.EVOLUTION, last=False)
+        return Proposed(loaded=self.load(self.asked), entries=tuple(entries), way=Way.EVOLUTION, last=False)
 
     def replay(self, _task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.replayed += traces

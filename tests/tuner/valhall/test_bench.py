@@ -21,14 +21,8 @@ from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.children import (
-    DefaultSchedule,
-    LoadedTask,
-    Proposals,
-    Proposed,
-    ProposedCandidate,
-    SearchChild,
-)
+from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
+from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import Found, TuningTask
 from honed.tuner.tune.trials import Trials
@@ -216,12 +210,12 @@ class Planted:
 
     def collect(self) -> Proposed:
         batch, self.batch = self.batch, []
-        entries = [
+        entries = tuple(
             ProposedCandidate(
                 sha256(source), json.dumps([source]), None, candidate(source, sha256(source)), ""
             )
             for source in batch
-        ]
+        )
         return Proposed(loaded=self.load(self.asked), entries=entries, way="evolution", last=not entries)
 
     def learn(self, _task: str, results: dict[str, float | None]) -> None:

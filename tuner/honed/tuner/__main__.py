@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
 from honed.machine.limits import limit_data
+from honed.process.job import answering
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.protocol.results import OptimisationCheck
@@ -29,17 +29,19 @@ MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 done, 1 refused or failed, 2 used wrongly."""
+    job: commands.Job[Any] | InvalidArgument
     try:
         job = commands.parse(sys.argv[1:] if argv is None else argv, __doc__ or "")
     except InvalidArgument as error:
-        _emitter()(error)
-        return 1
-    emit = _emitter()
-    try:
-        emit(_result(job, emit))
-    except HonedError as error:
-        emit(error)
-        return 1
+        job = error
+    with answering() as say:
+        try:
+            if isinstance(job, InvalidArgument):
+                raise job
+            say(events.to_map(_result(job, lambda news: say(events.to_map(news)))))
+        except HonedError as error:
+            say(events.to_map(error))
+            return 1
     return 0
 
 
@@ -62,13 +64,6 @@ def _out_of_memory(limit_mib: int) -> str:
     if limit_mib:
         return f"compiling needs more than the {limit_mib} MiB allowed; raise the limit"
     return "compiling needs more memory than this machine has to give; free some, or compile on a larger one"
-
-
-def _emitter() -> Callable[[News | Result | HonedError], None]:
-    """Keeps standard output for events: libraries that print there are sent to standard error."""
-    told: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    return lambda event: print(json.dumps(events.to_map(event)), file=told)
 
 
 def _check(job: commands.Check, emit: Emit) -> events.Done:

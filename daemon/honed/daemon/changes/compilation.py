@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -18,10 +17,12 @@ from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.jobs.commands import Died, Job, Listener
+from honed.jobs.commands import Job, Listener
 from honed.jobs.events import News, NoEvent, R, Stage
-from honed.machine.aiochildren import Child, spawn
-from honed.machine.children import Bounds, kill_group
+from honed.machine.aiochildren import Child
+from honed.machine.children import Bounds
+from honed.process import aio
+from honed.process.job import Died
 from honed.protocol import strict
 from honed.protocol.errors import (
     DeviceError,
@@ -80,33 +81,17 @@ async def do(
     if not places.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     listener = Listener(job)
-    process = await spawn(job.program(), bounds, stdout=True)
-    try:
-        started(process)
-        async with asyncio.timeout(seconds):
-            await _listen(process, listener, heard)
-            return listener.result(await process.wait())
-    finally:
-        await process.end()
 
-
-async def _listen(process: Child, listener: Listener[R], heard: Callable[[News], None]) -> None:
-    assert process.stdout is not None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # a line longer than can be read
-            kill_group(process.pid)
-            return
-        if not line:
-            return
+    def hear(line: bytes) -> None:
         try:
             news = listener.hear(line)
         except NoEvent as error:
             _log.warning("the compiler wrote what is no event: %s", error)
-            continue
+            return
         if news is not None:
             heard(news)
+
+    return listener.result(await aio.run(job.program(), hear, bounds, seconds=seconds, started=started))
 
 
 # ---- Files of a model that is to be compiled: received from a client, or as they were stored ----

@@ -22,8 +22,9 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
-from honed.jobs.commands import CheckOptimisations, Died
+from honed.jobs.commands import CheckOptimisations
 from honed.machine.children import Bounds
+from honed.process.job import Died
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST

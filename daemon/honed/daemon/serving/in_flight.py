@@ -21,9 +21,11 @@ from honed.daemon.core.statistics import ServedInference
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
-from honed.daemon.worker.calls import InferenceResult, ProfileModel, R, WorkerCall, taken
+from honed.daemon.worker.calls import InferenceResult, ProfileModel, WorkerCall
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import NoWorker, WorkerDied
+from honed.process.aio import taken
+from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
 from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
-from honed.machine.aiochildren import spawn
 from honed.machine.children import Bounds, kill_group, python
-from honed.protocol import strict, wire
-from honed.protocol.decoder import Decoder
-from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable, error_from_map
+from honed.process import aio
+from honed.protocol import strict
+from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable
 
 from .compiled import Compiled
-from .inspector import ANSWER
+from .inspector import ANSWER, Inspect
 
 SECONDS = 120.0  # 2 GiB, from a slow card
-_CHUNK = 128 << 10  # bytes
 _ATTEMPTS = 2  # where somebody ends the process
 
 
@@ -58,49 +55,32 @@ async def inspect_all(
 
 async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
     """Answers for the first of `paths`, at least one."""
-    program = python("honed.daemon.store.inspector", *map(str, paths))
-    process = await spawn(program, Bounds(memory_mib=INSPECTION_MIB), stdout=True)
-    assert process.stdout is not None
-    decoder = Decoder(ANSWER)
-    answered = 0
+    lost = Unavailable("the process that reads compiled files has ended")
+    program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
+    process, link = await aio.spawn(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
-        while answered < len(paths):
+        for path in paths:
+            call = Inspect(path=path)
             try:
                 async with asyncio.timeout(seconds):
-                    message = await _next(process.stdout, decoder)
+                    answered = await aio.begin(link, call)
+                found = await in_thread(aio.taken, call, answered)
             except TimeoutError:
-                yield ModelFileError(f"{paths[answered]} takes longer than {seconds:g} s to read")
+                yield ModelFileError(f"{path} takes longer than {seconds:g} s to read")
                 return
-            if message is None:
+            except strict.Mismatch as error:
+                yield Internal(f"the process that reads compiled files said what it should not: {error}")
+            except HonedError as error:
+                if link.broken is None:
+                    yield error
+                    continue
                 kill_group(process.pid)
                 death = await process.wait()
-                ended = f"{paths[answered]} cannot be read, the process that tried: {death}"
+                ended = f"{path} cannot be read, the process that tried: {death}"
                 yield Unavailable(ended) if death.from_outside else ModelFileError(ended)
                 return
-            yield await in_thread(_found, message)
-            answered += 1
+            else:
+                yield found
     finally:
+        link.fail(lost)
         await process.end()
-
-
-async def _next(stream: asyncio.StreamReader, decoder: Decoder) -> wire.Message | None:
-    """The next message of a child; None where it has ended, or says what is none."""
-    with suppress(wire.PeerFault):
-        while (message := decoder.next_message()) is None:
-            data = await stream.read(_CHUNK)
-            if not data:
-                return None
-            decoder.feed(data)
-        return message
-    return None
-
-
-def _found(message: wire.Message) -> Compiled | HonedError:
-    if not isinstance(message, wire.Response):
-        return Internal("the process that reads compiled files gave no answer")
-    if message.error is not None:
-        return error_from_map(message.error)
-    try:
-        return strict.from_plain(Compiled, message.result, where="compiled")
-    except strict.Mismatch as error:
-        return Internal(f"the process that reads compiled files said what it should not: {error}")

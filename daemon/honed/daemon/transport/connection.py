@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.shared_memory import RegionTable
-from honed.protocol import strict
+from honed.protocol import streams, strict
 from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -26,7 +26,6 @@ from honed.protocol.errors import (
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault, close_all
-from honed.runtime.calling import transport
 
 from .access import Credentials
 from .fairness import RoundRobin, Usage
@@ -288,9 +287,9 @@ class Connection:
         try:
             if self._ending:
                 # Data that comes after the end is read and dropped, so that the client can read why.
-                more = transport.drop(self._socket.socket)
+                more = streams.drop(self._socket.socket)
             else:
-                more = transport.receive(self._socket.socket, self._wire)
+                more = streams.receive(self._socket.socket, self._wire)
         except BlockingIOError:
             self._socket.read(True)
         except OSError:
@@ -433,7 +432,7 @@ class Connection:
 
     def _write(self) -> None:
         try:
-            progress = transport.send(self._socket.socket, self._wire)
+            progress = streams.send(self._socket.socket, self._wire)
         except OSError:
             self.close()
             return

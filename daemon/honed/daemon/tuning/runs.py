@@ -24,10 +24,11 @@ from honed.daemon.store.files import receive
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.transport.connection import WithDescriptors
 from honed.jobs import events
-from honed.jobs.commands import Died, Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
+from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
 from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals, Tuned
 from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds
+from honed.process.job import Died
 from honed.protocol import strict
 from honed.protocol.errors import (
     AlreadyExists,

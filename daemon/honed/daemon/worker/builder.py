@@ -16,11 +16,12 @@ from pathlib import Path
 from honed.daemon.settings.schema import Limits
 from honed.machine.aiochildren import Child
 from honed.machine.limits import no_memory
+from honed.process import aio
+from honed.process.rpc import R
+from honed.protocol.aiolink import AsyncLink
 from honed.protocol.strict import Map
-from honed.runtime.calling.aiolink import AsyncLink
 
-from . import calls as workercalls
-from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
+from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, UnloadModel, WorkerCall
 from .supervisor import Supervisor, WorkerDied, spawn
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
@@ -126,7 +127,7 @@ class BuildProcess:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                     progress(int(params["done"]), int(params["of"]))
 
-                return workercalls.taken(call, await workercalls.begin(running.link, call, progress=heard))
+                return aio.taken(call, await aio.begin(running.link, call, progress=heard))
         except TimeoutError as error:
             self._why = f"{call.method} took longer than {seconds:g} s"
             raise self._lost() from error

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.protocol import strict
+from honed.process.rpc import Call, R
 from honed.protocol.params import Data
-from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
-from honed.protocol.wire import close_all
 from honed.runtime.engines import HIGHEST
 
-if TYPE_CHECKING:  # asyncio is the service's
-    import asyncio
 
-    from honed.runtime.calling.aiolink import AsyncLink
-    from honed.runtime.calling.transport import Progress
-
-R = TypeVar("R")
-
-
-class WorkerCall(Generic[R]):
-    """Something to ask of a worker, which answers with an R or an error.
-
-    In those that are `work` a model is built or runs.
-    """
+class WorkerCall(Call[R]):
+    """Something to ask of a worker. In those that are `work` a model is built or runs."""
 
     __slots__ = ()
-    method: ClassVar[str]
     work: ClassVar[bool] = False
-
-    @classmethod
-    @functools.cache
-    def answer(cls) -> type[R]:
-        """R."""
-        found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        return found
-
-
-def begin(
-    link: AsyncLink, call: WorkerCall[Any], descriptors: Sequence[int] = (), progress: Progress | None = None
-) -> asyncio.Future[ResponseReceived]:
-    """Ask a worker; raises what the link was failed with."""
-    return link.begin(call.method, strict.to_plain(call), descriptors, progress)
-
-
-def taken(call: WorkerCall[R], answered: ResponseReceived) -> R:
-    """What it answered to a call."""
-    close_all(answered.descriptors)
-    return strict.from_plain(call.answer(), answered.result, where=call.method)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

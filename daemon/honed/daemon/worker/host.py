@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import logging
 import os
@@ -19,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.limits import no_memory
-from honed.protocol import strict
+from honed.process import rpc
+from honed.process.rpc import Method, Server, by_name
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data
-from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty, MetSizes
-from honed.protocol.wire import FrameLimits, close_all
-from honed.runtime.calling import transport
+from honed.protocol.wire import FrameLimits
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.encodings import decode_text, encode_text, is_text
@@ -45,7 +44,6 @@ from .calls import (
     RunModel,
     WantedOutput,
     WarmUp,
-    WorkerCall,
 )
 
 Array = NDArray[Any]
@@ -138,7 +136,6 @@ _FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds w
 _MOST_SPANS = 8192  # of a timeline, which then fits a message
 _NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)
-Method = tuple[type[WorkerCall[Any]], Callable[..., object]]  # a call, and what answers it of a Host
 
 
 class Runs(Protocol):
@@ -148,20 +145,16 @@ class Runs(Protocol):
         """The outputs by name; raises a HonedError."""
 
 
-class Host(ABC):
+class Host(Server, ABC):
     """Answers the service. `LOADING` are calls that may take long, `METHODS` those that run in their turn."""
 
     LOADING: ClassVar[Mapping[str, Method]]
-    METHODS: ClassVar[Mapping[str, Method]]
 
     def __init__(self, connected: socket.socket, bound: str = "") -> None:
         """`bound` tells how much memory there is, and by which setting; as `WorkerProgram` has it."""
-        self._socket = connected
+        super().__init__(connected, _FRAMES)
         self._bound = bound
         self._regions: dict[int, Array] = {}
-        self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
-        self._descriptors: list[int] = []  # of the request being answered
-        self._sending = threading.Lock()
         self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
         self._loading = 0  # number of the request that loads now
 
@@ -176,22 +169,21 @@ class Host(ABC):
     def serve(self) -> None:
         """Answer until the service hangs up."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
-        while transport.receive(self._socket, self._peer):
-            while (event := self._peer.next_event()) is not None:
-                match event:
-                    case RequestReceived(method=method) if method in self.LOADING:
-                        self._loads.put(event)
-                    case RequestReceived(method=method):
-                        self._descriptors = event.descriptors
-                        self._answer(event, self.METHODS.get(method) or _COMMON[method])
-                        close_all(self._descriptors)
+        super().serve()
+
+    def asked(self, request: RequestReceived) -> None:
+        """Answer a request in its turn, or have it answered by the thread that loads."""
+        if request.method in self.LOADING:
+            self._loads.put(request)
+        else:
+            super().asked(request)
 
     def _load_all(self) -> None:
         try:
             while True:
                 request = self._loads.get()
                 self._loading = request.msgid
-                self._answer(request, self.LOADING[request.method])
+                self.answer(request, self.LOADING[request.method])
         except Exception:  # noqa: BLE001 - without this thread nothing would be loaded, and nobody told
             try:
                 _log.exception("the worker cannot answer")
@@ -200,40 +192,19 @@ class Host(ABC):
 
     def built(self, done: int, of: int) -> None:
         """Tell how many kernels of the model being loaded are built."""
-        progress = {"msgid": self._loading, "done": done, "of": of}
-        with self._saying() as peer:
-            peer.notify("Progress", progress)
+        self.progress(msgid=self._loading, done=done, of=of)
 
-    def _answer(self, request: RequestReceived, method: Method) -> None:
-        """Call a method and send what it returns or raises."""
-        kind, handler = method
-        error: HonedError
-        try:
-            call = strict.from_plain(kind, request.params, where=request.method)
-            result = strict.to_plain(handler(self, call))
-        except HonedError as raised:
-            error = raised
-        except MemoryError as raised:
-            error = OutOfMemory(no_memory("the worker ran out of memory", str(raised), self._bound))
-        except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
-            _log.exception("%s failed", request.method)
-            error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
-        else:
-            with self._saying() as peer:
-                peer.answer(request.msgid, result)
-            return
-        with self._saying() as peer:
-            peer.refuse(request.msgid, error)
-
-    @contextlib.contextmanager
-    def _saying(self) -> Iterator[Peer]:
-        """One thread at a time says something, which is then sent."""
-        with self._sending:
-            yield self._peer
-            transport.send(self._socket, self._peer)
+    def error_of(self, raised: Exception, method: str) -> HonedError:
+        """A bug in one request must not end the others."""
+        if isinstance(raised, HonedError):
+            return raised
+        if isinstance(raised, MemoryError):
+            return OutOfMemory(no_memory("the worker ran out of memory", str(raised), self._bound))
+        _log.error("%s failed", method, exc_info=raised)
+        return Internal(f"the worker failed in {method} ({raised!r}); its log says more")
 
     def _map(self, call: MapRegion) -> Empty:
-        descriptor = self._descriptors.pop(0)
+        descriptor = self.descriptors.pop(0)
         try:
             self._regions[call.region] = map_descriptor(descriptor, call.offset, call.byte_size)
         except (OSError, ValueError, OverflowError) as error:
@@ -377,23 +348,17 @@ class Host(ABC):
     def _place(self, place: RegionSlice) -> Array:
         return self._regions[place.region][place.offset : place.offset + place.nbytes]
 
-
-def by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[..., object]]) -> dict[str, Method]:
-    """What answers each call, by the name that travels."""
-    return {call.method: (call, handler) for call, handler in handlers.items()}
-
-
-_COMMON = by_name(
-    {
-        MapRegion: Host._map,
-        DropRegion: Host._drop,
-        Ping: Host._ping,
-        RunModel: Host._infer,
-        RunBatch: Host._infer_batch,
-        CompareRows: Host._compare_rows,
-        WarmUp: Host._warm_up,
-    }
-)
+    METHODS: ClassVar[dict[str, Method]] = by_name(
+        {
+            MapRegion: _map,
+            DropRegion: _drop,
+            Ping: _ping,
+            RunModel: _infer,
+            RunBatch: _infer_batch,
+            CompareRows: _compare_rows,
+            WarmUp: _warm_up,
+        }
+    )
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:
@@ -412,11 +377,9 @@ def check_timeline(what: str, spans: int) -> None:
         )
 
 
-def connect(descriptor: int) -> socket.socket:
-    """The socket to the service, in a process made ready to run models."""
-    connected = socket.socket(fileno=descriptor)
-    os.set_inheritable(connected.fileno(), False)
-    os.dup2(2, 1)  # drivers print to both; only standard error goes to the log
+def connect(arguments: Sequence[str]) -> socket.socket:
+    """The socket to the service, as in `rpc`, in a process made ready to run models."""
+    connected = rpc.connect(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="worker: %(message)s")

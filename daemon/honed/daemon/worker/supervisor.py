@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -18,21 +17,21 @@ from typing import Any
 from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.settings.schema import Limits
-from honed.machine import aiochildren
 from honed.machine.aiochildren import Child, RestartPolicy
 from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
+from honed.process import aio
+from honed.process.rpc import R
 from honed.protocol import strict
+from honed.protocol.aiolink import AsyncLink, Told
 from honed.protocol.errors import HonedError, Unavailable
-from honed.protocol.peer import Peer, ResponseReceived
+from honed.protocol.peer import ResponseReceived
 from honed.protocol.service import WorkerEnd
 from honed.protocol.wire import APART, FrameLimits
-from honed.runtime.calling.aiolink import AsyncLink, Told
 from honed.runtime.engines import UNLIMITED, PartLimits
 
-from . import calls as workercalls
-from .calls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
+from .calls import FindDevice, MapRegion, OpenDevice, Ping, WorkerCall
 from .shared_memory import HeldRegion
 
 # Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
@@ -76,24 +75,9 @@ async def spawn(
     program: WorkerProgram, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
 ) -> tuple[Child, AsyncLink]:
     """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        command = python(
-            program.module,
-            str(theirs.fileno()),
-            str(cache_dir),
-            program.argument,
-            *program.more,
-            program.bound,
-        )
-        bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
-        try:
-            process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
-    peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES, large=APART)
-    return process, AsyncLink(ours, peer, lost=lost)
+    command = python(program.module, str(cache_dir), program.argument, *program.more, program.bound)
+    bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
+    return await aio.spawn(command, bounds, lost=lost, frames=FRAMES, large=APART)
 
 
 # ---- Keeps one serving worker alive: starts it, notices its end, starts it again ----
@@ -218,10 +202,10 @@ class Supervisor:
         `seconds` count anew with each progress that it tells.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
-        coming = workercalls.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
+        coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
         self._count(under_way)
         coming.add_done_callback(partial(self._settled, under_way))
-        return workercalls.taken(call, await coming)
+        return aio.taken(call, await coming)
 
     def ask(self, call: WorkerCall[Any], told: Told, *, seconds: float) -> None:
         """Have `told` called with what came of a call, at once when it comes: the answer, or its error.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -17,10 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import survey
+from honed.process.rpc import by_name
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
@@ -43,7 +43,7 @@ from .calls import (
     ProfileModel,
     UnloadModel,
 )
-from .host import Array, Host, by_name, check_timeline, connect
+from .host import Array, Host, check_timeline, connect
 
 Inputs = dict[str, NDArray[Any]]
 _RECORDED_BYTES = 16 << 20  # of one model's inputs; larger ones are not recorded
@@ -132,7 +132,7 @@ def zeros(executor: Executor) -> Inputs:
 
 # ---- The serving worker: a child process that owns the device and runs what the service passes to it ----
 #
-# python -m honed.daemon.worker FD CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB
+# python -m honed.daemon.worker CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB BOUND FD
 #
 # It answers the service on the socket FD until that closes (`hosting`). THREADS and MEMORY_MIB are for the
 # process in which parts of models run that the CPU engine takes; it is there while there are any.
@@ -274,7 +274,7 @@ class Worker(Host):
         return _profiled(self.loaded(call.key), call.name, timeline=call.timeline)
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
-    METHODS: ClassVar = by_name(
+    METHODS: ClassVar = Host.METHODS | by_name(
         {
             CheckProbe: _check,
             CompareTurn: _compare,
@@ -323,7 +323,7 @@ def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
 
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
-    connected = connect(int(arguments[0]))
-    with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
-        parts = PartLimits(threads=int(arguments[3]), memory_mib=int(arguments[4]))
-        Worker(connected, Path(arguments[1]), arguments[2], parts, arguments[5]).serve()
+    cache_dir, spec, threads, memory_mib, bound, _ = arguments
+    connected = connect(arguments)
+    parts = PartLimits(threads=int(threads), memory_mib=int(memory_mib))
+    Worker(connected, Path(cache_dir), spec, parts, bound).serve()

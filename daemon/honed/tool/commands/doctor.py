@@ -135,7 +135,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.machine import surveying  # which needs pyopencl
+    from honed.jobs import surveying  # which needs pyopencl
 
     cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:

@@ -9,7 +9,6 @@ A child answers with one JSON map on the stdout it was given; what drivers print
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from honed.machine.children import python, run
+from honed.machine.children import python
+from honed.process.job import answering, run
 from honed.protocol import strict
 
 from .readings import OpenCL, OpenCLDevice, Platform
@@ -35,12 +35,12 @@ class ProbeAnswer(OpenCL):
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:
     """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
-    said, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
+    answers, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
     if death.late:
         return ProbeAnswer(ended="hung", error=f"it did not answer within {deadline:g} s")
-    if death.status != 0 or not said:
+    if death.status != 0 or not answers:
         return ProbeAnswer(ended="crashed", error=str(death))
-    answer = strict.from_plain(ProbeAnswer, json.loads(said), where="answer")
+    answer = strict.from_plain(ProbeAnswer, answers[-1], where="answer")
     if answer.ended == "failed" and death.said:
         return replace(answer, error=f"{answer.error} (it said last: {death.said})")
     return answer
@@ -120,10 +120,9 @@ def _device(cl: Any, device: Any) -> OpenCLDevice:
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one question on stdout."""
-    with os.fdopen(os.dup(1), "w") as answer_to:
-        os.dup2(2, 1)  # drivers print on stdout too
+    with answering() as say:
         what, *of = arguments
-        json.dump(strict.to_plain(_library(*of) if what == "library" else _platforms()), answer_to)
+        say(strict.to_plain(_library(*of) if what == "library" else _platforms()))
     return 0
 
 

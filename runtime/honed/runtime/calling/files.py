@@ -15,11 +15,11 @@ from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFo
 from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelBrought
+from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 
 from .steps import Ask, Reply, Steps
-from .transport import Progress
 
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file

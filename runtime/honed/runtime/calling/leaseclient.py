@@ -17,6 +17,7 @@ import select
 import socket as sockets
 import time
 
+from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
 from honed.protocol.strict import Map
@@ -123,7 +124,7 @@ class LeaseHolder:
         self._answer = None
         peer.call(method, params)
         try:
-            transport.send(connected, peer)
+            streams.send(connected, peer)
         except OSError as error:
             raise transport.connection_lost() from error
         while self._answer is None:
@@ -154,7 +155,7 @@ class LeaseHolder:
         if not poller.poll(min(max(0.0, seconds), _LOOK_SECONDS) * 1000):
             return
         try:
-            if not transport.receive(connected, peer):
+            if not streams.receive(connected, peer):
                 self._lose(str(transport.connection_lost()))
                 return
             while (event := peer.next_event()) is not None:

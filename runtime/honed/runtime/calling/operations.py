@@ -18,13 +18,13 @@ from honed.protocol import methods, params
 from honed.protocol.methods import Method
 from honed.protocol.results import ModelBrought
 from honed.protocol.service import HintsImported
+from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 
 from . import files
 from .calls import InferenceAnswer, Inferences, InSequence, Outputs
 from .files import ExportedFiles, Given, exported, exported_file, shapes_of
 from .steps import USUAL, Ask, Steps, T, Usual, operation
-from .transport import Progress
 
 
 class Operations(Inferences):

@@ -16,10 +16,9 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import MAX_TIMEOUT_US, Method
 from honed.protocol.peer import ResponseReceived
+from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
-
-from .transport import Progress
 
 P = ParamSpec("P")
 R = TypeVar("R")

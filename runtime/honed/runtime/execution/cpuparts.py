@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.bundle import has_cpu_engine
-from honed.machine.children import Bounds, Death, kill_group, python, start
-from honed.protocol import strict
+from honed.machine.children import Bounds, python
+from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data
-from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.results import MetSizes
-from honed.protocol.wire import PeerFault
-from honed.runtime.calling import transport
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor
 from honed.runtime.compiled.modelfile import ModelFile
@@ -38,7 +33,6 @@ from honed.runtime.engines import UNLIMITED, PartLimits
 from .partcalls import (
     FRAMES,
     LoadPart,
-    PartCall,
     PartsRan,
     RunParts,
     ShareMemory,
@@ -50,7 +44,6 @@ from .partcalls import (
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
 _SHARED_BYTES = 1 << 16  # in and out of a part; less goes over the socket
-_GRACE_SECONDS = 1.0  # for a process whose socket is closed to have ended
 
 
 class CpuParts:
@@ -63,9 +56,7 @@ class CpuParts:
         """Nothing runs yet."""
         self._limits = limits
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._peer = _peer()
+        self._child: RpcChild | None = None
         self._next = 0
         self._open = 0
         self._region: Region | None = None  # for tensors, known to the present process
@@ -120,7 +111,7 @@ class CpuParts:
                 places=places,
                 room=room,
             )
-            ran = strict.from_plain(PartsRan, self._call(call), where=call.method)
+            ran = self._call(call)
             data: Sequence[Data] = ran.raw
             if ran.places:
                 assert self._region is not None
@@ -178,51 +169,18 @@ class CpuParts:
             os.close(descriptor)
         return number
 
-    def _call(self, call: PartCall, descriptors: Sequence[int] = ()) -> Any:
-        """The answer; whoever calls this holds the lock."""
-        connected = self._connected()
+    def _call(self, call: Call[R], descriptors: Sequence[int] = ()) -> R:
+        """The answer of the process, which is started where there is none; the caller holds the lock."""
         try:
-            self._peer.call(call.method, strict.to_plain(call), descriptors)
-            transport.send(connected, self._peer)
-            return self._answer(connected)
-        except (OSError, PeerFault) as error:
-            raise self._lost() from error
-
-    def _answer(self, connected: socket.socket) -> Any:
-        while transport.receive(connected, self._peer):
-            while (event := self._peer.next_event()) is not None:
-                if isinstance(event, ResponseReceived):
-                    if event.error is not None:
-                        raise event.error
-                    return event.result
-        raise self._lost()
-
-    def _connected(self) -> socket.socket:
-        """The way to the process, which is started where there is none."""
-        if self._socket is None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            with theirs:
-                command = python(_MODULE, str(theirs.fileno()), str(self._limits.threads))
-                bounds = Bounds(memory_mib=self._limits.memory_mib)
-                try:
-                    self._child = start(command, bounds, pass_fds=[theirs.fileno()])
-                except OSError as error:
-                    ours.close()
-                    raise DeviceError(f"the CPU engine cannot be started: {error}") from error
-            self._socket, self._peer = ours, _peer()
-        return self._socket
-
-    def _lost(self) -> DeviceError:
-        """The process has ended, or says what it should not, and is ended."""
-        child = self._child
-        assert child is not None
-        try:
-            child.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            kill_group(child.pid)
-        death = Death(status=child.wait())
-        self._end()
-        return DeviceError(f"the CPU engine's process for parts of the model is gone: {death}")
+            if self._child is None:
+                command = python(_MODULE, str(self._limits.threads))
+                self._child = RpcChild(command, Bounds(memory_mib=self._limits.memory_mib), frames=FRAMES)
+            return self._child.call(call, descriptors)
+        except OSError as error:
+            raise DeviceError(f"the CPU engine cannot be started: {error}") from error
+        except Ended as ended:
+            self._end()
+            raise DeviceError(f"the CPU engine's process for parts of the model is gone: {ended}") from ended
 
     def _forget_region(self) -> None:
         region, self._region = self._region, None
@@ -231,13 +189,9 @@ class CpuParts:
 
     def _end(self) -> None:
         self._forget_region()
-        child, connected, self._child, self._socket = self._child, self._socket, None, None
-        self._peer.close()
-        if connected is not None:
-            connected.close()
+        child, self._child = self._child, None
         if child is not None:
-            kill_group(child.pid)
-            child.wait()
+            child.kill()
 
 
 class OpenParts:
@@ -300,10 +254,6 @@ class OpenParts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _peer() -> Peer:
-    return Peer(serves=False, receiving=FRAMES, sending=FRAMES)
 
 
 def _bytes(array: Array) -> memoryview:

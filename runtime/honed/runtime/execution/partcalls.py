@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from honed.process.rpc import Call
 from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartTensor
@@ -14,31 +15,25 @@ FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPart:
-    """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`.
+class LoadPart(Call[None]):
+    """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`."""
 
-    The answer is empty.
-    """
-
-    method = "LoadPart"
     part: int
     inputs: tuple[PartTensor, ...]
     level: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadPart:
-    """Let go of it; the answer is empty."""
+class UnloadPart(Call[None]):
+    """Let go of it."""
 
-    method = "UnloadPart"
     part: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareMemory:
-    """Map the memory that comes along, in place of any before; the answer is empty."""
+class ShareMemory(Call[None]):
+    """Map the memory that comes along, in place of any before."""
 
-    method = "ShareMemory"
     nbytes: int
 
 
@@ -49,25 +44,6 @@ class SizesToStopAt:
     part: int
     sizes: tuple[int, ...]
     least: int
-
-
-@dataclass(slots=True, kw_only=True)
-class RunParts:
-    """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
-
-    The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
-    placed there, too, from `room` on, where there is enough. Before a part that meets sizes of `stops` they
-    are left.
-    """
-
-    method = "RunParts"
-    parts: tuple[int, ...]
-    inputs: tuple[PartTensor, ...]
-    wanted: tuple[str, ...]
-    stops: tuple[SizesToStopAt, ...] = ()
-    raw: tuple[Data, ...] = ()
-    places: tuple[int, ...] = ()
-    room: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +62,22 @@ class PartsRan:
     places: tuple[int, ...] = ()
 
 
-PartCall = LoadPart | UnloadPart | ShareMemory | RunParts
+@dataclass(slots=True, kw_only=True)
+class RunParts(Call[PartsRan]):
+    """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
+
+    The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
+    placed there, too, from `room` on, where there is enough. Before a part that meets sizes of `stops` they
+    are left.
+    """
+
+    parts: tuple[int, ...]
+    inputs: tuple[PartTensor, ...]
+    wanted: tuple[str, ...]
+    stops: tuple[SizesToStopAt, ...] = ()
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+    room: int = 0
 
 
 def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from honed.protocol.strict import ABSENT
 from honed.runtime.compiled.model import Attr, KernelArg
 
 
@@ -21,7 +22,7 @@ class MemoryValue:
 
     dtype: str
     shape: tuple[int, ...]
-    constant: np.ndarray | None = None
+    constant: np.ndarray | None = field(default=None, metadata=ABSENT)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The building child: `python -m honed.tuner.measure.builder --channel FD`, one of the pool of `process`.
+"""The building child: `python -m honed.tuner.measure.builder FD`, one of the pool of `process`.
 
 It fills the driver's cache of compiled programs, which the measuring child then finds. Where the device is
 the processor, it launches a single work-group of each kernel, too: PoCL compiles most at the first launch,
@@ -15,29 +15,37 @@ from typing import Any
 from honed.machine import devices
 from honed.machine.limits import data_bytes, limit_data
 from honed.machine.opencl import cl, context
+from honed.process.rpc import Server, by_name, connect
+from honed.protocol.errors import HonedError
 
-from . import codec
+from .calls import BuildCandidate, OpenBuilder
 from .candidate import Candidate
 from .timing import build
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Serve the channel until it closes: a device to open, then candidates to build."""
-    channel = codec.channel(argv, "honed.tuner.measure.builder")
-    with suppress(codec.ChannelClosed):
-        opened = codec.receive(channel)
-        device = devices.select(opened["device"])
-        queue = cl.CommandQueue(context(device.cl))
-        limit_data(data_bytes() + opened["memory_bytes"])
-        while True:
-            message = codec.receive(channel)
-            candidate = codec.candidate_from_plain(message["candidate"])
-            workload = codec.workload_from_plain(message["workload"]) if opened["launch"] else None
-            with suppress(cl.Error):
-                program = build(queue.context, candidate.source)
-                if workload is not None:
-                    _launch(queue, candidate, program, [value.nbytes for value in workload.parameters])
-            codec.send(channel, {"built": candidate.id})
+class BuildingChild(Server):
+    """Builds on one device, which is opened first."""
+
+    _queue: Any
+
+    def _open(self, call: OpenBuilder) -> None:
+        device = devices.select(call.device)
+        self._queue = cl.CommandQueue(context(device.cl))
+        limit_data(data_bytes() + call.memory_bytes)
+
+    def _build(self, call: BuildCandidate) -> None:
+        with suppress(cl.Error, HonedError):
+            program = build(self._queue.context, call.candidate.source)
+            if call.workload is not None:
+                sizes = [value.nbytes for value in call.workload.parameters]
+                _launch(self._queue, call.candidate, program, sizes)
+
+    METHODS = by_name({OpenBuilder: _open, BuildCandidate: _build})
+
+
+def main() -> None:
+    """Serve until the parent hangs up."""
+    BuildingChild(connect()).serve()
     sys.stdout.flush()
     os._exit(0)  # as the measuring child: threads of the driver may hang
 
@@ -57,4 +65,4 @@ def _launch(queue: Any, candidate: Candidate, program: Any, parameters: list[int
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

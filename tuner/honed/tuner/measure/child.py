@@ -1,7 +1,7 @@
-"""The measuring child: `python -m honed.tuner.measure.child --channel FD`, started by `process`.
+"""The measuring child: `python -m honed.tuner.measure.child FD`, started by `measurer`.
 
-It owns an OpenCL context and nothing else of value, and may be killed at any moment. Messages (msgpack
-maps, `codec`) come and go on the socket FD; what the driver prints goes to standard error.
+It owns an OpenCL context and nothing else of value, and may be killed at any moment. It answers `calls` on
+the socket FD; what the driver prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
 
 from honed.machine import devices
 from honed.machine.limits import data_bytes, limit_data
 from honed.machine.opencl import cl, failure
-from honed.machine.profile import DeviceProfile
+from honed.process.rpc import Server, by_name, connect
 from honed.protocol.errors import HonedError
-from honed.protocol.strict import from_plain, to_plain
 
-from . import codec, timing
-from .candidate import MeasureLimits
+from . import timing
+from .calls import Examined, LoadWorkload, MeasureCandidate, Measured, OpenSession, PrepareCandidate
 from .examine import Examination
 from .session import DeviceSession
 from .timing import Reader
@@ -30,76 +28,71 @@ from .timing import Reader
 _WORN = 0.25
 
 
-def main(argv: list[str] | None = None, read: Reader = timing.reading) -> int:
-    """Serve the channel until it closes. `read` is how events are read, another one in tests only."""
-    channel = codec.channel(argv, "honed.tuner.measure.child")
-    with suppress(codec.ChannelClosed):
-        _serve(channel, read)
+class MeasuringChild(Server):
+    """Measures candidates on one device, which is opened first. `read` is how events are read."""
+
+    def __init__(self, connected: socket.socket, read: Reader) -> None:
+        super().__init__(connected)
+        self._read = read
+        self._session: DeviceSession | None = None
+        self._loaded_at = 0
+
+    def error_of(self, raised: Exception, method: str) -> HonedError:
+        """What the driver refuses is answered, too."""
+        if isinstance(raised, cl.Error):
+            return failure("measure", raised)
+        return super().error_of(raised, method)
+
+    @property
+    def session(self) -> DeviceSession:
+        """The one that was opened."""
+        assert self._session is not None, "the first call must open a device"
+        return self._session
+
+    def _open(self, call: OpenSession) -> None:
+        self._session = DeviceSession(
+            devices.select(call.device),
+            call.profile,
+            call.limits,
+            frozenset(call.without),
+            lambda phase, seconds: self.progress(phase=phase, seconds=seconds),
+            self._read,
+        )
+        limit_data(data_bytes() + call.limits.memory_bytes)
+
+    def _load(self, call: LoadWorkload) -> float:
+        traffic = self.session.load(call.workload, call.traffic)
+        self._loaded_at = data_bytes()
+        return traffic
+
+    def _prepare(self, call: PrepareCandidate) -> None:
+        self.session.prepare(call.candidate)
+
+    def _measure(self, call: MeasureCandidate) -> Measured:
+        session, loaded = self.session, self.session.loaded
+        assert loaded is not None, "a workload must be loaded before a candidate is measured"
+        examination = Examination(session, loaded, call.candidate, call.give_up)
+        examined = Examined(
+            verdict=examination.verdict(),
+            tainted=examination.tainted,
+            ran_at=examination.ran_at,
+            spent=examination.spent,
+        )
+        worn = data_bytes() - self._loaded_at > session.limits.memory_bytes * _WORN
+        return Measured(examined=examined, peaks=session.peaks, worn=worn)
+
+    METHODS = by_name(
+        {OpenSession: _open, LoadWorkload: _load, PrepareCandidate: _prepare, MeasureCandidate: _measure}
+    )
+
+
+def main(arguments: Sequence[str] | None = None, read: Reader = timing.reading) -> int:
+    """Serve until the parent hangs up. `read` is another one in tests only."""
+    MeasuringChild(connect(arguments), read).serve()
     # Not sys.exit: threads of the driver may hang, and a faulted context must not be released.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _serve(channel: socket.socket, read: Reader) -> None:
-    session: DeviceSession | None = None
-    loaded_at = 0
-    while True:
-        message = codec.receive(channel)
-        do = message["do"]
-        try:
-            if do == "open":
-                session = _opened(message, lambda phase, s: _announce(channel, phase, s), read)
-                codec.send(channel, {"opened": True})
-            elif session is None:
-                raise codec.ChannelClosed("the first message must open a device")
-            elif do == "load":
-                traffic = session.load(codec.workload_from_plain(message["workload"]), message["traffic"])
-                loaded_at = data_bytes()
-                codec.send(channel, {"loaded": traffic})
-            elif do == "prepare":
-                session.prepare(codec.candidate_from_plain(message["candidate"]))
-            else:
-                answer = _measured(session, message)
-                worn = data_bytes() - loaded_at > session.limits.memory_bytes * _WORN
-                codec.send(channel, {**answer, "worn": worn})
-        except HonedError as error:
-            codec.send(channel, {"failed": str(error), "code": error.code})
-        except cl.Error as error:
-            failed = failure("measure", error)
-            codec.send(channel, {"failed": str(failed), "code": failed.code})
-
-
-def _opened(message: codec.Message, announce: Callable[[str, float], None], read: Reader) -> DeviceSession:
-    limits = from_plain(MeasureLimits, message["limits"], where="limits")
-    session = DeviceSession(
-        devices.select(message["device"]),
-        from_plain(DeviceProfile, message["profile"], where="profile"),
-        limits,
-        frozenset(message["without"]),
-        announce,
-        read,
-    )
-    limit_data(data_bytes() + limits.memory_bytes)
-    return session
-
-
-def _measured(session: DeviceSession, message: codec.Message) -> codec.Message:
-    if session.loaded is None:
-        raise codec.ChannelClosed("a workload must be loaded before a candidate is measured")
-    candidate = codec.candidate_from_plain(message["candidate"])
-    examination = Examination(session, session.loaded, candidate, message["give_up"])
-    return {
-        "verdict": to_plain(examination.verdict()),
-        "tainted": examination.tainted,
-        "ran_at": examination.ran_at,
-        "spent": examination.spent,
-        "peaks": to_plain(session.peaks),
-    }
-
-
-def _announce(channel: socket.socket, phase: str, seconds: float) -> None:
-    codec.send(channel, {"phase": phase, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from honed.machine import surveying
+from honed.jobs import surveying
 from honed.machine.opencl import cl
 from honed.protocol.errors import DeviceError
 from honed.tuner.records.verdict import Outcome, Verdict

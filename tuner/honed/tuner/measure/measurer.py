@@ -29,14 +29,15 @@ from honed.machine.kernellog import (
     seen,
 )
 from honed.machine.profile import DevicePeaks, DeviceProfile
+from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
-from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.records.verdict import Outcome, Verdict
 
-from . import checks, codec
+from . import checks
+from .calls import LoadWorkload, MeasureCandidate, OpenSession, PrepareCandidate
 from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
 from .checks import Submitted
-from .process import COMMAND, FENCE, NO_CACHES, Builders, DriverChild, Ended, cached_in
+from .process import COMMAND, FENCE, NO_CACHES, Builders, cached_in
 
 _TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # what ends a process that leaves the memory that is mapped
 
@@ -201,7 +202,7 @@ class Measurer:
                 seconds=limits.build_seconds,
                 memory_bytes=limits.builder_bytes,
             )
-        self._child: DriverChild | None = None
+        self._child: RpcChild | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
@@ -281,7 +282,7 @@ class Measurer:
         if self._without_device(self._workload, candidate) is None:
             self._note(candidate)
             self._preparing.add(candidate.id)
-            self._child.tell({"do": "prepare", "candidate": codec.candidate_to_plain(candidate)})
+            self._child.tell(PrepareCandidate(candidate=candidate))
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate of the loaded workload, whatever it does.
@@ -342,22 +343,25 @@ class Measurer:
         self._preparing.discard(candidate.id)
         beside = bool(self._preparing)
         give_up = None if best is None else best * self._limits.give_up_beyond
-        message = {"do": "measure", "candidate": codec.candidate_to_plain(candidate), "give_up": give_up}
+        call = MeasureCandidate(candidate=candidate, give_up=give_up)
         try:
-            answer = child.ask(message, self._limits.start_seconds, partial(self._on_phase, candidate))
+            on_phase = partial(self._on_phase, candidate)
+            answer = child.call(call, seconds=self._limits.start_seconds, on_phase=on_phase)
         except Ended as ended:
             self._watch.ended()
             self._watch.settle(time.monotonic())
             self._stop()
             return self._fault(candidate, _of_ended(ended)), beside
-        self._watch.ended()
-        if "failed" in answer:
+        except HonedError as failed:
+            self._watch.ended()
             self._stop()
-            return Verdict(outcome=Outcome.RUN, reason=str(answer["failed"])), False
-        self.spent = answer["spent"]
-        self._profile = replace(self._profile, peaks=from_plain(DevicePeaks, answer["peaks"], where="peaks"))
-        verdict = self._looked_after(candidate, codec.verdict_from_plain(answer["verdict"]), answer["ran_at"])
-        if answer["tainted"] or answer["worn"] or verdict.outcome is Outcome.FAULT:
+            return Verdict(outcome=Outcome.RUN, reason=str(failed)), False
+        self._watch.ended()
+        examined = answer.examined
+        self.spent = examined.spent
+        self._profile = replace(self._profile, peaks=answer.peaks)
+        verdict = self._looked_after(candidate, examined.verdict, examined.ran_at)
+        if examined.tainted or answer.worn or verdict.outcome is Outcome.FAULT:
             self._stop()
         return verdict, False
 
@@ -392,41 +396,40 @@ class Measurer:
     def _start(self) -> None:
         self.children += 1
         caches = NO_CACHES if self._builders is None else cached_in(self._builders.cache)
-        child = DriverChild(Path(self._folder.name) / "child.log", self._command, caches)
+        log = Path(self._folder.name) / "child.log"
+        child = RpcChild(self._command, log=log, environment=caches)
         self._preparing.clear()
-        message = {
-            "do": "open",
-            "device": self._device,
-            "profile": to_plain(self._profile),
-            "limits": to_plain(self._limits),
-            "without": sorted(self._without),
-        }
-        self._asked(child, message)
+        call = OpenSession(
+            device=self._device,
+            profile=self._profile,
+            limits=self._limits,
+            without=tuple(sorted(self._without)),
+        )
+        self._asked(child, call)
         self._child = child
         self._watch.adopt(child.pid)
         if self._workload is not None:
             self._load(child)
 
-    def _load(self, child: DriverChild) -> None:
+    def _load(self, child: RpcChild) -> None:
         assert self._workload is not None
         known = self._traffic.get(self._workload.bytes)
-        message = {"do": "load", "workload": codec.workload_to_plain(self._workload), "traffic": known}
-        self._traffic[self._workload.bytes] = float(self._asked(child, message)["loaded"])
+        call = LoadWorkload(workload=self._workload, traffic=known)
+        self._traffic[self._workload.bytes] = self._asked(child, call)
 
-    def _asked(self, child: DriverChild, message: codec.Message) -> codec.Message:
+    def _asked(self, child: RpcChild, call: Call[R]) -> R:
         try:
-            answer = child.ask(message, self._limits.start_seconds)
+            return child.call(call, seconds=self._limits.start_seconds)
         except Ended as ended:
             self._child = None
             raise DeviceError(
                 f"the measuring child cannot use {self._device} ({ended}); see `hone doctor`"
             ) from ended
-        if "failed" in answer:
+        except HonedError as failed:
             child.kill()
             self._child = None
-            kind = InvalidArgument if answer["code"] == InvalidArgument.code else DeviceError
-            raise kind(str(answer["failed"]))
-        return answer
+            kind = InvalidArgument if isinstance(failed, InvalidArgument) else DeviceError
+            raise kind(str(failed)) from failed
 
     def _stop(self) -> None:
         if self._child is not None:

@@ -1,8 +1,7 @@
 """The child process that decides: `python -m honed.tuner.mixed.child FOLDER --sets N ...`.
 
-It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` from FOLDER, and writes what is
-`Answer` there as `result.json`, or `{"failure": "one sentence", "kind": KIND}` as
-`honed.tuner.prove.evaluator` does.
+It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` from FOLDER, and answers
+with a `PrecisionAnswer`, or with a failure as `honed.tuner.prove.evaluator` does.
 """
 
 from __future__ import annotations
@@ -486,7 +485,7 @@ class PrecisionAnswer:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Decide; the exit status is 0 wherever a result was written."""
+    """Decide; the exit status is 0 wherever it answered."""
     arguments = confined.parser("honed.tuner.mixed.child").parse_args(argv)
 
     def work() -> Mapping[str, object]:
@@ -495,7 +494,7 @@ def main(argv: list[str] | None = None) -> int:
         sets = list(confined.sets_in(arguments.folder, names, arguments.sets))
         return asdict(decided(model, sets, arguments.threads))
 
-    return confined.answer(arguments.folder, work)
+    return confined.answer(work)
 
 
 def decided(

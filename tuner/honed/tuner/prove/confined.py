@@ -1,9 +1,8 @@
-"""Child processes that evaluate an untrusted model: bounded in time and memory, with files for answers."""
+"""Child processes that evaluate an untrusted model: bounded in time and memory, with files for tensors."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -17,10 +16,11 @@ import numpy as np
 import onnx
 
 from honed.machine.children import Bounds, Death, python
-from honed.machine.children import run as run_child
+from honed.process import job
+from honed.process.job import answering
 
 MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
-MODEL, _RESULT = "model.onnx", "result.json"
+MODEL = "model.onnx"
 
 
 Arrays = Mapping[str, np.ndarray]
@@ -45,7 +45,7 @@ class InputsRefused(Exception):
 def run(
     module: str, folder: Path, arguments: Sequence[str], limits: EvaluationLimits, deadline: float
 ) -> dict[str, Any]:
-    """Run a module as a child with `folder` for its files; what it answered there.
+    """Run a module as a child with `folder` for its files; what it answered.
 
     Where it did not: "failure" is why in a sentence and "kind" is "time", "memory" or "failed".
     `deadline` is of time.monotonic().
@@ -53,17 +53,14 @@ def run(
     left = max(deadline - time.monotonic(), 0.0)
     threads = str(limits.threads)
     bounds = Bounds(address_mib=limits.memory_bytes >> 20, cpu_seconds=math.ceil(left * limits.threads) + 1)
-    _, death = run_child(
+    answers, death = job.run(
         python(module, str(folder), *arguments, "--threads", threads),
         bounds,
         seconds=left,
         environment=os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
     )
-    result = folder / _RESULT
-    if death.status == 0 and result.exists():
-        found: dict[str, Any] = json.loads(result.read_text())
-        result.unlink()
-        return found
+    if death.status == 0 and answers:
+        return answers[-1]
     return _failure(death, limits)
 
 
@@ -94,19 +91,17 @@ def _by_type(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def answer(
-    folder: Path, work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type
-) -> int:
+def answer(work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type) -> int:
     """Have a child answer with what its work gives, or with why it gives nothing; its exit status."""
-    try:
-        result = dict(work())
-    except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
-        if out_of_memory(error):
-            result = {"failure": "it needs more memory than allowed", "kind": "memory"}
-        else:
-            kind = "inputs" if isinstance(error, InputsRefused) else "failed"
-            result = {"failure": told(error), "kind": kind}
-    (folder / _RESULT).write_text(json.dumps(result))
+    with answering() as say:
+        try:
+            say(work())
+        except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
+            if out_of_memory(error):
+                say({"failure": "it needs more memory than allowed", "kind": "memory"})
+            else:
+                kind = "inputs" if isinstance(error, InputsRefused) else "failed"
+                say({"failure": told(error), "kind": kind})
     return 0
 
 

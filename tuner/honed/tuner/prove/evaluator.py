@@ -4,7 +4,7 @@ ONNX Runtime where it is installed and can run the model, else ONNX's reference 
 process of its own, bounded in time and memory, because the model is untrusted. What goes wrong is a value.
 
 The child is `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
-`input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then `result.json`:
+`input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then answers
 `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try
 another evaluator), "inputs" (it runs the model, but not on these inputs) or "memory". ONNX Runtime runs the
 graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with `--write` it leaves
@@ -118,14 +118,13 @@ class _Failed(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
+    """Evaluate as the command line says; the exit status is 0 wherever it answered."""
     parser = confined.parser("honed.tuner.prove.evaluator")
     parser.add_argument("evaluator", choices=(*EVALUATORS, *map(at_level, LEVELS)))
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
     return confined.answer(
-        args.folder,
         lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads, written)},
         _one_line,
     )

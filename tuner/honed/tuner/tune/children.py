@@ -14,22 +14,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from honed.jobs.commands import Compile, Died, do
+from honed.jobs.commands import Compile, do
 from honed.jobs.events import Ranking
 from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
+from honed.process.job import Died
+from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
-from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept
-from honed.tuner.measure import codec
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.process import DriverChild, Ended
 from honed.tuner.records.store import Owner
 from honed.tuner.records.verdict import Stored
 
+from .calls import (
+    Adopt,
+    DefaultSchedule,
+    Extract,
+    Learn,
+    LoadedTask,
+    LoadTask,
+    MakeDefault,
+    Propose,
+    Proposed,
+    ProposedCandidate,
+    Replay,
+    StartSearch,
+)
 from .task import Found, TaskProgress, TuningTask
 
 _OWNER = "owner"
@@ -87,43 +98,6 @@ class NoSchedule(SearchFailed):
     """No schedule rule fits the function of a task; asking again is of no use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedCandidate:
-    """A proposed candidate; `candidate` is None where lowering refused it, and `refused` says why."""
-
-    id: str
-    trace: str
-    score: float | None
-    candidate: Candidate | None
-    refused: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTask:
-    """A task that was taken up; `fresh`: its search knows nothing of what was measured before."""
-
-    workload: Workload
-    fresh: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultSchedule:
-    """A task that was taken up, with its default schedule."""
-
-    loaded: LoadedTask
-    candidate: Candidate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
-
-    loaded: LoadedTask
-    entries: list[ProposedCandidate]
-    way: Way
-    last: bool
-
-
 class SearchChild:
     """A context manager around the child, started again whenever it ends. Not for several threads."""
 
@@ -146,17 +120,16 @@ class SearchChild:
         self._deadlines = deadlines
         self._command = tuple(command)
         self._folder = scratch("honed-search-")
-        self._opening = {
-            "do": "start",
-            "profile": to_plain(profile),
-            "folder": self._folder.name,
-            "cost_model": str(cost_model),
-            "seed": seed,
-            "threads": threads,
-            "batch": batch,
-            "answers": answers,
-        }
-        self._child: DriverChild | None = None
+        self._opening = StartSearch(
+            profile=profile,
+            folder=Path(self._folder.name),
+            cost_model=cost_model,
+            seed=seed,
+            threads=threads,
+            batch=batch,
+            answers=answers,
+        )
+        self._child: RpcChild | None = None
 
     def __enter__(self) -> SearchChild:
         return self
@@ -183,45 +156,42 @@ class SearchChild:
         `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
         as compiling does, Internal where the child breaks.
         """
-        message = {
-            "do": "extract",
-            "path": str(path.absolute()),
-            "shapes": {name: list(shape) for name, shape in shapes.items()},
-            "precision": precision,
-            "calibration": _absolute(calibration),
-            "like": _absolute(like),
-        }
-        return self._found(message)
+        call = Extract(
+            path=path.absolute(),
+            shapes=dict(shapes),
+            precision=precision,
+            calibration=calibration and calibration.absolute(),
+            like=like and like.absolute(),
+        )
+        return self._found(call)
 
     def adopt(self, func: str, name: str, outputs: int) -> Found:
         """One function as TVM's JSON text for the only task, run once; raises as `extract`."""
-        return self._found({"do": "adopt", "func": func, "name": name, "outputs": outputs})
+        return self._found(Adopt(func=func, name=name, outputs=outputs))
 
-    def _found(self, message: Mapping[str, object]) -> Found:
-        try:
-            answer = self._twice(message, self._deadlines.extract)
-        except SearchFailed as broke:
-            raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
-        return from_plain(Found, answer, where="what was extracted")
+    def _found(self, call: Call[Found]) -> Found:
+        """The answer; asked once more where the child was ended by a signal from elsewhere."""
+        for last in (False, True):
+            try:
+                return self._ask(call, self._deadlines.extract)
+            except SearchFailed as broke:
+                if last or not broke.killed:
+                    text = f"the compiler broke while it extracted the model's tasks: {broke}"
+                    raise Internal(text) from broke
+        raise AssertionError("the loop above returns or raises")
 
     def load(self, task: TuningTask) -> LoadedTask:
         """Take up a task. Raises SearchFailed, as all below do."""
-        return _loaded(self._ask({"do": "load", **_named(task)}, self._deadlines.load))
+        return self._ask(LoadTask(task=task), self._deadlines.load)
 
     def default(self, task: TuningTask, following: Sequence[TuningTask], *, settle: bool) -> DefaultSchedule:
         """Take up a task and make its default schedule; the first of the tasks that follow are begun.
 
         With `settle` nothing goes on being made after the answer.
         """
-        message = {
-            "do": "default",
-            **_named(task),
-            "following": [_named(one) for one in following[: self._threads - settle]],
-            "settle": settle,
-        }
-        answer = self._ask(message, self._deadlines.load + self._deadlines.propose)
-        candidate = codec.candidate_from_plain(answer["candidate"])
-        return DefaultSchedule(loaded=_loaded(answer), candidate=candidate)
+        following = following[: self._threads - settle]
+        call = MakeDefault(task=task, following=tuple(following), settle=settle)
+        return self._ask(call, self._deadlines.load + self._deadlines.propose)
 
     def begin(
         self, task: TuningTask, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
@@ -230,70 +200,46 @@ class SearchChild:
 
         `known` are traces with their seconds (None: refused), `kin` the best of other tasks.
         """
-        message = {
-            "do": "propose",
-            **_named(task),
-            "known": [list(k) for k in known],
-            "kin": list(kin),
-            "round": round_,
-        }
-        self._started().tell(message)
+        call = Propose(task=task, known=tuple(known), kin=tuple(kin), round=round_)
+        self._started().begin(call)
 
     def collect(self) -> Proposed:
         """The batch that `begin` had made; waits for it."""
-        answer = self._answered(lambda child: child.answer(self._deadlines.propose))
-        if not answer["fits"]:
+        proposed = self._answered(lambda child: child.answer(Propose, self._deadlines.propose))
+        if proposed is None:
             raise NoSchedule("no schedule rule fits the function")
-        return Proposed(
-            loaded=_loaded(answer),
-            entries=[_entry(plain) for plain in answer["candidates"]],
-            way=Way(answer["way"]),
-            last=answer["last"],
-        )
+        return proposed
 
-    def replay(self, task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
+    def replay(self, task: str, traces: Sequence[str]) -> Sequence[ProposedCandidate]:
         """Candidates of a loaded task with the schedules of `traces`, less those that do not fit."""
-        message = {"do": "replay", "task": task, "traces": list(traces)}
-        answer = self._ask(message, self._deadlines.propose)
-        return [_entry(plain) for plain in answer["candidates"]]
+        return self._ask(Replay(task=task, traces=tuple(traces)), self._deadlines.propose)
 
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch of a task took; gives how well it was ranked, where that can be said."""
         if self._child is None:
             return None  # its successor is told from the records
-        message = {"do": "learn", "task": task, "results": dict(results)}
-        plain = self._ask(message, self._deadlines.propose)["ranking"]
-        return None if plain is None else from_plain(Ranking, plain, where="ranking")
+        return self._ask(Learn(task=task, results=dict(results)), self._deadlines.propose)
 
-    def _twice(self, message: Mapping[str, object], seconds: float) -> codec.Message:
-        """Ask, and once again where the child was ended by a signal from elsewhere."""
+    def _ask(self, call: Call[R], seconds: float) -> R:
+        return self._answered(lambda child: child.call(call, seconds=seconds))
+
+    def _answered(self, ask: Callable[[RpcChild], R]) -> R:
         try:
-            return self._ask(message, seconds)
-        except SearchFailed as broke:
-            if not broke.killed:
-                raise
-            return self._ask(message, seconds)
-
-    def _ask(self, message: Mapping[str, object], seconds: float) -> codec.Message:
-        return self._answered(lambda child: child.ask(message, seconds))
-
-    def _answered(self, ask: Callable[[DriverChild], codec.Message]) -> codec.Message:
-        try:
-            answer = ask(self._started())
+            return ask(self._started())
         except Ended as ended:
             self._child = None
             raise SearchFailed(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
-        if "refused" in answer:
-            raise ModelRefused(str(answer["refused"]), tuple(answer["reasons"]))
-        if "failed" in answer:
-            raise SearchFailed(str(answer["failed"]))
-        return answer
+        except ModelRefused:
+            raise
+        except HonedError as error:
+            raise SearchFailed(str(error)) from error
 
-    def _started(self) -> DriverChild:
+    def _started(self) -> RpcChild:
         """The child, started where there is none."""
         if self._child is not None:
             return self._child
-        started = self._child = DriverChild(Path(self._folder.name) / "search.log", self._command)
+        log = Path(self._folder.name) / "search.log"
+        started = self._child = RpcChild(self._command, log=log)
         try:
             self._ask(self._opening, self._deadlines.start)
         except SearchFailed:
@@ -305,29 +251,6 @@ class SearchChild:
         if self._child is not None:
             self._child.kill()
             self._child = None
-
-
-def _absolute(path: Path | None) -> str:
-    return str(path.absolute()) if path is not None else ""
-
-
-def _entry(plain: Mapping[str, Any]) -> ProposedCandidate:
-    candidate = plain.get("candidate")
-    return ProposedCandidate(
-        str(plain["id"]),
-        str(plain["trace"]),
-        plain["score"],
-        None if candidate is None else codec.candidate_from_plain(candidate),
-        str(plain.get("refused", "")),
-    )
-
-
-def _named(task: TuningTask) -> dict[str, object]:
-    return {"task": task.key, "outputs": task.outputs, "constants": list(task.constants)}
-
-
-def _loaded(answer: Mapping[str, Any]) -> LoadedTask:
-    return LoadedTask(workload=codec.workload_from_plain(answer["workload"]), fresh=answer["fresh"])
 
 
 def compile_apart(job: Compile) -> None:
@@ -431,11 +354,14 @@ class Proposals:
             return None
         loaded = self.search.load(progress.task)
         entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
-        return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
+        if not entries:
+            return None
+        return Proposed(loaded=loaded, entries=tuple(entries), way=Way.AGAIN, last=False)
 
     def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
         """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
-        entries = []
+        entries: list[ProposedCandidate] = []
+        found: Sequence[ProposedCandidate]
         for hint in self._records.hints(task.key, self._setup, self._hints):
             try:
                 self.search.load(task)

@@ -7,7 +7,6 @@ one must answer its probes right first.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from honed.machine import devices
-from honed.machine.children import python, run
+from honed.machine.children import python
+from honed.process.job import answering, run
 from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime.comparison import Comparison
 from honed.runtime.execution import proof
@@ -44,9 +44,8 @@ class Compared:
 def compare(old: Path, new: Path, spec: str) -> Compared:
     """Compare in a child process. Raises DeviceError where one of them cannot be run."""
     program = python("honed.tuner.tune.compare", str(old), str(new), "--device", spec)
-    said, death = run(program, seconds=_DEADLINE)
-    lines = said.splitlines()
-    answer = json.loads(lines[-1]) if lines else {}
+    answers, death = run(program, seconds=_DEADLINE)
+    answer = answers[-1] if answers else {}
     if "runs" in answer:
         return Compared(**answer)
     raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {death}")
@@ -59,14 +58,15 @@ def main() -> int:
     parser.add_argument("new")
     parser.add_argument("--device")
     options = parser.parse_args()
-    try:
-        device = devices.select(options.device)
-        with load(options.old, device) as old, load(options.new, device) as new:
-            wrong = next((str(d) for d in proof.check_probes(new) if not d.right), "")
-            print(json.dumps(_timed(old, new, wrong)))
-    except HonedError as error:
-        print(json.dumps({"failed": str(error)}))
-        return 1
+    with answering() as say:
+        try:
+            device = devices.select(options.device)
+            with load(options.old, device) as old, load(options.new, device) as new:
+                wrong = next((str(d) for d in proof.check_probes(new) if not d.right), "")
+                say(_timed(old, new, wrong))
+        except HonedError as error:
+            say({"failed": str(error)})
+            return 1
     return 0
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs import events
+from honed.jobs.surveying import survey
 from honed.machine import peaks
 from honed.machine.families import DeviceFamily
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.machine.surveying import survey
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, MeasureLimits, Measures
 from honed.tuner.measure.gate import Gate
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log

@@ -1,8 +1,8 @@
-"""The searching child: `python -m honed.tuner.tune.searcher --channel FD`, the tuner's only TVM.
+"""The searching child: `python -m honed.tuner.tune.searcher FD`, the tuner's only TVM.
 
 TVM may raise, crash or hang on a task; then this process ends and its parent, which knows everything that
-matters, starts another. Messages are those of `honed.tuner.measure.codec`; each names what a `Searcher` does.
-Lowering candidates, default schedules and answers are left to forked processes.
+matters, starts another. It answers `calls` on the socket FD. Lowering candidates, default schedules and
+answers are left to forked processes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,47 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from zipfile import BadZipFile
 
 import numpy as np
 import tvm
 from tvm.target import Target
 
+from honed.jobs.events import Ranking
 from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
-from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
-from honed.protocol.strict import from_plain, to_plain
+from honed.process.rpc import Server, by_name, connect
+from honed.protocol.errors import HonedError, Internal, InvalidArgument, ModelRefused
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure import codec
-from honed.tuner.measure.candidate import Candidate
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.search import traces
 from honed.tuner.search.batches import Batches, Evolution, Proposal
 from honed.tuner.search.costmodel import WIDTH, CostModel, Prior, prior_of, ranking
 from honed.tuner.search.rules import postprocs, space
 
+from .calls import (
+    Adopt,
+    DefaultSchedule,
+    Extract,
+    Learn,
+    LoadedTask,
+    LoadTask,
+    MakeDefault,
+    Propose,
+    Proposed,
+    ProposedCandidate,
+    Replay,
+    StartSearch,
+)
 from .extract import Extraction, adopt, extract, workload, write_sets
-from .task import Found
+from .task import Found, TuningTask
+
+if TYPE_CHECKING:
+    from honed.tuner.frontend import Precision
 
 MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
@@ -48,134 +65,133 @@ _Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # id, trace, score and
 _log = logging.getLogger(__name__)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Serve the channel until it closes."""
-    channel = codec.channel(argv, "honed.tuner.tune.searcher")
-    with suppress(codec.ChannelClosed):
-        _serve(channel)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until the parent hangs up."""
+    Searcher(connect(arguments)).serve()
     return 0
 
 
-def _serve(channel: socket.socket) -> None:
-    searcher: Searcher | None = None
-    while True:
-        message = codec.receive(channel)
-        try:
-            if message["do"] == "start":
-                searcher = Searcher(message)
-                codec.send(channel, {"started": os.getpid()})
-                continue
-            assert searcher is not None
-            codec.send(channel, getattr(searcher, message["do"])(message))
-        except ModelRefused as refused:
-            codec.send(channel, {"refused": str(refused), "reasons": list(refused.reasons)})
-        except BrokenProcessPool as error:
-            sys.exit(f"a process that lowers candidates ended: {error}")
-        except (HonedError, LoweringFailed, RuntimeError, ValueError, TypeError) as error:
-            text = " ".join(str(error).split())[-300:] or type(error).__name__
-            codec.send(channel, {"failed": text})
+class Searcher(Server):
+    """Serves one model's tasks, one at a time. Functions lie in a folder, for a successor to take up."""
 
+    making: Making
+    model: CostModel
+    model_file: Path
+    forked: Forked[Making]
+    seed: int
+    threads: int  # that a search may use
+    batch: int  # candidates proposed at once
 
-class Searcher:
-    """Serves one model's tasks, one at a time. Functions lie in `folder`, for a successor to take up."""
-
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        profile = from_plain(DeviceProfile, message["profile"], where="profile")
-        self.seed, self.threads = int(message["seed"]), int(message["threads"])
-        self.batch = int(message["batch"])  # candidates proposed at once
-        self.making = Making(
-            target=target_for(profile),
-            profile=profile,
-            folder=Path(message["folder"]),
-            seed=self.seed if message["answers"] else None,
-        )
-        self.forked = Forked(min(self.threads, MOST_PROCESSES), self.making)
-        self.model_file = Path(message["cost_model"])
-        self.model = _cost_model(self.model_file, prior_of(profile.rules.family))
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
         self.begun: dict[str, Future[Lowered]] = {}  # default schedules, by task
         self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
-    def extract(self, message: Mapping[str, Any]) -> codec.Message:
+    def error_of(self, raised: Exception, method: str) -> HonedError:
+        """What TVM says is told in its last words; that it ended a process that lowers ends this one."""
+        if isinstance(raised, BrokenProcessPool):
+            sys.exit(f"a process that lowers candidates ended: {raised}")
+        if isinstance(raised, ModelRefused):
+            return raised
+        if isinstance(raised, (HonedError, LoweringFailed, RuntimeError, ValueError, TypeError)):
+            return Internal(" ".join(str(raised).split())[-300:] or type(raised).__name__)
+        raise raised
+
+    def _start(self, call: StartSearch) -> None:
+        self.making = Making(
+            target=target_for(call.profile),
+            profile=call.profile,
+            folder=call.folder,
+            seed=call.seed if call.answers else None,
+        )
+        self.forked = Forked(min(call.threads, MOST_PROCESSES), self.making)
+        self.model_file = call.cost_model
+        self.model = _cost_model(self.model_file, prior_of(call.profile.rules.family))
+        self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
+
+    def extract(self, call: Extract) -> Found:
         """All tasks of a model; their functions are written to the folder."""
-        shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
         found = extract(
-            Path(message["path"]),
-            shapes,
-            message["precision"],
+            call.path,
+            call.shapes,
+            cast("Precision", call.precision),
             self.making.profile,
-            calibration=_path(message["calibration"]),
-            like=_path(message["like"]),
+            calibration=call.calibration,
+            like=call.like,
         )
         return self._kept(found)
 
-    def adopt(self, message: Mapping[str, Any]) -> codec.Message:
-        """A function of the caller's as the only task."""
-        func = tvm.ir.load_json(message["func"])
+    def _adopt(self, call: Adopt) -> Found:
+        func = tvm.ir.load_json(call.func)
         if not isinstance(func, tvm.tirx.PrimFunc):
-            raise InvalidArgument(f"{message['name']} is no PrimFunc; give one")
-        only = adopt(func, message["name"], int(message["outputs"]))
+            raise InvalidArgument(f"{call.name} is no PrimFunc; give one")
+        only = adopt(func, call.name, call.outputs)
         return self._kept(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
-    def _kept(self, found: Extraction) -> codec.Message:
+    def _kept(self, found: Extraction) -> Found:
         tasks = (*found.tasks, *found.rivals)
         for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
-        told = Found(
+        return Found(
             tasks=tuple(one.task for one in tasks), opaque=tuple(found.opaque), contests=found.contests
         )
-        plain: codec.Message = to_plain(told)
-        return plain
 
-    def load(self, message: Mapping[str, Any]) -> codec.Message:
+    def _load(self, call: LoadTask) -> LoadedTask:
+        return self._loaded(call.task)
+
+    def _loaded(self, task: TuningTask) -> LoadedTask:
         """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
 
         `fresh` says whether its search is yet to begin; those of tasks loaded of late go on.
         """
-        key = message["task"]
+        key = task.key
         hunt = self.hunts.pop(key) if key in self.hunts else Hunt(key, self)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
         if hunt.workload is None:
-            outputs, answers = int(message["outputs"]), self.making.answers(key)
-            made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
-            hunt.workload = codec.workload_to_plain(made)
-        return {"workload": hunt.workload, "fresh": hunt.fresh}
+            answers = self.making.answers(key)
+            hunt.workload = workload(key, hunt.func, task.outputs, answers, self.making.seed, task.constants)
+        return LoadedTask(workload=hunt.workload, fresh=hunt.fresh)
 
-    def default(self, message: Mapping[str, Any]) -> codec.Message:
-        """Load a task, and make its default schedule a candidate; those of the `following` are begun.
-
-        With `settle` they are all made when it answers.
-        """
-        for named in (message, *message["following"]):
-            key = named["task"]
-            if key not in self.begun:
-                self.begun[key] = self.forked.begin(lower_default, key, int(named["outputs"]))
-        lowered = self.begun.pop(message["task"]).result()
-        if message["settle"]:
+    def _default(self, call: MakeDefault) -> DefaultSchedule:
+        for task in (call.task, *call.following):
+            if task.key not in self.begun:
+                self.begun[task.key] = self.forked.begin(lower_default, task.key, task.outputs)
+        lowered = self.begun.pop(call.task.key).result()
+        if call.settle:
             wait(self.begun.values())
-        return self.load(message) | {
-            "candidate": codec.candidate_to_plain(Candidate.of("default", lowered)),
-        }
+        return DefaultSchedule(loaded=self._loaded(call.task), candidate=Candidate.of("default", lowered))
 
-    def propose(self, message: Mapping[str, Any]) -> codec.Message:
-        """Load a task and propose a batch of it; `known` holds [trace, seconds or nil] measured before."""
-        loaded = self.load(message)
-        hunt = self.hunts[message["task"]]
-        return loaded | hunt.propose(message["known"], message["kin"], int(message["round"]))
+    def propose(self, call: Propose) -> Proposed | None:
+        """Load a task and propose a batch of it."""
+        loaded = self._loaded(call.task)
+        return self.hunts[call.task.key].propose(loaded, call)
 
-    def replay(self, message: Mapping[str, Any]) -> codec.Message:
-        """Recorded schedules of a loaded task as candidates."""
-        return self.hunts[message["task"]].replay(message["traces"])
+    def _replay(self, call: Replay) -> tuple[ProposedCandidate, ...]:
+        return self.hunts[call.task].replay(call.traces)
 
-    def learn(self, message: Mapping[str, Any]) -> codec.Message:
+    def _learn(self, call: Learn) -> Ranking | None:
         """Learn from a batch of a task, if its search has not ended since."""
-        hunt = self.hunts.get(message["task"])
+        hunt = self.hunts.get(call.task)
         if hunt is None:
-            return {"ranking": None}
-        answer = hunt.learn(message["results"])
+            return None
+        ranked = hunt.learn(call.results)
         self.model.save(self.model_file)
-        return answer
+        return ranked
+
+    METHODS = by_name(
+        {
+            StartSearch: _start,
+            Extract: extract,
+            Adopt: _adopt,
+            LoadTask: _load,
+            MakeDefault: _default,
+            Propose: propose,
+            Replay: _replay,
+            Learn: _learn,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +225,7 @@ class Hunt:
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
         self.func = searcher.making.func(key)
-        self.workload: codec.Message | None = None  # once it is made
+        self.workload: Workload | None = None  # once it is made
         self._searcher = searcher
         self._batches: Batches | None = None
         self._proposed: dict[str, Proposal] = {}  # and not learned from yet
@@ -219,25 +235,19 @@ class Hunt:
         """Whether it knows nothing yet of what was measured before."""
         return self._batches is None
 
-    def propose(
-        self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
-    ) -> codec.Message:
-        """A batch of candidates.
-
-        `known` are traces with their seconds (None: refused) that this hunt was not told of yet, `kin` the
-        best ones of other tasks: they count at the first call only. The answer says whether any rule `fits`.
-        """
+    def propose(self, loaded: LoadedTask, call: Propose) -> Proposed | None:
+        """A batch of candidates; None where no rule fits the function."""
         if self._batches is None:
-            self._batches = self._begun(kin, round_)
+            self._batches = self._begun(call.kin, call.round)
         if self._batches is None:
-            return {"fits": False}
-        for trace, seconds in known:
+            return None
+        for trace, seconds in call.known:
             with suppress(LoweringFailed):
                 self._batches.know(trace, _measured(seconds))
         batch = self._batches.next()
         self._proposed |= {p.id: p for p in batch.proposals}
         entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
-        return {"fits": True, "candidates": entries, "way": str(batch.way), "last": batch.last}
+        return Proposed(loaded=loaded, entries=entries, way=batch.way, last=batch.last)
 
     def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
         func, searcher = narrow_indices(self.func), self._searcher
@@ -257,7 +267,7 @@ class Hunt:
         )
         return Batches(evolution, searcher.batch, kin)
 
-    def replay(self, recorded: Sequence[str]) -> codec.Message:
+    def replay(self, recorded: Sequence[str]) -> tuple[ProposedCandidate, ...]:
         """Recorded schedules as candidates, where they fit; learned from when they are known."""
         func = narrow_indices(self.func)
         found: list[_Made] = []
@@ -265,13 +275,13 @@ class Hunt:
             with suppress(LoweringFailed):
                 scheduled = traces.apply(trace, func).mod["main"]
                 found.append((traces.identity(trace), trace, None, scheduled))
-        return {"candidates": self._entries(found)}
+        return self._entries(found)
 
-    def learn(self, results: Mapping[str, float | None]) -> codec.Message:
+    def learn(self, results: Mapping[str, float | None]) -> Ranking | None:
         """Learn from a batch: `results` maps ids to seconds, None for refused ones."""
         known = [(self._proposed.pop(i), s) for i, s in results.items() if i in self._proposed]
         if not known or self._batches is None:
-            return {"ranking": None}
+            return None
         seconds = np.array([_measured(s) for _, s in known])
         scores = [p.score for p, _ in known]
         ranked = None if None in scores else ranking(np.array(scores, np.float32), seconds)
@@ -280,24 +290,19 @@ class Hunt:
         model.train()
         for (proposal, _), s in zip(known, seconds, strict=True):
             self._batches.know(proposal.trace, float(s))
-        return {"ranking": ranked and to_plain(ranked)}
+        return ranked
 
-    def _entries(self, found: Sequence[_Made]) -> list[dict[str, Any]]:
+    def _entries(self, found: Sequence[_Made]) -> tuple[ProposedCandidate, ...]:
         """Candidates, lowered by all processes at once, or why they are none."""
         begin = self._searcher.forked.begin
         begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
-        entries: list[dict[str, Any]] = []
+        entries = list[ProposedCandidate]()
         for (key, trace, score, _), one in zip(found, begun, strict=True):
-            made, entry = one.result(), {"id": key, "trace": trace, "score": score}
-            if isinstance(made, str):
-                entries.append(entry | {"refused": made})
-            else:
-                entries.append(entry | {"candidate": codec.candidate_to_plain(Candidate.of(key, made))})
-        return entries
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
+            made = one.result()
+            refused = made if isinstance(made, str) else ""
+            candidate = None if isinstance(made, str) else Candidate.of(key, made)
+            entries.append(ProposedCandidate(key, trace, score, candidate, refused))
+        return tuple(entries)
 
 
 def _cost_model(file: Path, prior: Prior | None) -> CostModel:

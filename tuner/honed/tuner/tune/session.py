@@ -20,7 +20,8 @@ from honed.tuner.records import Records
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.setup import for_defaults
 
-from .children import LoadedTask, NoSchedule, Proposals, Proposed, SearchFailed
+from .calls import LoadedTask, Proposed
+from .children import NoSchedule, Proposals, SearchFailed
 from .task import (
     Found,
     TaskProgress,

@@ -2,8 +2,8 @@
 
 ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
 `python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and
-one set of inputs from FOLDER and writes what it knows as `result.json`, by name: a NumPy dtype, and sizes, -1
-where they depend on the data.
+one set of inputs from FOLDER and answers with what it knows, by name: a NumPy dtype, and sizes, -1 where they
+depend on the data.
 
 ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
 shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
@@ -71,9 +71,9 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Tell of the values; the exit status is 0 wherever a result was written."""
+    """Tell of the values; the exit status is 0 wherever it answered."""
     args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
-    return confined.answer(args.folder, lambda: {"types": _types(args.folder, args.sets)})
+    return confined.answer(lambda: {"types": _types(args.folder, args.sets)})
 
 
 def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, list[int] | None]]:

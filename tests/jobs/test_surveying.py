@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from honed.machine import profilefile, surveying
+from honed.jobs import surveying
+from honed.jobs.surveying import survey
+from honed.machine import profilefile
 from honed.machine.devices import Device
-from honed.machine.surveying import survey
 from honed.runtime.errors import DeviceError, HonedError, NotFound
 
 pytestmark = pytest.mark.opencl

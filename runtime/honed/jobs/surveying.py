@@ -1,6 +1,6 @@
 """Looks at a device in a process of its own: drivers keep the memory they once took, crash and hang.
 
-python -m honed.machine.surveying SPEC CACHE_DIR [again]
+python -m honed.jobs.surveying SPEC CACHE_DIR [again]
 
 It prints JSON maps on the stdout it was given, each on a line: the device without its peaks, then with them.
 What drivers print goes to its stderr.
@@ -8,18 +8,18 @@ What drivers print goes to its stderr.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from honed.machine.children import python, run
+from honed.machine import peaks, profilefile
+from honed.machine.children import python
+from honed.machine.devices import Device, select
+from honed.machine.profile import DeviceProfile
+from honed.process.job import answering, run
 from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
-
-from . import peaks, profilefile
-from .devices import Device, select
-from .profile import DeviceProfile
+from honed.protocol.strict import Map
 
 SECONDS = 120.0  # for finding the device and measuring its peaks
 
@@ -54,21 +54,19 @@ def survey(
     process that asks it or shows no device in time.
     """
     program = python(__name__, spec or "", os.fspath(cache_dir), *(("again",) if again else ()))
-    said, death = run(program, seconds=seconds)
+    answers, death = run(program, seconds=seconds)
     if death.late:
-        found, end, _ = said.partition(b"\n")
-        if not end:
+        if not answers:
             raise DeviceError(f"the OpenCL driver did not answer within {seconds:g} s; see `hone doctor`")
         late = f"the device's peaks were not measured within {seconds:g} s: it is too slow, or too busy"
-        return replace(_survey(found), no_peaks=late)
-    if death.status != 0 or not said:
+        return replace(_survey(answers[0]), no_peaks=late)
+    if death.status != 0 or not answers:
         raise DeviceError(f"the process that looked at the OpenCL device failed ({death}); see `hone doctor`")
-    return _survey(said.splitlines()[-1])
+    return _survey(answers[-1])
 
 
-def _survey(line: bytes) -> Survey:
-    """What a line of the process says; raises the error it tells."""
-    answer = json.loads(line)
+def _survey(answer: Map) -> Survey:
+    """What the process says; raises the error it tells."""
     if "error" in answer:
         raise error_from_map(answer["error"])
     return Survey(answer["spec"], profilefile.from_dict(answer["profile"]), answer["no_peaks"])
@@ -76,13 +74,12 @@ def _survey(line: bytes) -> Survey:
 
 def main(spec: str, cache_dir: str, *again: str) -> int:
     """Answer on stdout."""
-    with os.fdopen(os.dup(1), "w") as answer_to:
-        os.dup2(2, 1)
+    with answering() as say:
         try:
             for answer in _answers(select(spec or None), cache_dir, again=bool(again)):
-                print(json.dumps(answer), file=answer_to, flush=True)
+                say(answer)
         except HonedError as error:
-            print(json.dumps({"error": error_to_map(error)}), file=answer_to)
+            say({"error": error_to_map(error)})
     return 0
 
 

@@ -7,13 +7,12 @@ import socket as sockets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from honed.protocol.errors import HonedError, error_from_map
-from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
-from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault, close_all
-
-from . import transport
-from .transport import Progress
+from . import streams
+from .errors import HonedError, error_from_map
+from .peer import Event, NotificationReceived, Peer, ResponseReceived
+from .streams import Progress
+from .strict import Map
+from .wire import PeerFault, close_all
 
 Told = Callable[
     [ResponseReceived | Exception], None
@@ -23,13 +22,7 @@ Told = Callable[
 class AsyncLink:
     """One connection within one event loop: any number of calls under way, answers in any order."""
 
-    def __init__(
-        self,
-        connected: sockets.socket,
-        peer: Peer,
-        *,
-        lost: Callable[[], HonedError] = transport.connection_lost,
-    ) -> None:
+    def __init__(self, connected: sockets.socket, peer: Peer, lost: Callable[[], HonedError]) -> None:
         """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
         connected.setblocking(False)
         self._socket = connected
@@ -41,21 +34,6 @@ class AsyncLink:
         self._loop = asyncio.get_running_loop()
         self._to_be_written = False  # when the socket takes more
         self._loop.add_reader(connected, self._readable)
-
-    @classmethod
-    async def open(cls, path: str) -> AsyncLink:
-        """Connect; raises Unavailable where no service answers."""
-        connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
-        connecting.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(connecting, path)
-        except OSError as error:
-            connecting.close()
-            raise transport.cannot_connect(path, error) from error
-        except BaseException:
-            connecting.close()
-            raise
-        return cls(connecting, transport.client_peer())
 
     async def exchange(
         self,
@@ -153,7 +131,7 @@ class AsyncLink:
     def _write(self) -> None:
         """Send what the socket takes, and the rest when it takes more."""
         try:
-            transport.send(self._socket, self._peer)
+            streams.send(self._socket, self._peer)
         except OSError:
             self.fail(self._lost())
             return
@@ -166,7 +144,7 @@ class AsyncLink:
 
     def _readable(self) -> None:
         try:
-            if not transport.receive(self._socket, self._peer):
+            if not streams.receive(self._socket, self._peer):
                 raise ConnectionResetError
             while self.broken is None and (event := self._peer.next_event()) is not None:
                 self._deliver(event)

@@ -1,0 +1,67 @@
+"""Moves bytes and descriptors between a socket and a `Peer`, whatever waits for the socket.
+
+Apart from `aiolink`, as clients, workers and other children need no asyncio.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import Callable
+
+from .peer import MAX_PENDING_DESCRIPTORS, Peer
+from .strict import Map
+from .wire import close_all
+
+Progress = Callable[[Map], None]  # hears of a call that is under way
+
+_CHUNK = 128 << 10  # bytes read at once
+_ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: an operation on the enumerations of `socket` takes as long as a read.
+_CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+
+
+def receive(connected: socket.socket, peer: Peer) -> bool:
+    """Read once and have the peer take it in; False at the end of the stream.
+
+    Raises PeerFault, and OSError: BlockingIOError where a socket that does not block has nothing.
+    """
+    data, descriptors, flags = _received(connected)
+    peer.receive(data, descriptors, truncated=bool(flags & _TRUNCATED))
+    return bool(data)
+
+
+def drop(connected: socket.socket) -> bool:
+    """Read once and keep nothing; False at the end of the stream. Raises OSError as `receive`."""
+    data, descriptors, _ = _received(connected)
+    close_all(descriptors)
+    return bool(data)
+
+
+def send(connected: socket.socket, peer: Peer) -> bool:
+    """Write all that the peer has to send, or what a socket that does not block takes; True where any went.
+
+    Raises OSError.
+    """
+    progress = False
+    while (piece := peer.to_send()) is not None:
+        data, descriptors = piece
+        try:
+            sent = socket.send_fds(connected, [data], descriptors) if descriptors else connected.send(data)
+        except BlockingIOError:
+            break
+        peer.sent(sent)
+        progress = True
+    return progress
+
+
+def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
+    """Bytes, descriptors and flags of one read, as `socket.recv_fds`, which is slower where none came."""
+    data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
+    if not ancillary:
+        return data, [], flags
+    descriptors = array.array("i")
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
+    return data, list(descriptors), flags

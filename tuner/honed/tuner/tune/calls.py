@@ -1,0 +1,137 @@
+"""What the searching child is asked for, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.jobs.events import Ranking
+from honed.machine.profile import DeviceProfile
+from honed.process.rpc import Call
+from honed.runtime.compiled.model import Way
+from honed.tuner.measure.candidate import Candidate, Workload
+
+from .task import Found, TuningTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSearch(Call[None]):
+    """Search for a device, a `batch` at a time; functions lie in `folder` for a successor to take up.
+
+    `cost_model` is the file that the cost model is kept in. Without `answers`, workloads have no sets of
+    inputs.
+    """
+
+    profile: DeviceProfile
+    folder: Path
+    cost_model: Path
+    seed: int
+    threads: int
+    batch: int
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extract(Call[Found]):
+    """Find a model's tasks; `calibration` and `like` as in `honed.tuner.compiler.compile.CompileRequest`."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    calibration: Path | None
+    like: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt(Call[Found]):
+    """Take one function, as TVM's JSON text, for the only task."""
+
+    func: str
+    name: str
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTask:
+    """A task that was taken up; `fresh`: its search knows nothing of what was measured before."""
+
+    workload: Workload
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTask(Call[LoadedTask]):
+    """Take up a task."""
+
+    task: TuningTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSchedule:
+    """A task that was taken up, with its default schedule."""
+
+    loaded: LoadedTask
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeDefault(Call[DefaultSchedule]):
+    """Take up a task and make its default schedule a candidate; those of the tasks that follow are begun.
+
+    With `settle` they are all made when it answers.
+    """
+
+    task: TuningTask
+    following: tuple[TuningTask, ...]
+    settle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedCandidate:
+    """A proposed candidate; `candidate` is None where lowering refused it, and `refused` says why."""
+
+    id: str
+    trace: str
+    score: float | None
+    candidate: Candidate | None
+    refused: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
+
+    loaded: LoadedTask
+    entries: tuple[ProposedCandidate, ...]
+    way: Way
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose(Call[Proposed | None]):
+    """Take up a task and propose a batch of it; None where no schedule rule fits the function.
+
+    `known` are traces with their seconds (None: refused) that the search was not told of yet, `kin` the best
+    ones of other tasks, which count in the first round only.
+    """
+
+    task: TuningTask
+    known: tuple[tuple[str, float | None], ...]
+    kin: tuple[str, ...]
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay(Call[tuple[ProposedCandidate, ...]]):
+    """Make recorded schedules of a loaded task candidates, less those that do not fit."""
+
+    task: str
+    traces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learn(Call[Ranking | None]):
+    """Learn from a batch of a loaded task, seconds by id (None: refused); how well that had been ranked."""
+
+    task: str
+    results: dict[str, float | None]
