@@ -106,9 +106,7 @@ class _Both:
             seconds, handing_over = [0.0, 0.0], 0.0
             for which in runs.order:
                 if which:
-                    began = time.perf_counter_ns()
-                    self.form.run(given)
-                    seconds[1] = (time.perf_counter_ns() - began) / 1e9
+                    seconds[1] = self._in_form(given)
                 else:
                     seconds[0], handing_over = self._in_cpu(fewer or given)
             runs.add(seconds[0], seconds[1] + handing_over)
@@ -134,6 +132,12 @@ class _Both:
     def _open(self, given: Values) -> list[tuple[NDArray[Any], PartTensor]]:
         """The inputs whose size depends on the data."""
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
+
+    def _in_form(self, given: Values) -> float:
+        """Seconds of a run."""
+        began = time.perf_counter_ns()
+        self.form.run(given)
+        return (time.perf_counter_ns() - began) / 1e9
 
     def _in_cpu(self, given: Values) -> tuple[float, float]:
         """Seconds of a run, and of the way there and back, which a form needs as well."""
