@@ -13,6 +13,7 @@
 
 #include <honed.h>
 
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
