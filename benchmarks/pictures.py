@@ -1,0 +1,127 @@
+"""The pictures of the README, of a real service: `python -m benchmarks.pictures [FOLDER]`, some ten minutes.
+
+A service of its own serves LightGlue (`hone demo`) and a model of poolings and a product whose shapes no
+shipped table covers, so that tuning has something to gain on a processor, too. Small requests come all the
+time; the service tunes between them, by itself. Then `hone history --served --png` draws the latency that
+requests saw, and `hone report` makes the page, of which Chromium (Debian's package) takes a picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from honed.protocol.errors import HonedError
+from honed.runtime.client import Client
+
+_CONFIG = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+[tuner]
+spawn = true
+"""
+_SHAPES = {"x": (1, 9, 61, 63), "a": (97, 131), "b": (131, 83)}
+_VERSIONS, _SECONDS, _AFTER = 3, 480.0, 45.0  # versions to wait for, at most so long, and how long then
+
+
+def pooling(path: Path) -> None:
+    """Write the model."""
+    window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["highest"], **window),
+        helper.make_node("AveragePool", ["x"], ["mean"], count_include_pad=1, **window),
+        helper.make_node("MatMul", ["a", "b"], ["ab"]),
+        helper.make_node("Softmax", ["ab"], ["y"], axis=0),
+    ]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in _SHAPES.items()]
+    shapes = {"highest": _SHAPES["x"], "mean": _SHAPES["x"], "y": (97, 83)}
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "pooling", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def main() -> None:
+    """Make both pictures."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    hone = [sys.executable, "-m", "honed.tool.main"]
+    with tempfile.TemporaryDirectory(prefix="pictures-") as temporary, contextlib.ExitStack() as ended:
+        place = Path(temporary)
+        (place / "honed.toml").write_text(_CONFIG)
+        os.environ["HONED_SOCKET"] = str(place / "s")
+        service = [sys.executable, "-m", "honed.daemon.service", f"--config={place / 'honed.toml'}"]
+        service += [f"--state-dir={place / 'state'}", f"--cache-dir={place / 'cache'}"]
+        running = subprocess.Popen(service, stdin=subprocess.DEVNULL)
+        ended.callback(running.wait)
+        ended.callback(running.terminate)
+        _until_ready()
+        pooling(place / "pooling.onnx")
+        subprocess.run([*hone, "demo", "lightglue", "-o", str(place / "lightglue.onnx")], check=True)
+        with Client() as client:
+            client.add(place / "pooling.onnx", name="pooling", engine="gpu")
+            client.add(place / "lightglue.onnx", name="lightglue")
+            stop = threading.Event()
+            asking = [threading.Thread(target=_ask, args=(name, stop)) for name in ("pooling", "lightglue")]
+            for each in asking:
+                each.start()
+            end = time.monotonic() + _SECONDS
+            while client.history("pooling")["version"] < _VERSIONS and time.monotonic() < end:
+                time.sleep(1.0)
+            time.sleep(_AFTER)
+            stop.set()
+            for each in asking:
+                each.join()
+        curve = folder / "latency.svg"
+        subprocess.run([*hone, "history", "pooling", "--served", "--png", str(curve)], check=True)
+        subprocess.run([*hone, "report", "-o", str(place / "report.html")], check=True)
+        photograph(place / "report.html", folder / "report.png")
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """Have Chromium draw the top of a page."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise SystemExit("there is no chromium; install it (apt install chromium)")
+    size = ["--window-size=1100,1000", "--hide-scrollbars"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", *size, f"--screenshot={picture}"]
+    subprocess.run([chromium, *options, page.as_uri()], check=True)
+
+
+def _until_ready() -> None:
+    end = time.monotonic() + 120.0
+    while time.monotonic() < end:
+        with contextlib.suppress(HonedError), Client() as client:
+            if client.ready():
+                return
+        time.sleep(0.2)
+    raise SystemExit("the service does not become ready; its log says why")
+
+
+def _ask(model: str, stop: threading.Event) -> None:
+    """Make a request now and then, with pauses in which the machine is idle."""
+    random = np.random.default_rng(0)
+    with Client() as client:
+        given = {
+            tensor["name"]: random.standard_normal(tensor["shape"]).astype(np.float32)
+            for tensor in client.metadata(model)["inputs"]
+        }
+        while not stop.wait(0.7 if model == "pooling" else 5.0):
+            client.infer(model, given)
+
+
+if __name__ == "__main__":
+    main()
