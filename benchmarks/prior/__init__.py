@@ -14,10 +14,10 @@ The prior of Malis, in 12 minutes:
     python -m benchmarks.prior.zoo layers/25 --layers 60 --seed 25 --kinds join
     python -m benchmarks.prior.zoo layers/26 --layers 100 --seed 26 --kinds rows pool move join tail tail
     python -m benchmarks.prior.zoo layers/27 --layers 100 --seed 27 --kinds rows pool move join tail tail
-    hone hub learn benchmarks/prior/records --models layers/ --bench mali-g610 \\
-        -o tuner/honed/tuner/search/priors/mali.prior
+    hone hub learn benchmarks/prior/records --models layers/ --bench mali-g610 -o mali.prior
 
-More records come from `python -m benchmarks.prior.measure records/12.jsonl --layers 400 --seed 12` on a machine
-with such a device, or from `benchmarks.prior.predict` for a Mali. When features change, raise `FORMAT` in
-`jobs/priorfile.py`; when spaces change, make the records again.
+Both files ship in `tuner/honed/tuner/search/priors`. More records come from
+`python -m benchmarks.prior.measure records/12.jsonl --layers 400 --seed 12` on a machine with such a device,
+or from `benchmarks.prior.predict` for a Mali. When features change, raise `FORMAT` in `jobs/priorfile.py`;
+when spaces change, make the records again.
 """
