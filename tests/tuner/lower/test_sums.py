@@ -120,11 +120,8 @@ def test_every_rule_of_a_family_keeps_the_bound(family: str, device: Device) -> 
     target, x = target_for(profile), INPUTS["constant"]
     func = narrow_indices(only_function(relax_module(MEAN, {"x": x}), profile))
     tried = 0
-    for name, make in scheduling._rules(func, profile):
+    for name, scheduled in scheduling._by_rules(func, target, profile, []):
         try:
-            scheduled = scheduling._apply(make(), func, target)
-            if scheduled is None:
-                continue
             lowered = lower_function(scheduled.mod["main"], name.replace("-", "_"), target, profile)
         except LoweringFailed:
             continue
