@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from honed.protocol.errors import HonedError
 from honed.runtime import HONED_VERSION
 
-from .commands import COMMANDS
+from .commands import COMMANDS, GROUPS
 from .output import Output, clean, print_json
 from .parser import Parser, UsageError, add_command, add_global_options
 
@@ -36,6 +36,35 @@ environment:
 
 'hone COMMAND --help' explains a command.
 """
+
+
+_START = """\
+honed serves ONNX models on this machine. To begin:
+
+  hone demo lightglue -o lightglue.onnx   write a model to try
+  hone add lightglue.onnx                 serve it at once; compile and verify it
+  hone infer lightglue --random           run it on made-up inputs
+  hone status                             what the service does, and whether it may tune
+  hone doctor                             what is wrong, and what to do
+
+'hone --help' lists all commands, 'hone COMMAND --help' explains one.
+"""
+
+
+class _Grouped(argparse.RawDescriptionHelpFormatter):
+    """Puts a heading before the first command of each group that is listed."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._headings = {row.name: group for group, rows in GROUPS.items() for row in rows}
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        group = self._headings.pop(action.dest, "")
+        if not group:
+            return text
+        self._headings = {name: other for name, other in self._headings.items() if other != group}
+        return f"\n  {group}:\n{text}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +91,7 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
         prog="hone",
         description="Models on this machine's OpenCL device, through the honed service.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Grouped,
         allow_abbrev=False,
     )
     add_global_options(made)
@@ -105,6 +134,9 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _command(argv: Sequence[str]) -> int:
+    if not argv:
+        print(_START, end="")
+        return DONE
     try:
         arguments = parser(argv).parse_args(argv)
     except SystemExit as exit_:  # --help and --version have printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from honed.protocol.results import DevicePeaks
+from honed.tool.commands import GROUPS
 from honed.tool.commands.models import peaks_text
 from honed.tool.main import main, parser
 from honed.tool.output import figure_text
@@ -68,6 +70,28 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "HONED_DEVICE" in text
 
 
+def test_without_arguments_it_shows_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    begun = [
+        shlex.split(line.strip().split("   ")[0])[1:] for line in text.splitlines() if line[:7] == "  hone "
+    ]
+    assert len(begun) == 5
+    for words in begun:
+        assert parser().parse_args(words).run
+    assert len(text.splitlines()) < 12
+
+
+def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n  {group}:\n") for group in GROUPS]
+    assert places == sorted(places)
+    for group, place, end in zip(GROUPS, places, [*places[1:], len(text)], strict=True):
+        for row in GROUPS[group]:
+            assert place < text.index(f"\n    {row.name} ") < end
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_help_has_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -83,7 +107,7 @@ def test_each_help_has_examples_that_parse(command: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "the following arguments are required: COMMAND; see 'hone --help'"),
+        (["--socket", "s"], "the following arguments are required: COMMAND; see 'hone --help'"),
         (["frob"], "invalid choice: 'frob'"),
         (["add"], "required: FILE; see 'hone add --help'"),
         (["add", "x", "--shape", "a=1,b"], "'a=1,b' is not of the form IN=1,3,224,224"),

@@ -50,41 +50,55 @@ class CommandRow(NamedTuple):
             command.missing = f"hone {self.name} is in the package {self.package}: apt install {self.package}"
 
 
-# In the order of 'hone --help'.
+# By groups, in the order of 'hone --help'.
 # fmt: off
-COMMANDS: Final = (
-    CommandRow("status", "models",
-               "say what the service is doing, on which device, and whether the machine is idle"),
-    CommandRow("list", "models", "list the models of the service"),
-    CommandRow("show", "models", "show where a model comes from, how it was proven right, and its kernels"),
-    CommandRow("remove", "models", "remove a model and its files for good"),
-    CommandRow("add", "adding", "add a model: serve it, compile it, prove it right"),
-    CommandRow("fit", "compiling",
-               "say what of an ONNX file would be compiled, and what the CPU engine would run"),
-    CommandRow("infer", "infer", "run a model once on .npy files, or on made-up inputs"),
-    CommandRow("bench", "infer", "time a model through the socket, as an app sees it"),
-    CommandRow("profile", "profiling",
-               "show where the time of an inference goes, kernel by kernel or node by node"),
-    CommandRow("tune", "tuning", "make a model faster on this machine"),
-    CommandRow("tasks", "tasks", "list the tuning tasks of a model"),
-    CommandRow("history", "history", "show how tuning made a model faster, and its versions"),
-    CommandRow("rollback", "models", "serve an earlier version of a model again"),
-    CommandRow("pin", "models",
-               "keep a version of a model from being replaced by tuning, or have one engine serve it"),
-    CommandRow("unpin", "models", "let go of the version and the engine of a model that are pinned"),
-    CommandRow("set", "models", "have requests run together, or a model warmed up"),
-    CommandRow("records", "records", "export and import what tuning has learned"),
-    CommandRow("hub", "", "share what tuning has learned with other machines", "honed-hub"),
-    CommandRow("faults", "faults", "list candidates in quarantine and faults of the GPU"),
-    CommandRow("compile", "compiling", "compile an ONNX file to a .honed file, here and without the service"),
-    CommandRow("demo", "compiling", "write a demo model as an ONNX file"),
-    CommandRow("farm", "", "search on many machines at once", "honed-farm"),
-    CommandRow("top", "top", "watch what the service serves, and how fast"),
-    CommandRow("report", "",
-               "draw the service on one page: models, latencies, what tuning won, faults, the machine",
-               "honed"),
-    CommandRow("metrics", "models", "print every figure the service has of itself, as OpenMetrics text"),
-    CommandRow("config", "config", "show every setting with its value and where that comes from"),
-    CommandRow("doctor", "doctor", "explain this machine's OpenCL and say what to do about what is wrong"),
-)
+GROUPS: Final = {
+    "models": (
+        CommandRow("add", "adding", "add a model: serve it, compile it, verify it"),
+        CommandRow("list", "models", "list the models of the service"),
+        CommandRow("show", "models", "show where a model comes from, how it was verified, and its kernels"),
+        CommandRow("remove", "models", "remove a model and its files for good"),
+        CommandRow("set", "models", "have requests run together, or a model warmed up"),
+        CommandRow("rollback", "models", "serve an earlier version of a model again"),
+        CommandRow("pin", "models",
+                   "keep a version of a model from being replaced by tuning, or have one engine serve it"),
+        CommandRow("unpin", "models", "let go of the version and the engine of a model that are pinned"),
+    ),
+    "answers": (
+        CommandRow("infer", "infer", "run a model once on .npy files, or on made-up inputs"),
+        CommandRow("bench", "infer", "time a model through the socket, as an app sees it"),
+        CommandRow("profile", "profiling",
+                   "show where the time of an inference goes, kernel by kernel or node by node"),
+    ),
+    "tuning": (
+        CommandRow("tune", "tuning", "make a model faster on this machine"),
+        CommandRow("tasks", "tasks", "list the tuning tasks of a model"),
+        CommandRow("history", "history", "show how tuning made a model faster, and its versions"),
+        CommandRow("records", "records", "export and import what tuning has learned"),
+        CommandRow("faults", "faults", "list quarantined candidates and faults of the GPU"),
+    ),
+    "the service": (
+        CommandRow("status", "models",
+                   "say what the service is doing, on which device, and whether the machine is idle"),
+        CommandRow("top", "top", "watch what the service serves, and how fast"),
+        CommandRow("report", "",
+                   "draw the service on one page: models, latencies, what tuning gained, faults, the machine", "honed"),
+        CommandRow("metrics", "models", "print every figure the service has of itself, as OpenMetrics text"),
+        CommandRow("config", "config", "show every setting with its value and where that comes from"),
+        CommandRow("doctor", "doctor",
+                   "explain this machine's OpenCL and say what to do about what is wrong"),
+    ),
+    "several machines": (
+        CommandRow("hub", "", "share what tuning has learned with other machines", "honed-hub"),
+        CommandRow("farm", "", "search on many machines at once", "honed-farm"),
+    ),
+    "files, without the service": (
+        CommandRow("demo", "compiling", "write a demo model as an ONNX file"),
+        CommandRow("fit", "compiling",
+                   "say what of an ONNX file would be compiled, and what the CPU engine would run"),
+        CommandRow("compile", "compiling",
+                   "compile an ONNX file to a .honed file, here and without the service"),
+    ),
+}
 # fmt: on
+COMMANDS: Final = tuple(row for rows in GROUPS.values() for row in rows)
