@@ -33,7 +33,7 @@ def define_tasks(tasks: Parser) -> None:
             "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
             "that the device's measured peaks allow (Williams' roofline). 'from' says where the schedule "
             "that is served now comes from: 'here' is measured on this machine, with how the search came "
-            "to it (moved from a kin task, from tables, by evolution or descent, or known from another "
+            "to it (moved from a related task, from tables, by evolution or descent, or known from another "
             "driver and measured again); a record was measured on such a device elsewhere; the prior, tables "
             "and rules are taken without a trial. What is not tuned says why. Tasks of 0 runs are other "
             "forms of the same work, one kernel or several, which are listed below with what both take."

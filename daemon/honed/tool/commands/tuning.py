@@ -210,7 +210,8 @@ def _result_text(model: str, done: Tuned, published: bool) -> str:
     """What came of it, in a sentence."""
     before, after = done.before_us, done.after_us
     if not published or not before or not after:
-        return f"{model} is served as before: {done.sentence}."
+        told = done.sentence.partition(" is served as before: ")[2] or done.sentence  # the service says so, too
+        return f"{model} is served as before: {told}."
     return (
         f"{model} is served tuned: {milliseconds(before)} an inference before, "
         f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
