@@ -70,8 +70,8 @@ comes first, and its MaxPool does so in windows of some shapes and returns -3.4e
 of NaN is NaN, but 0 in fp16. A softmax over a row with NaN is NaN.
 
 The compiler compares a model that has none of these operators except Conv with ONNX Runtime also on inputs
-that hold NaN and infinities. `hone show` lists the differences among its notes. A request with `finite` refuses inputs
-that hold NaN or infinities, for every model.
+that hold NaN and infinities. `hone show` lists the differences among its notes. A request with `finite`
+refuses inputs that hold NaN or infinities, for every model.
 
 | operators | NaN and infinities |
 |---|---|
