@@ -1,7 +1,25 @@
 """The families of devices: what all devices of one have in common, a row of data for each; and Mali's models.
 
 What a schedule may look like on a family is a row of its own in `tuner/search/rules.py`, for the compiler
-alone. docs/devices.md has the sources of the figures.
+alone.
+
+Sources of the rules of Mali's profiles:
+
+- `local_memory`: on Mali GPUs local memory is ordinary memory behind the same cache. Arm's "Mali GPU OpenCL
+  Developer Guide" advises against copying into it: the copies and their barriers gain nothing.
+- `max_vector_bytes`: clpeak on a Mali-G610 (libmali g6p0) reads 27.2 GB/s with float4 and 13.6 GB/s with
+  float8. Arm's guide asks for loads of 128 bits, too.
+- `max_threads`: Arm's best-practice guides name 64 registers a thread, and the full number of threads up to
+  32. Work-groups of 256 leave the compiler room, and Mesa's driver allows no more.
+- `max_unroll`, `max_source_bytes`: more unrolling spills registers, and sources beyond 64 KiB have crashed
+  compilers of drivers.
+- `max_queued_launches`: on RK3588 the driver returns CL_OUT_OF_HOST_MEMORY (-6) when too many launches are
+  queued before a finish.
+
+Sources of the table of Mali's models: kbase's `mali_kbase_gpu_id.h` for internal names and GPU_ID, Mesa's
+`pan_model.c` for 9.3, and for multiply-adds of G310 and G610; Arm's "Mali GPU Datasheet" of 2021 for warps,
+and for multiply-adds up to the G78 (half of its operations per clock); AnandTech of 25 May 2021 for
+multiply-adds of G510 and G710.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class DeviceLimits:
 class ScheduleRules:
     """What the compiler must know to write good kernels for the device.
 
-    Mali-G610's figures: Arm's Mali GPU best-practice guides and facts measured by others (docs/devices.md).
+    Mali-G610's figures: Arm's Mali GPU best-practice guides and facts measured by others (`families`).
     """
 
     family: str  # the name of a row of `families`

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import collections
 import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnx
@@ -24,57 +26,95 @@ from . import cases
 from .run import RIGHT_LIST
 
 TARGET = Path(__file__).parents[3] / "docs" / "operators.md"
+_WIDTH = 120  # characters of a line
 _HEAD = f"""# Operators
 
-What becomes of each operator of ONNX (opsets 1 to {MAX_OPSET}) when a model is compiled. This file is
-written by `python -m tests.tuner.backend.table`.
+For authors of models: which operators of ONNX (opsets 1 to {MAX_OPSET}) honed compiles, and what it
+compiles them to. `python -m tests.tuner.backend.table` generates this page.
 
-Every operator is rewritten, while compiling, into a small core set with static shapes; shapes, axes, pads and
-other parameters must be constants or follow from shapes. Operators without a rule of their own are expanded
-where ONNX defines them as a function. What cannot be compiled is refused at once, with every operator and
-node concerned.
+`hone compile` names every operator and node that it cannot compile:
 
-Node tests: how many of ONNX's own tests of the operator give the right answers through the whole pipeline on
-PoCL; the others are refused with a reason (element types that honed does not carry, sequences and optionals
-as inputs or outputs, results whose number depends on values).
+```console
+$ hone compile which.onnx -o which.honed
+hone: the model cannot be compiled: NonZero (ai.onnx, opset 17; node which): the shape of its output depends
+on the values of its inputs; honed compiles static shapes only
+```
 
-ONNX Runtime's own operators (com.microsoft, and LayerNormalization at any opset) are as its optimisers and
-quantisers write them, and round as its kernels do. A node with an attribute that is not supported is refused
-for that one reason, and runs in the CPU engine where there is one.
+With honed-cpu installed, `hone add` serves such a model all the same: ONNX Runtime runs the operators that
+cannot be compiled, or the whole model ([engines](engines.md)). `hone show MODEL` lists the operators
+responsible.
 
-Indices computed at run time never read or write outside a tensor: reads are clamped into range, updates out
-of range are dropped.
+## What is not compiled
+
+ONNX defines no function for the following operators, and honed has no rule:
+
+{{refused}}
+The number of results of {{dynamic}} depends on values, so that their shapes are not static.
+
+## How operators are compiled
+
+- The compiler rewrites each operator into a small core set with static shapes. Shapes, axes, pads and other
+  parameters must be constants or follow from shapes.
+- An operator without a rule of its own is expanded if ONNX defines it as a function.
+- A node with an unsupported attribute cannot be compiled; the refusal names the attribute.
+- ONNX Runtime's own operators (`com.microsoft`, and LayerNormalization at any opset) follow the conventions
+  of ONNX Runtime's optimisers and quantisers, and round as its kernels do.
+- Indices computed at run time never read or write outside a tensor: reads are clamped into range, and
+  updates out of range are dropped.
 
 ## NaN and infinities
 
-NaN and infinities give what they give in ONNX Runtime without optimisation, but in the operators below.
-ONNX Runtime itself has no rule for most of these: its ReduceMax gives NaN where NaN comes first, its MaxPool
-in windows of some shapes, and makes -3.4e38 of -inf in others. Sign of NaN is NaN, in fp16 0. A softmax over
-a row with NaN is NaN. Where none of these operators is in a model, it is also compared with ONNX Runtime on
-inputs that hold NaN and infinities, and what differs is among the notes of `hone show`. A request with
-`finite` refuses inputs that hold NaN or infinities, whatever the model.
+With NaN or infinities as inputs, operators answer as ONNX Runtime does without optimisation, except those
+in the table below. For most of these ONNX Runtime is not consistent: its ReduceMax returns NaN only if NaN
+comes first, and its MaxPool does so in windows of some shapes and returns -3.4e38 for -inf in others. Sign
+of NaN is NaN, but 0 in fp16. A softmax over a row with NaN is NaN.
 
-What carrying NaN on would take was measured on PoCL on an EPYC, in float32, with both kernels run in turns:
-MaxPool of 3 x 3 at every second place of 64 x 112 x 112 2.0 times as long, ReduceMax of all of it 3.0 times
-(medians of 300 pairs), ArgMax over 1000 1.3 times (the fastest of 400 runs, 0.98 and 1.26 us).
+The compiler compares a model that has none of these operators except Conv with ONNX Runtime also on inputs
+that hold NaN and infinities. `hone show` lists the differences among its notes. A request with `finite`
+refuses inputs that hold NaN or infinities, for every model.
 
-| operator | NaN and infinities |
+Propagating NaN would make these kernels slower, measured on PoCL on an EPYC in float32 with both kernels in
+turns: MaxPool of 3 x 3 with stride 2 over 64 x 112 x 112 by 2.0 times, ReduceMax over all of it by 3.0 times
+(medians of 300 pairs), ArgMax over 1000 by 1.3 times (the fastest of 400 runs each).
+
+| operators | NaN and infinities |
 |---|---|
-{"".join(f"| {op} | {text} |" + chr(10) for op, text in sorted(SPECIALS.items()))}
-## All operators
+"""
+_TESTS = """
+## Node tests
 
-| operator | what it becomes | node tests right |
-|---|---|---|
+On PoCL honed passes all of ONNX's node tests of the operators that it compiles, except for these
+(passed/all). It refuses the other tests with a reason: unsupported element types, sequences or optionals as
+inputs or outputs, or results whose number depends on values.
+
+"""
+_ONNX = """
+## Operators of ONNX
+
+| operators | compiled to |
+|---|---|
+"""
+_MICROSOFT = """
+## Operators of com.microsoft
+
+| operators | compiled to |
+|---|---|
+"""
+_OTHERS = """
+## Operators of other domains
+
+| operators | compiled to |
+|---|---|
 """
 _FLOW = {
-    "If": "the branch taken, where the condition is a constant; both where it is not and they fit together",
-    "Loop": f"unrolled, where it runs a known number of times, at most {MAX_TRIPS}",
-    "Scan": f"unrolled, up to {MAX_TRIPS} steps",
+    "If": "The branch of a constant condition; else both and a selection, if types and shapes agree",
+    "Loop": f"Unrolled, if the number of iterations is constant, at most {MAX_TRIPS}",
+    "Scan": f"Unrolled, up to {MAX_TRIPS} steps",
 }
 
 
 def _counts() -> dict[str, tuple[int, int]]:
-    """For each operator, the right ones and all of the node tests of it alone."""
+    """Return for each operator how many node tests of it alone honed passes, and how many there are."""
     right = set(RIGHT_LIST.read_text().split())
     all_of: collections.Counter[str] = collections.Counter()
     right_of: collections.Counter[str] = collections.Counter()
@@ -87,7 +127,7 @@ def _counts() -> dict[str, tuple[int, int]]:
 
 
 def describe(op: str, domain: str = "") -> str:
-    """One phrase on what becomes of an operator."""
+    """Return a phrase for what the compiler makes of an operator."""
     rule = RULES.get((domain, op))
     if op in _FLOW and not domain:
         return _FLOW[op]
@@ -96,24 +136,48 @@ def describe(op: str, domain: str = "") -> str:
         return text.replace("|", "\\|")
     definition = schema(op, MAX_OPSET, domain)
     if definition is not None and (definition.has_function or definition.has_context_dependent_function):
-        return "expanded into the function ONNX defines"
-    return f"refused: {UNSUPPORTED}"
+        return "ONNX's own function"
+    return f"Refused: {UNSUPPORTED}"
+
+
+def _rows(phrases: Mapping[str, str]) -> str:
+    """Return rows of a table, one for each phrase; operators that do not fit a line take another row."""
+    operators: dict[str, list[str]] = {}
+    for op, phrase in sorted(phrases.items()):
+        operators.setdefault(phrase, []).append(op)
+    rows = ""
+    for phrase, names in operators.items():
+        width = max(_WIDTH - len("|  |  |") - len(phrase), 40)
+        for line in textwrap.wrap(", ".join(names), width, break_long_words=False):
+            rows += f"| {line.rstrip(',')} | {phrase} |\n"
+    return rows
+
+
+def _list(items: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(items), _WIDTH, break_long_words=False) + ".\n"
 
 
 def text() -> str:
-    """The whole file."""
+    """Return the whole page."""
+    names = {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""} | {"Scatter", "Upsample"}
+    own = {op: describe(op) for op in sorted(names | set(RUNTIMES_OWN))}
+    refused = {op for op, phrase in own.items() if phrase.startswith("Refused: ")}
+    dynamic = sorted(op for op in refused if RULES.get(("", op)))
+    compiled = {op: phrase for op, phrase in own.items() if op not in refused}
+    microsoft = {op: describe(op, d) for d, op in RULES if d == "com.microsoft"}
+    others = {f"{d}.{op}": describe(op, d) for d, op in RULES if d not in ("", "com.microsoft")}
     counts = _counts()
-    names = sorted(
-        {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}
-        | {"Scatter", "Upsample"}
-        | set(RUNTIMES_OWN)
-    )
-    rows = [(op, describe(op), counts.get(op)) for op in names]
-    rows += [
-        (f"com.microsoft.{op}", describe(op, d), None) for d, op in sorted(RULES) if d == "com.microsoft"
+    failing = [
+        f"{op} {right}/{all_of}"
+        for op, (right, all_of) in sorted(counts.items())
+        if op in compiled and right < all_of
     ]
-    lines = [f"| {op} | {what} | {f'{n[0]} of {n[1]}' if n else ''} |" for op, what, n in rows]
-    return _HEAD + "\n".join(lines) + "\n"
+    head = _HEAD.format(
+        refused=_list(sorted(refused - set(dynamic))),
+        dynamic=f"{', '.join(dynamic[:-1])} and {dynamic[-1]}",
+    )
+    tables = [_ONNX, _rows(compiled), _MICROSOFT, _rows(microsoft), _OTHERS, _rows(others)]
+    return "".join([head, _rows(SPECIALS), *tables, _TESTS, _list(failing)])
 
 
 if __name__ == "__main__":

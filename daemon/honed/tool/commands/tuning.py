@@ -210,7 +210,9 @@ def _result_text(model: str, done: Tuned, published: bool) -> str:
     """What came of it, in a sentence."""
     before, after = done.before_us, done.after_us
     if not published or not before or not after:
-        told = done.sentence.partition(" is served as before: ")[2] or done.sentence  # the service says so, too
+        told = (
+            done.sentence.partition(" is served as before: ")[2] or done.sentence
+        )  # the service says so, too
         return f"{model} is served as before: {told}."
     return (
         f"{model} is served tuned: {milliseconds(before)} an inference before, "

@@ -109,24 +109,22 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
 # ONNX Runtime itself gives one answer for some shapes and another for others (OPERATORS), and compilers of
 # devices may take NaN for impossible.
 
-_SLOW = "carrying NaN on would take"  # measured: docs/operators.md says on what
-_LEFT_OUT = "NaN is left out, and -inf stays -inf"
-_PLACE = f"NaN is left out; where all are NaN the place is 0; {_SLOW} 1.3 times as long"
-_INTEGERS = "NaN and infinities become any integer, as the device has it"
-_TILES = "on Malis those of 256 channels or more may carry NaN and infinities on within tiles of 2 x 2"
-_ROW = "steps behind NaN and infinities may be other numbers"
+_LEFT_OUT = "NaN is ignored; -inf stays -inf"
+_PLACE = "NaN is ignored; if all elements are NaN, the index is 0"
+_INTEGERS = "NaN and infinities become an arbitrary integer, which depends on the device"
+_TILES = "on Mali GPUs, from 256 channels on, NaN and infinities may spread within tiles of 2 x 2"
+_ROW = "the results of steps after NaN or infinities may differ"
 # By operator: what is made of NaN or infinities, where it is not what ONNX Runtime makes of them.
 OPERATORS: Mapping[str, str] = {
-    **dict.fromkeys(("ReduceMax", "ReduceMin", "GlobalMaxPool"), f"{_LEFT_OUT}; {_SLOW} 3 times as long"),
-    **dict.fromkeys(("MaxPool", "NhwcMaxPool"), f"{_LEFT_OUT}; {_SLOW} twice as long"),
+    **dict.fromkeys(("ReduceMax", "ReduceMin", "MaxPool", "NhwcMaxPool", "GlobalMaxPool"), _LEFT_OUT),
     **dict.fromkeys(("MaxRoiPool", "RoiAlign"), _LEFT_OUT),
     **dict.fromkeys(("ArgMax", "ArgMin", "Hardmax"), _PLACE),
-    "TopK": "NaN is larger than all numbers; ONNX Runtime has it anywhere",
+    "TopK": "NaN is larger than all numbers; ONNX Runtime may place it anywhere",
     **dict.fromkeys(("Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear"), _INTEGERS),
     "Conv": _TILES,
-    "LRN": "NaN and infinities stay in their windows; ONNX Runtime carries them on to channels behind",
+    "LRN": "NaN and infinities stay in their windows; ONNX Runtime spreads them to later channels",
     **dict.fromkeys(("RNN", "LSTM", "GRU"), _ROW),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), "with max or min NaN comes through from both sides"),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), "with max or min, NaN in data or updates gives NaN"),
 }  # fmt: skip
 _LEAST = 16  # elements of an input: among fewer, three say more of the probe than of the model
 _MOST_BYTES = 16 << 20

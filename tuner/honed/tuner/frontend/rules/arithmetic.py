@@ -29,7 +29,7 @@ def unary(b: Builder, c: Call) -> Value:
 
 @rule("Sign")
 def sign(b: Builder, c: Call) -> Value:
-    """Comparisons with 0; NaN stays NaN, but in fp16 gives 0, as in ONNX Runtime."""
+    """Comparisons with 0; NaN stays NaN, except in fp16 (0), as in ONNX Runtime."""
     x = c.x()
     zero = b.like(0, x)
     if x.dtype.kind in "ub":
@@ -50,7 +50,7 @@ def pair(b: Builder, c: Call) -> tuple[Value, Value]:
 
 @rule(*_BINARY, *_BITWISE, "LessOrEqual", "GreaterOrEqual")
 def binary(b: Builder, c: Call) -> Value:
-    """Itself, elementwise with NumPy broadcasting."""
+    """Itself, with NumPy broadcasting."""
     x, y = pair(b, c)
     if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
         raise NodeRefused("it divides integers by a constant 0")
@@ -59,7 +59,7 @@ def binary(b: Builder, c: Call) -> Value:
 
 @rule("Pow")
 def power(b: Builder, c: Call) -> Value:
-    """Small constant integer exponents become products; others keep the type of the base."""
+    """Products for small constant integer exponents; others keep the type of the base."""
     x, y = pair(b, c)
     exponent = None if y.data is None or y.size != 1 else float(y.data.reshape(-1)[0])
     if exponent is not None and y.rank <= x.rank:
@@ -77,7 +77,7 @@ def power(b: Builder, c: Call) -> Value:
 
 @rule("Mod")
 def modulo(b: Builder, c: Call) -> Value:
-    """Itself: the divisor's sign for integers, the dividend's with fmod."""
+    """Itself, with the sign of the divisor; with fmod, of the dividend."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
         # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
@@ -94,7 +94,7 @@ def shift(b: Builder, c: Call) -> Value:
 
 @rule("Max", "Min", "Sum", "Mean")
 def variadic(b: Builder, c: Call) -> Value:
-    """Folded two by two."""
+    """A chain of operations on two operands."""
     op = {"Sum": "Add", "Mean": "Add"}.get(c.op, c.op)
     total = functools.reduce(lambda x, y: b(op, x, y), c.tensors())
     return b("Div", total, len(c.inputs)) if c.op == "Mean" else total
@@ -128,7 +128,7 @@ def reciprocal(b: Builder, x: Value) -> Value:
 
 @rule("IsInf")
 def is_inf(b: Builder, c: Call) -> Value:
-    """Comparisons with the infinities asked for."""
+    """Comparisons with the infinities."""
     x = c.x()
     high, low = b("Equal", x, np.inf), b("Equal", x, -np.inf)
     if not c.integer("detect_negative", 1):
@@ -138,7 +138,7 @@ def is_inf(b: Builder, c: Call) -> Value:
 
 @rule("Clip")
 def clip(b: Builder, c: Call) -> Value:
-    """Bounds from attributes (opset 6) or inputs (opset 11); a bound that is NaN is none.
+    """Bounds from attributes (opset 6) or inputs (opset 11); NaN means no bound.
 
     Floats without one of the bounds have the largest finite number for it, as ONNX says.
     """
@@ -166,7 +166,7 @@ def _bounded(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
 
 @rule("Cast", "CastLike")
 def cast(b: Builder, c: Call) -> Value:
-    """Conversions between the element types honed carries."""
+    """Conversions between the element types that honed supports."""
     x = c.x()
     to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
@@ -176,7 +176,7 @@ def cast(b: Builder, c: Call) -> Value:
 
 @rule("Identity")
 def identity(b: Builder, c: Call) -> Item:
-    """Nothing, whatever it is given."""
+    """Removed: the output is the input."""
     return c.inputs[0] or EmptyOptional()
 
 
@@ -224,7 +224,7 @@ def leaky_relu(b: Builder, x: Value, alpha: float) -> Value:
 
 @rule("PRelu")
 def prelu(b: Builder, c: Call) -> Value:
-    """`x` below 0 times a slope, which below opset 7 lies along the channels."""
+    """`x` below 0 times a slope; below opset 7 the slope is per channel."""
     x, slope = c.x(0), c.x(1)
     if c.opset < 7 and slope.rank == 1 and x.rank > 1:
         slope = b("Reshape", slope, b.ints(*slope.shape, *[1] * (x.rank - 2)))
@@ -233,7 +233,7 @@ def prelu(b: Builder, c: Call) -> Value:
 
 @rule("Elu", "Selu", "Celu")
 def elu(b: Builder, c: Call) -> Value:
-    """`x` above 0, alpha * (exp(x) - 1) below; Selu scales the whole, Celu divides inside exp by alpha."""
+    """`x` above 0, alpha * (exp(x) - 1) below; Selu scales both, Celu divides x by alpha in exp."""
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, alpha) if c.op == "Celu" else x

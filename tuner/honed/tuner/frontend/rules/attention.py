@@ -109,7 +109,7 @@ def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: in
 
 @rule("Attention", domain=DOMAIN)
 def attention(b: Builder, c: Call) -> list[Value]:
-    """A product for queries, keys and values; softmax of scores, with masks, bias, past; values."""
+    """One product for queries, keys and values, then attention with masks, bias and past."""
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
         raise NodeRefused("it keeps its state in a shared buffer; export it without that")
@@ -125,7 +125,7 @@ def quantised_attention(b: Builder, c: Call) -> list[Value]:
 
 @rule("MultiHeadAttention", domain=DOMAIN)
 def multi_head_attention(b: Builder, c: Call) -> list[Value]:
-    """Softmax of scaled scores with masks, bias and past, over queries, keys, values given apart; values."""
+    """Attention over separate queries, keys and values, with masks, bias and past."""
     count = c.integer("num_heads")
     q, k, v, bias = c.x(0), c.opt(1), c.opt(2), c.opt(3)
     if q.rank != 3 or k is None or v is None or k.rank == 5:
@@ -149,7 +149,7 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
 
 @rule("RotaryEmbedding", domain=DOMAIN)
 def rotary_embedding(b: Builder, c: Call) -> Value:
-    """Pairs of numbers turned by the angles of their place; the others as they are."""
+    """Pairs of elements rotated by the angle of their position; other elements are unchanged."""
     if c.integer("is_packed_batching"):
         raise NodeRefused("its sequences are packed together; export it without that")
     x, positions, cosines, sines = (c.x(i) for i in range(4))

@@ -36,7 +36,7 @@ _NEWEST = 13  # as which an operator is read whose inputs are those of this opse
 
 @rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)
 def fused_matmul(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's alpha * A' * B' with axes transposed on request: the last two, batches before rows."""
+    """`alpha` * A' * B', with the axes of A and B permuted as ONNX Runtime's attributes say."""
     x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
@@ -61,7 +61,7 @@ def fused_gemm(b: Builder, c: Call) -> Value:
 
 @rule("Gelu", domain=DOMAIN)
 def gelu_microsoft(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's own Gelu, by erf."""
+    """Gelu, by erf."""
     return gelu_of(b, c.x(), tanh=False)
 
 
@@ -86,7 +86,7 @@ def quick_gelu(b: Builder, c: Call) -> Value:
 
 @rule("FusedConv", domain=DOMAIN)
 def fused_conv(b: Builder, c: Call) -> Value:
-    """Conv, plus another tensor where one is given, then an activation."""
+    """Conv, plus an optional tensor, then an activation."""
     x, g = geometry(b, c, c.x(0), c.x(1))
     y = plus(b, channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3))
     name, params = c.text("activation", ""), [float(p) for p in c.attrs.get("activation_params", [])]
@@ -144,14 +144,14 @@ def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: 
 
 @rule("QLinearAdd", domain=DOMAIN)
 def qlinear_add(b: Builder, c: Call) -> Value:
-    """The sum in float32 of dequantised tensors, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
     return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
 
 
 @rule("QLinearMul", domain=DOMAIN)
 def qlinear_multiply(b: Builder, c: Call) -> Value:
-    """The product of integers less their zero points, scaled and quantised again."""
+    """The product of integers minus their zero points, scaled and quantised again."""
     x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
     scale = b("Div", b("Mul", c.x(1), c.x(4)), c.x(6))
     return rounded_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
@@ -159,7 +159,7 @@ def qlinear_multiply(b: Builder, c: Call) -> Value:
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain=DOMAIN)
 def qlinear_unary(b: Builder, c: Call) -> Value:
-    """The function in float32 of a dequantised tensor, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     name = c.op.removeprefix("QLinear").lower()
     y = activate(b, x, name, c.number("alpha", 0.01), 0.0)
@@ -168,7 +168,7 @@ def qlinear_unary(b: Builder, c: Call) -> Value:
 
 @rule("QLinearGlobalAveragePool", domain=DOMAIN)
 def qlinear_global_average(b: Builder, c: Call) -> Value:
-    """The mean over the spatial axes of a dequantised tensor, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     first = 1 if c.integer("channels_last") else 2
     axes = list(range(first, first + x.rank - 2))
@@ -177,7 +177,7 @@ def qlinear_global_average(b: Builder, c: Call) -> Value:
 
 @rule("QLinearConcat", domain=DOMAIN)
 def qlinear_concat(b: Builder, c: Call) -> Value:
-    """Dequantised tensors joined and quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
     return quantised(b, join(b, parts, axis), c.x(0), c.opt(1), c.x(2))
@@ -185,13 +185,13 @@ def qlinear_concat(b: Builder, c: Call) -> Value:
 
 @rule("DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Range", "Trilu", domain=DOMAIN)
 def as_in_onnx(b: Builder, c: Call) -> Result:
-    """As ONNX's operator of this name."""
+    """ONNX's operator of the same name."""
     return RULES["", c.op](b, replace(c, domain="", opset=_NEWEST))
 
 
 @rule("Pad", domain=DOMAIN)
 def pad_microsoft(b: Builder, c: Call) -> Value:
-    """As ONNX's Pad; its amounts may be a row."""
+    """ONNX's Pad; the amounts may also be a row of a matrix."""
     amounts = b.constant(c.const(1, "pads").reshape(-1))
     call = replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:]))
     return pad_rule(b, call)
@@ -220,7 +220,7 @@ def _channels_last(b: Builder, x: Value) -> Value:
 
 @rule("QLinearConv", domain=DOMAIN)
 def quantised_conv(b: Builder, c: Call) -> Value:
-    """As ONNX's QLinearConv; channels may be the last axis."""
+    """ONNX's QLinearConv; channels may be the last axis."""
     if not c.integer("channels_last"):
         return qlinear_conv(b, c)
     call = replace(c, inputs=(_channels_first(b, c.x(0)), *c.inputs[1:]))
@@ -229,14 +229,14 @@ def quantised_conv(b: Builder, c: Call) -> Value:
 
 @rule("NhwcMaxPool", domain=DOMAIN)
 def max_pool_channels_last(b: Builder, c: Call) -> Value:
-    """As ONNX's MaxPool; channels are the last axis."""
+    """ONNX's MaxPool with channels on the last axis."""
     call = replace(c, domain="", opset=_NEWEST, inputs=(_channels_first(b, c.x(0)),))
     return _channels_last(b, max_pool(b, call)[0])
 
 
 @rule("QLinearWhere", domain=DOMAIN)
 def qlinear_where(b: Builder, c: Call) -> Value:
-    """Selection from dequantised tensors, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.x(i + 2)) for i in (1, 4))
     chosen = b("Where", b("Cast", c.x(0), to=TensorProto.BOOL), x, y)
     return quantised(b, chosen, c.x(7), c.x(8), c.x(1))
@@ -244,7 +244,7 @@ def qlinear_where(b: Builder, c: Call) -> Value:
 
 @rule("MatMulNBits", domain=DOMAIN)
 def matmul_few_bits(b: Builder, c: Call) -> Value:
-    """A product with weights of 2, 4 or 8 bits, which are constants and made floats while compiling."""
+    """A product with constant weights of 2, 4 or 8 bits, which the compiler converts to floats."""
     bits, block = c.integer("bits", 4), c.integer("block_size")
     terms, columns = c.integer("K"), c.integer("N")
     if bits not in (2, 4, 8) or block < 16 or columns < 1 or terms < 1:
@@ -299,7 +299,7 @@ def dynamic_quantize_matmul(b: Builder, c: Call) -> Value:
 
 @rule("QGemm", domain=DOMAIN)
 def quantised_gemm(b: Builder, c: Call) -> Value:
-    """A product of 8-bit integers plus an int32 bias, scaled; quantised where a scale is given for that."""
+    """A product of 8-bit integers plus an int32 bias, scaled; quantised if an output scale is given."""
     x, y = widened(b, c.x(0), c.opt(2), 0), c.x(3)
     wide = widened(b, y, c.opt(5), 0 if c.integer("transB") else 1)
     x = transpose(b, x, [1, 0]) if c.integer("transA") else x
@@ -313,7 +313,7 @@ def quantised_gemm(b: Builder, c: Call) -> Value:
 
 @rule("QLinearAveragePool", domain=DOMAIN)
 def qlinear_average_pool(b: Builder, c: Call) -> Value:
-    """Averages in float32 of a dequantised tensor, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     x = _channels_first(b, x) if c.integer("channels_last") else x
     y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
@@ -323,7 +323,7 @@ def qlinear_average_pool(b: Builder, c: Call) -> Value:
 
 @rule("QLinearSoftmax", domain=DOMAIN)
 def qlinear_softmax(b: Builder, c: Call) -> Value:
-    """Softmax in float32 of a dequantised tensor, quantised again."""
+    """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     axis = normal_axis(c.integer("axis", -1), x.rank)
     flat = x
@@ -339,7 +339,7 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
 
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
 def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
-    """The sum of two tensors (and a bias) over the root of its mean square along the last axis."""
+    """The sum of two tensors (and a bias) over its root mean square along the last axis."""
     total = _skipped(b, c, 3)
     wide = single(b, total)
     square = b("ReduceMean", b("Mul", wide, wide), b.ints(total.rank - 1), keepdims=1)
@@ -351,7 +351,7 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
 
 @rule("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
-    """Embeddings of words, positions and segments added up, and normalised along the last axis."""
+    """The sum of embeddings of words, positions and segments, normalised along the last axis."""
     return _embedded(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
 
 

@@ -141,7 +141,7 @@ def scatter_elements(
 
 @rule("ScatterND")
 def scatter_nd(b: Builder, c: Call) -> Value:
-    """Slices put (or added, ...) at tuples of indices."""
+    """Slices written (or added, ...) at tuples of indices."""
     x, indices, updates = c.x(0), c.x(1), c.x(2)
     depth, reduction = indices.shape[-1], c.text("reduction", "none")
     slots, rows = math.prod(indices.shape[:-1]), math.prod(x.shape[:depth])
@@ -215,7 +215,7 @@ def _reduction(x: Value, name: str) -> tuple[float, str, str]:
 
 @rule("OneHot")
 def one_hot(b: Builder, c: Call) -> Value:
-    """Each index compared with every place; one out of range is off everywhere."""
+    """Each index compared with every position; an index out of range matches none."""
     indices, values = c.x(0), c.x(2)
     (depth, *_) = c.numbers(1, "depth")
     axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
@@ -229,7 +229,7 @@ def one_hot(b: Builder, c: Call) -> Value:
 
 @rule("TopK")
 def top_k(b: Builder, c: Call) -> list[Value]:
-    """Each element's rank is counted; rank r's place is then the r-th result. Ties go to the lower index."""
+    """The rank of each element, by counting; ties go to the lower index."""
     x = c.x()
     axis = normal_axis(c.integer("axis", -1), x.rank)
     count = c.integer("k") if c.opset < 10 else c.numbers(1, "k")[0]
@@ -280,7 +280,7 @@ def cumulative_sum(b: Builder, c: Call) -> Value:
 
 @rule("ReverseSequence")
 def reverse_sequence(b: Builder, c: Call) -> Value:
-    """The first `sequence_lens[i]` steps of each sequence backwards."""
+    """The first `sequence_lens[i]` steps of each sequence, reversed."""
     x, lengths = c.x(0), c.x(1)
     time, batch = normal_axis(c.integer("time_axis"), x.rank), normal_axis(c.integer("batch_axis", 1), x.rank)
     steps = [1] * x.rank
@@ -296,7 +296,7 @@ def reverse_sequence(b: Builder, c: Call) -> Value:
 
 @rule("Compress")
 def compress(b: Builder, c: Call) -> Value:
-    """Slices chosen by a constant mask."""
+    """Slices selected by a constant mask."""
     x = c.x()
     chosen = np.flatnonzero(c.const(1, "condition")).astype(np.int64)
     if "axis" not in c.attrs:
@@ -307,13 +307,13 @@ def compress(b: Builder, c: Call) -> Value:
 
 @rule("NonZero", "Unique", "NonMaxSuppression")
 def shaped_by_values(b: Builder, c: Call) -> Value:
-    """Refused: how many results there are is known at run time only."""
+    """Refused: the number of results depends on values."""
     raise NodeRefused(_VALUES)
 
 
 @rule("Range")
 def value_range(b: Builder, c: Call) -> Value:
-    """A constant; refused otherwise: how many results there are is known at run time only."""
+    """A constant; refused if the number of results depends on values."""
     values = [c.x(i).data for i in range(3)]
     if any(v is None or v.size != 1 for v in values):
         raise NodeRefused(_VALUES)
@@ -326,7 +326,7 @@ def value_range(b: Builder, c: Call) -> Value:
 
 @rule("TensorScatter")
 def tensor_scatter(b: Builder, c: Call) -> Value:
-    """Rows of a cache replaced from a place given for each sample."""
+    """Rows of a cache replaced, from a given position for each sample."""
     cache, update, start = c.x(0), c.x(1), c.opt(2)
     axis = normal_axis(c.integer("axis", -2), cache.rank)
     extent, steps = cache.shape[axis], update.shape[axis]

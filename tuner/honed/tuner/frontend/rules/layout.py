@@ -93,7 +93,7 @@ def pad_axis(b: Builder, x: Value, axis: int, before: int, after: int) -> Value:
 
 @rule("Reshape")
 def reshape_rule(b: Builder, c: Call) -> Value:
-    """The shape is known when compiling: -1 and 0 are resolved."""
+    """A constant shape, with -1 and 0 resolved."""
     x = c.x()
     wanted = c.ints("shape") if c.opset < 5 else c.numbers(1, "shape")
     if wanted is None:
@@ -149,7 +149,7 @@ def flatten(b: Builder, c: Call) -> Value:
 
 @rule("Transpose")
 def transpose_rule(b: Builder, c: Call) -> Value:
-    """Permuted axes, reversed where not given."""
+    """Permuted axes; reversed by default."""
     x = c.x()
     perm = c.ints("perm") or list(reversed(range(x.rank)))
     if sorted(perm) != list(range(x.rank)):
@@ -159,7 +159,7 @@ def transpose_rule(b: Builder, c: Call) -> Value:
 
 @rule("Shape")
 def shape(b: Builder, c: Call) -> Value:
-    """A constant: every shape is static."""
+    """A constant."""
     dims = list(c.x().shape)
     end = c.attrs.get("end")
     return b.ints(*dims[c.integer("start") : None if end is None else int(end)])
@@ -173,7 +173,7 @@ def size(b: Builder, c: Call) -> Value:
 
 @rule("Concat")
 def concat(b: Builder, c: Call) -> Value:
-    """Joined along an axis."""
+    """Concatenation along an axis."""
     parts = c.tensors()
     return join(b, parts, normal_axis(c.integer("axis", 1), parts[0].rank))
 
@@ -202,7 +202,7 @@ def pieces(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> list[Value]
 
 @rule("Slice")
 def slice_rule(b: Builder, c: Call) -> Value:
-    """Starts, ends, axes and steps known when compiling, resolved against the shape as ONNX clamps them."""
+    """A slice with constant starts, ends, axes and steps, clamped to the shape."""
     x = c.x()
     if c.opset < 10:
         starts, ends, axes, steps = c.ints("starts") or [], c.ints("ends") or [], c.ints("axes"), None
@@ -236,7 +236,7 @@ def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
 @rule("Expand")
 def expand_rule(b: Builder, c: Call) -> Value:
-    """Two-way broadcasting to a shape."""
+    """Bidirectional broadcasting to a shape."""
     x = c.x()
     wanted = c.numbers(1, "shape")
     try:
@@ -262,7 +262,7 @@ def tile(b: Builder, c: Call) -> Value:
 
 @rule("Constant")
 def constant(b: Builder, c: Call) -> Value:
-    """An initialiser, however the value is written."""
+    """A constant."""
     name, given = next(iter(c.attrs.items()), ("", None))
     if name == "value":
         return b.constant(numpy_helper.to_array(given), hint=c.outputs[0])
@@ -275,7 +275,7 @@ def constant(b: Builder, c: Call) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(b: Builder, c: Call) -> Value:
-    """One value everywhere."""
+    """A constant."""
     dims = c.numbers(0, "shape")
     value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
     return expand(b, b.constant(value.reshape([1] * len(dims))), dims)
@@ -283,7 +283,7 @@ def constant_of_shape(b: Builder, c: Call) -> Value:
 
 @rule("EyeLike")
 def eye_like(b: Builder, c: Call) -> Value:
-    """A constant: only the input's shape counts."""
+    """A constant."""
     x = c.x()
     if x.rank != 2:
         raise NodeRefused("its input does not have two dimensions")
@@ -321,7 +321,7 @@ def depth_space(b: Builder, c: Call) -> Value:
 
 @rule("Pad")
 def pad_rule(b: Builder, c: Call) -> Value:
-    """Constant padding as Pad; other modes as gathers along each axis; negative amounts as slices."""
+    """Pad for constants; gathers along each axis for other modes; slices for negative amounts."""
     x = c.x()
     before, after = _amounts(c, x.rank)
     mode = c.text("mode", "constant")
@@ -386,7 +386,7 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
 
 @rule("CenterCropPad")
 def center_crop_pad(b: Builder, c: Call) -> Value:
-    """Each axis cut or padded about its middle to a size known when compiling."""
+    """Each axis cropped or padded around its centre to a constant size."""
     x = c.x()
     sizes = c.numbers(1, "shape")
     axes = [normal_axis(a, x.rank) for a in c.ints("axes") or range(x.rank)]

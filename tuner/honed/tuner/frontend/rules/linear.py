@@ -29,7 +29,7 @@ def matmul_rule(b: Builder, c: Call) -> Value:
 
 @rule("Gemm")
 def gemm(b: Builder, c: Call) -> Value:
-    """`alpha` * A' * B' + beta * C, constants multiplied into constants where they are."""
+    """`alpha` * A' * B' + beta * C; alpha and beta are folded into constant operands."""
     x, y, bias = c.x(0), c.x(1), c.opt(2)
     x = transpose(b, x, [1, 0]) if c.integer("transA") else x
     y = transpose(b, y, [1, 0]) if c.integer("transB") else y
@@ -46,7 +46,7 @@ def gemm(b: Builder, c: Call) -> Value:
 
 @rule("Einsum")
 def einsum(b: Builder, c: Call) -> Value:
-    """Pairwise: every product of two operands becomes transposes, one matrix product and a reshape."""
+    """Pairwise products: transposes, one matrix product and a reshape."""
     equation = c.text("equation", "").replace(" ", "")
     operands = c.tensors()
     terms, result = _terms(equation, operands)

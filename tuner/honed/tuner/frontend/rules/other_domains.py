@@ -47,7 +47,7 @@ def adagrad(b: Builder, c: Call) -> list[Value]:
 
 @rule("Momentum", domain=TRAINING)
 def momentum(b: Builder, c: Call) -> list[Value]:
-    """Gradients gathered over steps, as they are or by Nesterov's rule."""
+    """Gradients accumulated over steps, plain or by Nesterov's rule."""
     mode = c.text("mode", "standard")
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
@@ -63,7 +63,7 @@ def momentum(b: Builder, c: Call) -> list[Value]:
 
 @rule("Adam", domain=TRAINING)
 def adam(b: Builder, c: Call) -> list[Value]:
-    """Running means of gradients and of their squares, with the bias of their first steps taken away."""
+    """Running means of gradients and their squares, corrected for the initial bias."""
     alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
     if "epsilon" not in c.attrs:
         raise NodeRefused(

@@ -71,7 +71,7 @@ def _pooled(b: Builder, op: str, x: Value, w: Window, **attrs: int) -> Value:
 
 @rule("MaxPool")
 def max_pool(b: Builder, c: Call) -> list[Value]:
-    """Core MaxPool with explicit padding; unrolled where places or integers are wanted."""
+    """MaxPool with explicit padding; unrolled for indices or integers."""
     x = c.x()
     w = _window(c, x)
     plain = x.dtype.kind == "f" and not c.wants(1)
@@ -116,7 +116,7 @@ def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
 
 @rule("AveragePool")
 def average_pool(b: Builder, c: Call) -> Value:
-    """A core AveragePool that counts padding, corrected by the number of elements each window meets."""
+    """AveragePool, corrected by the number of elements in each window."""
     return averaged(b, c, c.x(), counted=bool(c.integer("count_include_pad")) and c.opset >= 7)
 
 
@@ -153,7 +153,7 @@ def _counts(x: Value, w: Window, *, padding: bool) -> Array:
 
 @rule("LpPool")
 def lp_pool(b: Builder, c: Call) -> Value:
-    """The p-norm of each window: powers, an average times the window's size, the root."""
+    """The p-norm of each window: powers, a sum and a root."""
     x, order = c.x(), c.integer("p", 2)
     w = _window(c, x)
     powers = b("Abs", x) if order == 1 else b("Mul", x, x) if order == 2 else b("Pow", b("Abs", x), order)
@@ -179,7 +179,7 @@ def global_lp_pool(b: Builder, c: Call) -> Value:
 
 @rule("MaxUnpool")
 def max_unpool(b: Builder, c: Call) -> Value:
-    """Elements put back where a MaxPool took them from, zeros elsewhere."""
+    """Elements written back where a MaxPool found them, zeros elsewhere."""
     x, places = c.x(0), c.x(1)
     spatial = x.rank - 2
     kernel, strides = window(c, "kernel_shape", spatial), window(c, "strides", spatial)

@@ -79,7 +79,7 @@ def matmul_integer(b: Builder, c: Call) -> Value:
 
 @rule("QLinearMatMul")
 def qlinear_matmul(b: Builder, c: Call) -> Value:
-    """Integer product, scaled and rounded to the output's type."""
+    """Integer product, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
     if z_zero.dtype.kind == "i" and z_scale.data is None:
         # Where scales were calibrated, saturation is meant, as ONNX's text and ONNX Runtime have it.
@@ -116,7 +116,7 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: Call) -> Value:
-    """Convolution of 8-bit integers in int32; padding stands for the zero point."""
+    """Convolution of 8-bit integers in int32; padding has the value of the zero point."""
     return _convolved(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
@@ -131,7 +131,7 @@ def _convolved(b: Builder, c: Call, x: Value, x_zero: Value | None, w: Value, w_
 
 @rule("QLinearConv")
 def qlinear_conv(b: Builder, c: Call) -> Value:
-    """Integer convolution, scaled and rounded to the output's type."""
+    """Integer convolution, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
     total = channel_bias(b, _convolved(b, c, x, x_zero, w, w_zero), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
@@ -184,7 +184,7 @@ def dequantize(b: Builder, c: Call) -> Value:
 
 @rule("DynamicQuantizeLinear")
 def dynamic_quantize(b: Builder, c: Call) -> list[Value]:
-    """Scale and zero point from the range of the data, which includes 0 (ONNX's definition)."""
+    """Scale and zero point from the range of the data and 0 (ONNX's definition)."""
     return list(dynamically_quantised(b, c.x()))
 
 

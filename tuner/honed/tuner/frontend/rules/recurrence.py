@@ -179,13 +179,13 @@ LAYERS = {
 
 @rule("LSTM", "GRU", "RNN")
 def recurrence(b: Builder, c: Call) -> list[Value]:
-    """Unrolled, up to 64 steps; the products with the input are made for all of them at once."""
+    """Unrolled, up to 64 steps; one product multiplies the inputs of all steps."""
     return _unrolled(b, c, LAYERS[c.op])
 
 
 @rule("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
-    """Unrolled, up to 64 steps; input and state are quantised by their range for products of integers."""
+    """Unrolled, up to 64 steps; products of integers, with input and state quantised by their range."""
     lengths = c.opt_const(4, "sequence lengths")
     if lengths is not None and (lengths != c.x(0).shape[0]).any():
         raise NodeRefused(

@@ -32,7 +32,7 @@ def _axes(c: Call, rank: int) -> list[int] | None:
 
 @rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 def plain(b: Builder, c: Call) -> Value:
-    """Reductions that the core set has."""
+    """A reduction."""
     x = c.x()
     axes = _axes(c, x.rank)
     if not axes:
@@ -43,7 +43,7 @@ def plain(b: Builder, c: Call) -> Value:
 
 @rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def composed(b: Builder, c: Call) -> Value:
-    """Sums of something, then a function of the sum; applied also where no axis is reduced."""
+    """A sum and elementwise functions."""
     x = c.x()
     axes = _axes(c, x.rank) or []
     keep = bool(c.integer("keepdims", 1))
@@ -75,7 +75,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
 
 @rule("ArgMax", "ArgMin")
 def arg_extreme(b: Builder, c: Call) -> Value:
-    """Place of the first extreme, or of the last; NaN is none."""
+    """The index of the first or last extreme; NaN is ignored."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     if x.shape[axis] == 1:
@@ -90,7 +90,7 @@ def arg_extreme(b: Builder, c: Call) -> Value:
 
 @rule("Softmax", "LogSoftmax")
 def softmax(b: Builder, c: Call) -> Value:
-    """Along one axis; before opset 13 along all axes from `axis` on, taken as one."""
+    """Along one axis; below opset 13 along all axes from `axis` on, merged."""
     x = c.x()
     if c.opset >= 13:
         return _softmax(b, c.op, x, normal_axis(c.integer("axis", -1), x.rank))
@@ -144,7 +144,7 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
 
 @rule("BatchNormalization")
 def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
-    """Inference: one factor and one offset for each channel, folded where they are constants."""
+    """One factor and one offset per channel (inference only), folded if constant."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
     if c.opset >= 14 and c.integer("training_mode"):
         return _by_own_statistics(b, c)
@@ -206,7 +206,7 @@ def group_normalisation(b: Builder, c: Call) -> Value:
 
 @rule("LayerNormalization")
 def layer_normalisation(b: Builder, c: Call) -> list[Value]:
-    """Core LayerNormalization, or its parts where mean and inverse deviation are wanted too."""
+    """LayerNormalization, or its steps if the mean and inverse deviation are outputs, too."""
     x, scale, bias = c.x(0), c.x(1), c.opt(2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
     epsilon = c.number("epsilon", 1e-5)
@@ -246,7 +246,7 @@ def mean_variance_normalisation(b: Builder, c: Call) -> Value:
 
 @rule("LpNormalization")
 def lp_normalisation(b: Builder, c: Call) -> Value:
-    """`x` over its norm along an axis; NaN where all of it is 0, as in ONNX's own evaluator."""
+    """`x` over its norm along an axis; NaN where the norm is 0, as in ONNX's evaluator."""
     x, order = c.x(), c.integer("p", 2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
     if order not in (1, 2):

@@ -26,7 +26,7 @@ Tap = tuple[Value, Value | None]  # a whole position along one axis as float, an
 
 @rule("GridSample")
 def grid_sample(b: Builder, c: Call) -> Value:
-    """For each output position a few input elements, chosen along each axis, times their weights."""
+    """A weighted sum of a few input elements for each output position."""
     x, grid = c.x(0), c.x(1)
     if x.rank < 3 or grid.shape[-1] != x.rank - 2:
         raise NodeRefused(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
@@ -144,7 +144,7 @@ def _combined(
 
 @rule("RoiAlign")
 def roi_align(b: Builder, c: Call) -> Value:
-    """Bilinear samples on a fixed grid in each bin of each region, averaged or their largest."""
+    """The average or maximum of bilinear samples on a fixed grid in each bin of each region."""
     x, rois, batches = c.x(0), c.x(1), c.x(2)
     ratio, mode = c.integer("sampling_ratio"), c.text("mode", "avg")
     if ratio < 1:

@@ -36,7 +36,7 @@ def at(b: Builder, c: Call) -> Value:
 
 @rule("SequenceInsert")
 def insert(b: Builder, c: Call) -> Listing:
-    """A list with one more tensor."""
+    """The list with one more tensor."""
     items = list(c.listing().items)
     items.insert(len(items) if c.opt(2) is None else _position(c, 2, len(items), end=True), c.x(1))
     return Listing(tuple(items))
@@ -44,7 +44,7 @@ def insert(b: Builder, c: Call) -> Listing:
 
 @rule("SequenceErase")
 def erase(b: Builder, c: Call) -> Listing:
-    """A list with one tensor less."""
+    """The list with one tensor less."""
     items = list(c.listing().items)
     del items[-1 if c.opt(1) is None else _position(c, 1, len(items), end=False)]
     return Listing(tuple(items))
@@ -58,7 +58,7 @@ def length(b: Builder, c: Call) -> Value:
 
 @rule("ConcatFromSequence")
 def concat(b: Builder, c: Call) -> Value:
-    """Joined along an axis, or stacked along a new one."""
+    """Concatenation along an axis, existing or new."""
     items = list(c.listing().items)
     if not items:
         raise NodeRefused("it joins an empty sequence")
@@ -71,7 +71,7 @@ def concat(b: Builder, c: Call) -> Value:
 
 @rule("SplitToSequence")
 def split(b: Builder, c: Call) -> Listing:
-    """Parts along an axis: of one size, or of sizes given."""
+    """Slices along an axis, of one size or of given sizes."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     extent, given = x.shape[axis], c.opt_const(1, "split")
@@ -92,7 +92,7 @@ def split(b: Builder, c: Call) -> Listing:
 
 @rule("Optional")
 def optional(b: Builder, c: Call) -> Item:
-    """The value itself, or nothing."""
+    """The value, or nothing."""
     return c.inputs[0] if c.inputs and c.inputs[0] is not None else EmptyOptional()
 
 

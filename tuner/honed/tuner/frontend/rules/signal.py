@@ -68,7 +68,7 @@ def dft(b: Builder, c: Call) -> Value:
 
 @rule("STFT")
 def stft(b: Builder, c: Call) -> Value:
-    """Overlapping frames, weighted by a window, each transformed."""
+    """A DFT of overlapping frames, each weighted by a window."""
     x, window = c.x(), c.opt(2)
     step, signal = c.numbers(1, "frame_step")[0], x.shape[1]
     (length, *_) = c.opt_numbers(3, "frame_length") or [signal if window is None else window.size]
@@ -86,7 +86,7 @@ def stft(b: Builder, c: Call) -> Value:
 
 @rule("Col2Im")
 def col2im(b: Builder, c: Call) -> Value:
-    """Patches added up where they overlap: a transposed convolution whose kernels each have a single 1."""
+    """A transposed convolution whose kernels each have a single 1."""
     x = c.x()
     image, block = c.numbers(1, "shape"), c.numbers(2, "shape")
     spatial, taps = len(image), math.prod(block)
