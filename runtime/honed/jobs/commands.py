@@ -57,7 +57,7 @@ class Job(Generic[R]):
         return found
 
     def arguments(self) -> list[str]:
-        """The command line that `parse` takes, without the program."""
+        """Return the arguments that `parse` turns back into this job, without the program."""
         options, last = list[str](), list[str]()
         for each in fields(self):
             value = getattr(self, each.name)
@@ -68,11 +68,11 @@ class Job(Generic[R]):
         return [*self.command, *options, *last]
 
     def program(self) -> tuple[str, ...]:
-        """The program that does it."""
+        """Return the command of the child process that does this job: the program and its arguments."""
         return python("honed.tuner", *self.arguments())
 
     def derived(self, kind: type[J], **changes: Any) -> J:
-        """A job of another kind on the same, with what else it takes."""
+        """Return a job of class `kind` with this job's values of the fields that both have, and `changes`."""
         return strict.like(kind, self, **changes)
 
 
@@ -301,9 +301,9 @@ JOBS: tuple[type[Job[Any]], ...] = (
 
 
 def parse(arguments: Sequence[str], about: str) -> Job[Any]:
-    """The job of a command line; `about` is shown by --help.
+    """Return the job that a command line describes; `about` is shown by --help.
 
-    Exits with status 2 where it is none, and raises InvalidArgument for a shape that is none.
+    Exits with status 2 where the command line is invalid, and raises InvalidArgument for an invalid shape.
     """
     parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=about)
     top = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -342,7 +342,10 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, *, positi
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """An input's, of `INPUT=1,3,224,224`; its name may hold an equals sign. Raises InvalidArgument."""
+    """Return the input's name and shape from INPUT=1,3,224,224; raise InvalidArgument for other text.
+
+    The input's name may hold an equals sign.
+    """
     name, equals, sizes = text.rpartition("=")
     try:
         if not equals or not name:
@@ -399,7 +402,10 @@ class Listener(Generic[R]):
         self._last: R | HonedError | None = None
 
     def hear(self, line: bytes) -> News | None:
-        """The news of a line; None for the last word, which is kept. Raises NoEvent for anything else."""
+        """Return the news that a line holds, or None for the last event, which is kept for `result`.
+
+        Raises NoEvent for anything else.
+        """
         event = parse_event(line, self._result)
         if isinstance(event, News):
             return event
@@ -407,7 +413,7 @@ class Listener(Generic[R]):
         return None
 
     def result(self, death: Death) -> R:
-        """What the job came to, once the child has ended; raises what it reported, and Died."""
+        """Return the job's result, once the child has ended; raise the error that it reported, or Died."""
         if isinstance(self._last, HonedError):
             raise self._last
         if self._last is None or death.status != 0:

@@ -408,7 +408,10 @@ def to_map(event: News | Result | HonedError) -> dict[str, Any]:
 
 
 def from_map(plain: object, result: type[R]) -> News | R | HonedError:
-    """The event of a map, where the job's result is a `result`; raises NoEvent. Other fields are ignored."""
+    """Return the event that a map describes, for a job whose result is of class `result`.
+
+    Raises NoEvent for a map that describes none. Unknown fields are ignored.
+    """
     if not isinstance(plain, Mapping) or not isinstance(plain.get("event"), str):
         raise NoEvent(f"{shown(plain)} names no event")
     name = plain["event"]
@@ -425,7 +428,7 @@ def from_map(plain: object, result: type[R]) -> News | R | HonedError:
 
 
 def parse(line: bytes, result: type[R]) -> News | R | HonedError:
-    """The event of a line; as `from_map`."""
+    """Return the event that a line of JSON describes; `result` and errors are those of `from_map`."""
     try:
         return from_map(json.loads(line), result)
     except NoEvent:

@@ -53,7 +53,7 @@ class PriorFile:
         return _sha256(self.model)[:8]
 
     def written(self) -> bytes:
-        """The file."""
+        """Return the contents of the file that `read` reads."""
         header = _PriorHeader(
             honed_prior=FORMAT, family=self.family, knows_rules=self.knows_rules, sha256=_sha256(self.model)
         )
@@ -67,7 +67,11 @@ def _sha256(model: bytes) -> str:
 
 
 def read(path: Path) -> PriorFile:
-    """Raises InvalidArgument where it is none, is damaged, or is of another honed."""
+    """Return the prior in a file.
+
+    Raises InvalidArgument where the file cannot be read, is no prior, is damaged, or was learned by another
+    version of honed.
+    """
     try:
         with path.open("rb") as file:
             first, model = file.readline(_MAX_HEADER), file.read(_MAX_BYTES + 1)
@@ -95,7 +99,10 @@ def own_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def own(family: str) -> PriorFile | None:
-    """The own prior of a family, as it is now; one that cannot be used is told of in the log, and left."""
+    """Return the administrator's own prior of a family as its file is now, or None where there is none.
+
+    A file that cannot be used is logged and skipped.
+    """
     for folder in own_folders(os.environ):
         path = folder / f"{family}{SUFFIX}"
         try:
@@ -112,7 +119,10 @@ def own(family: str) -> PriorFile | None:
 
 @functools.lru_cache(maxsize=8)
 def _kept(path: Path, *_state: int) -> PriorFile | None:
-    """The file as it was read in this state; None, with a word in the log, where it cannot be used."""
+    """Return the prior in a file whose state is `_state`; log and return None where it cannot be used.
+
+    The result is kept as long as the state of the file stays the same.
+    """
     try:
         return usable(path)
     except InvalidArgument as error:

@@ -33,7 +33,7 @@ class Survey:
     no_peaks: str
 
     def measured(self) -> DeviceProfile:
-        """The profile with its peaks; raises DeviceError without."""
+        """Return the profile with its peaks; raise DeviceError where it has none."""
         if self.profile.peaks is None:
             raise DeviceError(self.no_peaks)
         return self.profile
@@ -46,12 +46,13 @@ def survey(
     again: bool = False,
     seconds: float | None = SECONDS,
 ) -> Survey:
-    """The device that `spec` names (see `devices.select`), its peaks measured once and kept in `cache_dir`.
+    """Return the device that `spec` names (see `devices.select`), with its peaks.
 
-    With `again` they are measured now, and the best of both is kept: a peak that was measured while the
-    machine was busy is too low. Where it takes more than `seconds`, if there is such a bound, a device that
-    was found by then has no peaks. Raises what `select` raises, and DeviceError where the driver ends the
-    process that asks it or shows no device in time.
+    The peaks are measured once and kept in `cache_dir`. With `again` they are measured now, and the best of
+    both measurements is kept: a peak that was measured while the machine was busy is too low. Where the
+    survey takes more than `seconds` (None: no limit), a device that was found by then has no peaks. Raises
+    what `select` raises, and DeviceError where the driver ends the process that asks it or shows no device in
+    time.
     """
     program = python(__name__, spec or "", os.fspath(cache_dir), *(("again",) if again else ()))
     answers, death = run(program, seconds=seconds)
@@ -66,7 +67,7 @@ def survey(
 
 
 def _survey(answer: Map) -> Survey:
-    """What the process says; raises the error it tells."""
+    """Return the survey that the process reported; raise the error that it reported instead."""
     if "error" in answer:
         raise error_from_map(answer["error"])
     return Survey(answer["spec"], profilefile.from_dict(answer["profile"]), answer["no_peaks"])

@@ -82,7 +82,10 @@ class _Starting:
         threading.Thread(target=self._run, args=given, name="child", daemon=True).start()
 
     async def process(self) -> subprocess.Popen[bytes]:
-        """What was started."""
+        """Wait until the child process has started, and return it.
+
+        Cancelling the awaiting task ends the process with its group.
+        """
         try:
             return await asyncio.shield(self._started)
         except asyncio.CancelledError:

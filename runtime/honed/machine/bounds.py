@@ -24,7 +24,10 @@ def known_from_below(peaks: DevicePeaks, figure: Figure) -> bool:
 
 
 def gflops(peaks: DevicePeaks, *, half: bool) -> float:
-    """The peak of arithmetic at half or single precision; single's where half has none of its own."""
+    """Return the peak of arithmetic in GFLOP/s at half or single precision.
+
+    A device without a peak of its own for half precision has that of single precision.
+    """
     return (peaks.fp16_gflops if half else None) or peaks.fp32_gflops
 
 
@@ -46,12 +49,15 @@ def least_seconds(peaks: DevicePeaks, flops: float, nbytes: int, *, half: bool) 
 
 
 def launch_seconds(peaks: DevicePeaks) -> float:
-    """The least that a kernel takes by the device's clock, whatever it does."""
+    """Return the least time in seconds that any kernel takes by the device's clock, whatever it does."""
     return 1e-6 * (peaks.launch_us if peaks.empty_us is None else peaks.empty_us)
 
 
 def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
-    """The best that either saw. A figure that a kernel raised is one still where no benchmark reached it."""
+    """Return the best of two measurements, figure by figure.
+
+    A figure that a kernel raised stays marked as raised where no benchmark reached it.
+    """
     half = [rate for rate in (one.fp16_gflops, other.fp16_gflops) if rate is not None]
     load = [share for share in (one.busy, other.busy) if share is not None]
     empty = [us for us in (one.empty_us, other.empty_us) if us is not None]
@@ -72,7 +78,7 @@ def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
 
 
 def with_traffic(peaks: DevicePeaks, nbytes: int, rate: float) -> DevicePeaks:
-    """The peaks after a working set of `nbytes` was seen to move at `rate` GB/s."""
+    """Return the peaks after a working set of `nbytes` was measured to move at `rate` GB/s."""
     if rate <= gbs(peaks, nbytes):
         return peaks
     if nbytes >= BEYOND_CACHES:
@@ -83,7 +89,7 @@ def with_traffic(peaks: DevicePeaks, nbytes: int, rate: float) -> DevicePeaks:
 
 
 def raised_by(peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, *, half: bool) -> DevicePeaks:
-    """The peaks after a kernel was proven to do so many operations and move so many bytes in `seconds`."""
+    """Return the peaks after a verified kernel did `flops` operations and moved `nbytes` in `seconds`."""
     raised, rate, moved = set(peaks.raised), flops / seconds * 1e-9, nbytes / seconds * 1e-9
     if moved > gbs(peaks, nbytes):
         raised.add("bandwidth_gbs")
@@ -110,7 +116,7 @@ def _unreached(one: DevicePeaks, other: DevicePeaks) -> list[Figure]:
 
 
 def _rates(peaks: DevicePeaks) -> Mapping[Figure, dict[int, float]]:
-    """What stands behind each figure, by working set where that matters."""
+    """Return the measured rates behind each figure, by working set in bytes (0 for arithmetic)."""
     return {
         "fp32_gflops": {0: peaks.fp32_gflops},
         "fp16_gflops": {0: peaks.fp16_gflops or 0.0},

@@ -10,7 +10,7 @@ _NAME = "bundled"  # beside the package that needs it
 
 
 def folder(package: str) -> Path | None:
-    """What was brought along for a package whose `__init__` is the file `package`; None for nothing."""
+    """Return the folder bundled with a package, or None; `package` is the file of its `__init__`."""
     found = Path(package).with_name(_NAME)
     return found if found.is_dir() else None
 

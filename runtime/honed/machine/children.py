@@ -99,7 +99,10 @@ class Death:
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
-    """A program: a module of ours. Nothing is imported from the current folder, which may be anybody's."""
+    """Return the command that runs a module of honed in Python.
+
+    Python imports nothing from the current folder, which may be anybody's.
+    """
     return sys.executable, "-P", "-m", module, *arguments
 
 
@@ -141,7 +144,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_line(log: IO[bytes]) -> str:
-    """The last line that says something in a file that a child wrote to."""
+    """Return the last line that is not blank of a file that a child wrote to; "" where there is none."""
     log.seek(max(log.seek(0, os.SEEK_END) - _TAIL, 0))
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:_MAX_SAID] if lines else ""
@@ -158,7 +161,10 @@ class RunningChild:
         self._deadline: float | None = None
 
     def lines(self) -> Iterator[bytes]:
-        """What it writes, line by line; longer ones than _LINE come in parts."""
+        """Return an iterator over the lines of bytes that the child writes.
+
+        Lines longer than _LINE bytes come in pieces.
+        """
         return iter(partial(self.stdout.readline, _LINE), b"")
 
     def interrupt(self) -> None:

@@ -51,7 +51,7 @@ def discover() -> list[Device]:
 
 
 def select(spec: str | None = None) -> Device:
-    """The device `spec` names, or $HONED_DEVICE, or else the best: a GPU, an accelerator, a CPU.
+    """Return the device that `spec` names, or $HONED_DEVICE, or else the best: a GPU, an accelerator, a CPU.
 
     `spec` is a number (of `discover`'s order), a kind ("gpu", "accelerator" or "cpu": the first of it), or
     part of "platform/device", in either case. Raises NotFound where it fits none or several, DeviceError
@@ -102,7 +102,7 @@ def profile_of(device: Any) -> DeviceProfile:
 
 
 def rules_for(family: DeviceFamily, limits: DeviceLimits) -> ScheduleRules:
-    """The rules of a family, within the limits of one device."""
+    """Return the schedule rules of a family, within the limits of one device."""
     return ScheduleRules(
         family=family.name,
         max_threads=min(family.max_threads, limits.max_work_group_size),
@@ -115,7 +115,10 @@ def rules_for(family: DeviceFamily, limits: DeviceLimits) -> ScheduleRules:
 
 
 def kernel_driver(family: DeviceFamily, platform: str, vendor: str, sys: Path = Path("/sys")) -> str:
-    """The kernel's driver for the device, from `sys`: "kbase", "panthor", "panfrost", "nvidia" or ""."""
+    """Return the name of the kernel driver bound to the device, as `sys` shows it.
+
+    The name is "kbase", "panthor", "panfrost", "nvidia" or, where none is found, "".
+    """
     maker = f"{platform}/{vendor}".casefold()
     wanted = next((names for part, names in family.drivers if part in maker), ())
     bound = {
@@ -167,5 +170,5 @@ def _numbered(names: Sequence[str], i: int) -> str:
 
 
 def _text(reported: str) -> str:
-    """A driver's string without the padding and zero bytes some put around it."""
+    """Return a driver's string without the padding and zero bytes that some drivers put around it."""
     return reported.replace("\0", "").strip()

@@ -160,7 +160,7 @@ FAMILIES: Mapping[str, DeviceFamily] = {row.name: row for row in _ROWS}
 
 
 def family_of(name: str, *, is_cpu: bool) -> DeviceFamily:
-    """The family of a device of that reported name; `is_cpu`: its driver says that it is a processor."""
+    """Return the family of a device by its reported name; `is_cpu`: its driver calls it a processor."""
     return next(
         row
         for row in _ROWS
@@ -216,7 +216,7 @@ _MALIS = {name: model for model in MALI_MODELS for name in (model.name.removepre
 
 
 def mali_model(name: str) -> MaliModel | None:
-    """The model that a device's reported name means; None for one that is not in the table, or no Mali.
+    """Return the Mali model that a device's reported name means; None for unknown models and other devices.
 
     One GPU goes by several names: Arm's driver reports `Mali-G610 r0p0` or, where it does not know the
     product by its name, the internal one (`Mali-LODX r0p0`); Mesa reports `Mali-G610 MC4 (Panfrost)`.

@@ -21,9 +21,9 @@ _MAX_SYSTEM_BYTES = 64 << 10
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file, readable too, that takes the place of `path` when the block ends without an error.
+    """Yield a binary file that replaces `path` when the block ends without an error; it is readable, too.
 
-    Until then `path` stays what it was, also after a crash or a power cut. Raises ResourceExhausted where
+    Until then `path` keeps its contents, also after a crash or a power cut. Raises ResourceExhausted where
     the disk is full, PermissionDenied or InvalidArgument where the file cannot be made.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
@@ -96,10 +96,10 @@ def _explained(path: Path, error: OSError) -> Exception:
 
 
 def system_text(file: Path) -> str | None:
-    """The text of a small file of /proc or /sys, without the white space around it.
+    """Return the text of a small file of /proc or /sys, without the white space around it.
 
-    What cannot be read is None. There are many reasons (not there, not permitted, driver suspended, device
-    unplugged meanwhile) and one answer to all: this machine does not show that signal now.
+    Returns None for a file that cannot be read. There are many reasons (not there, not permitted, driver
+    suspended, device unplugged meanwhile) and one answer to all: this machine does not show that signal now.
     """
     try:
         with file.open("rb") as stream:
@@ -109,7 +109,7 @@ def system_text(file: Path) -> str | None:
 
 
 def system_number(file: Path) -> int | None:
-    """The whole number a file holds."""
+    """Return the whole number that a file of /proc or /sys holds; None where there is none to read."""
     text = system_text(file)
     try:
         return int(text) if text is not None else None
@@ -118,7 +118,7 @@ def system_number(file: Path) -> int | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name."""
+    """Return the paths of what lies in a folder, sorted by name; none where the folder cannot be read."""
     try:
         return sorted(folder / name for name in os.listdir(folder))
     except OSError:
@@ -126,6 +126,6 @@ def entries(folder: Path) -> list[Path]:
 
 
 def gpu_clocks(root: Path) -> list[Path]:
-    """The folders of GPUs in devfreq, which scales their clocks; `root` is that of the system."""
+    """Return the folders of GPUs in devfreq, which scales their clocks; `root` is the file system's root."""
     folders = entries(root / "sys/class/devfreq")
     return [folder for folder in folders if "gpu" in folder.name or "mali" in folder.name]

@@ -56,13 +56,13 @@ def thread_stacks(nbytes: int) -> None:
 
 
 def data_bytes() -> int:
-    """What `limit_data` bounds, now."""
+    """Return the bytes of memory that `limit_data` bounds, as they are now."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
 
 
 def no_memory(what: str, said: str, bound: str) -> str:
-    """A sentence about memory that ran out, with what the library said and how much there was."""
+    """Return a sentence about memory that ran out, with the library's message and the limit that applied."""
     told = f"{what} ({said})" if said else what
     if not bound:
         return f"{told}; remove models or use smaller ones"

@@ -35,7 +35,7 @@ class Bench:
         self.queue = cl.CommandQueue(self.context, properties=properties)
 
     def built(self, source: str) -> Any:
-        """The program."""
+        """Return the pyopencl Program built from `source`."""
         header = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" if "half" in source else ""
         return cl.Program(self.context, header + source).build(cache_dir=False)
 
@@ -122,12 +122,12 @@ class ArithmeticForm:
         return f"{self.function}_{self.width}_{self.chains}"
 
     def operations(self, items: int) -> float:
-        """The operations of all work-items in one turn of the loop; a multiply-add is two."""
+        """Return the operations of `items` work-items in one turn of the loop; a multiply-add is two."""
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 
 def forms(accumulators: int) -> list[ArithmeticForm]:
-    """What is tried first on a device that spills beyond so many scalars."""
+    """Return the arithmetic forms to try first on a device that spills beyond `accumulators` scalars."""
     return [
         ArithmeticForm(width, n)
         for width, chains in _CHAINS.items()
@@ -137,14 +137,14 @@ def forms(accumulators: int) -> list[ArithmeticForm]:
 
 
 def finalists(rates: dict[ArithmeticForm, float], largest_group: int) -> list[ArithmeticForm]:
-    """The best forms of the first round, and the neighbours of the very best."""
+    """Return the forms for the final round: the best of the first round, and variants of the very best."""
     first, *others = sorted(rates, key=lambda form: -rates[form])[:_FINALISTS]
     larger = [replace(first, group=group) for group in _GROUPS[1:] if group <= largest_group]
     return [first, replace(first, function="mad"), *larger, *others]
 
 
 def arithmetic_source(form: ArithmeticForm, scalar: str) -> str:
-    """The kernel of a form, for "float" or "half"."""
+    """Return the OpenCL source of the kernel of an arithmetic form; `scalar` is "float" or "half"."""
     kind = scalar if form.width == 1 else f"{scalar}{form.width}"
     chains = range(form.chains)
     start = " ".join(f"{kind} a{i} = ({kind})(({scalar})({i} + (int)get_local_id(0)));" for i in chains)
@@ -231,7 +231,7 @@ FORMS = tuple(MemoryForm(what, width) for width in _WIDTHS for what in _WAYS)
 
 
 def memory_source(width: int) -> str:
-    """The kernels of all forms for loads of `width` floats."""
+    """Return the OpenCL source of the kernels of all memory forms for loads of `width` floats."""
     kind = "float" if width == 1 else f"float{width}"
     loads = " + ".join(f"in[get_global_id(0) + {i} * get_global_size(0)]" for i in range(_LOADS))
     return (
@@ -301,7 +301,7 @@ class LoadReading:
 
 
 def read_load(stat: Path = Path("/proc/stat")) -> LoadReading | None:
-    """The figures now; None where /proc does not have them."""
+    """Return the CPU times now; None where /proc does not have them."""
     try:
         return parse_load(stat.read_text(), time.process_time())
     except (OSError, ValueError):
@@ -309,7 +309,7 @@ def read_load(stat: Path = Path("/proc/stat")) -> LoadReading | None:
 
 
 def parse_load(stat: str, own: float) -> LoadReading:
-    """A reading from the text of /proc/stat; raises ValueError where it has no line for all CPUs.
+    """Return a reading from the text of /proc/stat; raise ValueError where it has no line for all CPUs.
 
     Time that a hypervisor gave to others ("steal") counts as busy. Guests' time stands in "user" already.
     """
@@ -323,7 +323,7 @@ def parse_load(stat: str, own: float) -> LoadReading:
 
 
 def others_load(before: LoadReading | None, after: LoadReading | None) -> float | None:
-    """The share, 0 to 1, of all CPUs that neither idled nor worked for this process; None if not known."""
+    """Return the share, 0 to 1, of all CPUs' time that other processes used; None where it is not known."""
     if before is None or after is None:
         return None
     total = after.total - before.total
@@ -334,7 +334,7 @@ def others_load(before: LoadReading | None, after: LoadReading | None) -> float 
 
 
 def measure(device: Device) -> DevicePeaks:
-    """The peaks of `device`, measured now; raises DeviceError where a kernel or the clock fails."""
+    """Return the peaks of `device`, measured now; raise DeviceError where a kernel or the clock fails."""
     before = read_load()
     with driver_call("measure the device's peaks"):
         bench = Bench(device)

@@ -31,16 +31,16 @@ LOADER = ctypes.PyDLL(cl._cl.__file__)
 
 @functools.cache
 def context(device: Any) -> Any:
-    """The context of this process on a pyopencl device: one for all models, kept until the process ends."""
+    """Return this process's context on a pyopencl device: one for all models, kept until the process ends."""
     with driver_call("open the device"):
         return cl.Context([device])
 
 
 def most_work_items(built: Any, device: Any, block: tuple[int, int, int]) -> int:
-    """The most work-items that a built pyopencl Kernel can have in a work-group of size `block`.
+    """Return the most work-items that a built pyopencl Kernel can have in a work-group of size `block`.
 
-    Of a kernel that was compiled for this size those are its own: NVIDIA's driver reports 256 even then.
-    Raises pyopencl's errors.
+    For a kernel that was compiled for this size, these are the work-items of the size itself: NVIDIA's driver
+    reports 256 even then. Raises pyopencl's errors.
     """
     info = cl.kernel_work_group_info
     if tuple(built.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device)) == block:
@@ -50,7 +50,7 @@ def most_work_items(built: Any, device: Any, block: tuple[int, int, int]) -> int
 
 @contextmanager
 def driver_call(doing: str) -> Iterator[None]:
-    """Turns a failing driver call in the block into a DeviceError that says what honed was `doing`."""
+    """Turn a failing driver call in the block into a DeviceError that says what honed was `doing`."""
     try:
         yield
     except cl.Error as error:
@@ -58,7 +58,7 @@ def driver_call(doing: str) -> Iterator[None]:
 
 
 def failure(doing: str, error: Any) -> DeviceError:
-    """The DeviceError for a pyopencl error: its routine, its code's name and number, and what to do."""
+    """Return the DeviceError for a pyopencl error: its routine, its code's name and number, a remedy."""
     code = getattr(error, "code", None)
     routine = getattr(error, "routine", None) or "a driver call"
     if code is None:
@@ -67,7 +67,7 @@ def failure(doing: str, error: Any) -> DeviceError:
 
 
 def refused(doing: str, routine: str, code: int) -> DeviceError:
-    """The DeviceError for an error code of one of the driver's routines."""
+    """Return the DeviceError for an error code of one of the driver's routines."""
     name = cl.status_code.to_string(code, "unknown error %d")
     return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {name}, {code}); see `hone doctor`")
 

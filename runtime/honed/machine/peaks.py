@@ -26,11 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool = False) -> DeviceProfile:
-    """The device's profile with its peaks: from a file below `cache_dir`, else measured and kept there.
+    """Return the device's profile with its peaks, from a file below `cache_dir` or else measured.
 
-    Takes a few seconds the first time. The file is named by device and driver version. What it holds is
-    measured again where it is damaged or `outdated`, or with `again` in any case, and the best of both is
-    kept. Raises DeviceError where a kernel fails or its figures are impossible.
+    Measured peaks are kept in that file. Measuring takes a few seconds. The file is named by device and
+    driver version. Its figures are measured again where the file is damaged or `outdated`, or with `again` in
+    any case, and the best of both is kept. Raises DeviceError where a kernel fails or its figures are
+    impossible.
     """
     path = _path(device.profile, cache_dir)
     kept = _kept(path, device.profile)

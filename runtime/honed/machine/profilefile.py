@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 64 << 10
 
 
 def load(path: str | os.PathLike[str]) -> DeviceProfile:
-    """The profile in a TOML file; raises NotFound or ProfileError."""
+    """Return the profile in a TOML file; raise NotFound or ProfileError."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -57,7 +57,7 @@ def to_dict(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
 
 
 def from_dict(plain: dict[str, Any]) -> DeviceProfile:
-    """The profile `plain` describes; raises ProfileError for unknown, missing or impossible figures."""
+    """Return the profile `plain` describes; raise ProfileError for unknown, missing or impossible figures."""
     try:
         profile = strict.from_plain(DeviceProfile, plain, where="profile", none_omitted=True)
     except strict.Mismatch as error:
@@ -123,5 +123,8 @@ def _check_peaks(profile: DeviceProfile) -> None:
 
 
 def _value(value: object) -> str:
-    """A TOML value. JSON's strings, numbers, booleans and lists are TOML's, but for DEL in strings."""
+    """Return a value as TOML.
+
+    JSON's strings, numbers, booleans and lists are valid TOML, except for DEL in strings.
+    """
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

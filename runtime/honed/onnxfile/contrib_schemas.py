@@ -36,7 +36,7 @@ class _StandInWriter:
         return place < len(self.node.input) and bool(self.node.input[place])
 
     def add(self, op: str, inputs: Sequence[str], output: str = "", **attrs: object) -> str:
-        """A node; its first output where none is named is the node's own."""
+        """Add a node and return its output's name: `output` or else the first output of the original node."""
         output = output or self.node.output[0]
         self.made.append(helper.make_node(op, inputs, [output], **attrs))
         return output
@@ -44,13 +44,13 @@ class _StandInWriter:
     def copy(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Callable[[str], bool]
     ) -> None:
-        """A node with those of the node's own attributes whose names are `wanted`."""
+        """Add a node with those attributes of the original node whose names are `wanted`."""
         made = helper.make_node(op, inputs, outputs)
         made.attribute.extend(a for a in self.node.attribute if wanted(a.name))
         self.made.append(made)
 
     def inner(self, op: str, inputs: Sequence[str], **attrs: object) -> str:
-        """A node whose output only other stand-ins read."""
+        """Add a node whose output only other stand-ins read, and return the name of that output."""
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
 
     def wide(self, x: str, columns: int) -> str:
@@ -68,7 +68,7 @@ StandIn = Callable[[_StandInWriter], object]
 
 
 def _same(w: _StandInWriter) -> None:
-    """Outputs of one shape with the first input."""
+    """Write a stand-in whose output has the type and shape of the first input."""
     w.add("Identity", w.given(0))
 
 
@@ -190,12 +190,12 @@ _STAND_INS: dict[str, StandIn] = {
 
 
 def _in_floats(w: _StandInWriter) -> None:
-    """An output of the first input's shape."""
+    """Write a stand-in whose output is of type float and has the first input's shape."""
     w.add("Cast", w.given(0), to=TensorProto.FLOAT)
 
 
 def _targets(w: _StandInWriter) -> None:
-    """A row of targets for each row of features."""
+    """Write a stand-in whose output has a row of targets for each row of features."""
     w.wide(w.inner("Cast", w.given(0), to=TensorProto.FLOAT), _attribute(w.node, "targets", 1))
 
 
@@ -214,7 +214,10 @@ _BY_DOMAIN = {"com.microsoft": _STAND_INS, "ai.onnx.ml": _OF_MACHINE_LEARNING}
 
 
 def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose types and shapes ONNX's inference can tell; the model itself where it can as it is."""
+    """Return a copy of the model whose types and shapes ONNX's inference can infer, by stand-ins for nodes.
+
+    Returns the model itself where no node needs a stand-in.
+    """
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []

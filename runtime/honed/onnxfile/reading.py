@@ -214,10 +214,12 @@ def _read(path: Path, entries: dict[str, str], expected: int, name: str) -> byte
 def read(
     path: str | Path, *, file_bytes: int = PROTOBUF_LIMIT, external_bytes: int = PROTOBUF_LIMIT
 ) -> tuple[onnx.ModelProto, int]:
-    """The model, every tensor inside and as long as its shape says, and the bytes of its external data.
+    """Return the model and the bytes of its external data.
 
-    Raises InvalidArgument where there is no such file, ModelRefused for one that is no ONNX model or larger
-    than the limits, MissingExternalData where data files are not beside it.
+    Every tensor of the model is inside it and as long as its shape says.
+
+    Raises InvalidArgument where there is no such file, ModelRefused for a file that is no ONNX model or
+    larger than the limits, MissingExternalData where data files are not beside it.
     """
     file = Path(path)
     model = _parse(file, file_bytes)

@@ -85,7 +85,7 @@ def get_device() -> str:
 
 
 def get_version_string() -> str:
-    """The version of the interface."""
+    """Return the version of the interface."""
     return __version__
 
 
@@ -134,7 +134,7 @@ def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads
 
 
 def create_and_register_allocator(memory_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None) -> None:
-    """The memory is the service's."""
+    """Do nothing: the service owns the memory."""
 
 
 def print_debug_info() -> None:

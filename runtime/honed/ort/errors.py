@@ -94,19 +94,19 @@ _KINDS: tuple[tuple[type[errors.HonedError], type[Exception]], ...] = (
 
 
 def said(kind: type[Exception], text: str) -> Exception:
-    """An exception that says what ONNX Runtime's would in front."""
+    """Return an exception of ONNX Runtime's `kind`, with the prefix that ONNX Runtime puts before `text`."""
     number = list(ALL).index(kind) + 1
     return kind(f"[ONNXRuntimeError] : {number} : {ALL[kind]} : {text}")
 
 
 def unsaid(error: Exception) -> str:
-    """The text of an exception without what stands in front, as ONNX Runtime gives it to callbacks."""
+    """Return the text of an exception without its prefix, as ONNX Runtime gives it to callbacks."""
     text = str(error)
     return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError]") else text
 
 
 def translated(error: errors.HonedError) -> Exception:
-    """The exception that an app expects for an error of the service."""
+    """Return the exception of ONNX Runtime's that an app expects for an error of the service."""
     kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), RuntimeException)
     reasons = "; ".join(getattr(error, "reasons", ()) or ())
     return said(kind, f"{error}{f' ({reasons})' if reasons else ''}")

@@ -99,7 +99,10 @@ def _sized(ends: Iterable[NodeArg], sizes: Mapping[str, int]) -> list[NodeArg]:
 
 
 def read_file(given: str | os.PathLike[str] | bytes) -> Described:
-    """What a file, or its contents, says. Raises what ONNX Runtime raises where there is no model."""
+    """Return the description of a model file, given by its path or its contents.
+
+    Raises what ONNX Runtime raises where there is no model, and TypeError for an empty path.
+    """
     if isinstance(given, bytes):
         return describe(given)
     if not os.fspath(given):
@@ -119,7 +122,10 @@ def read_file(given: str | os.PathLike[str] | bytes) -> Described:
 
 
 def describe(data: Data) -> Described:
-    """What the file says; raises InvalidProtobuf where it is no ONNX file, InvalidArgument without graph."""
+    """Return the description of the model in the bytes of an ONNX file.
+
+    Raises InvalidProtobuf where they are no ONNX file, InvalidArgument where there is no graph.
+    """
     found = Described()
     graph = None
     whole = memoryview(data)

@@ -75,7 +75,7 @@ class _Configured:
         super().__setattr__(name, value)
 
     def given(self) -> dict[str, object]:
-        """The attributes that are not as they were."""
+        """Return the attributes whose values differ from the defaults."""
         return {
             name: vars(self)[name] for name, usual in self._attributes.items() if vars(self)[name] != usual
         }
@@ -89,7 +89,7 @@ class _Configured:
         self._entries[str(config_key)] = str(config_value)
 
     def _entry(self, config_key: str) -> str:
-        """An entry; raises RuntimeError where it was not set."""
+        """Return a configuration entry; raise RuntimeError where it was not set."""
         if config_key not in self._entries:
             raise RuntimeError(f"there is no configuration entry {config_key!r}; add it first")
         return self._entries[config_key]
@@ -123,7 +123,7 @@ class SessionOptions(_Configured):
     add_session_config_entry, get_session_config_entry = _Configured._add_entry, _Configured._entry
 
     def add_provider(self, provider_name: str, provider_options: Mapping[str, str] | None = None) -> None:
-        """Changes nothing where there is such a provider: the service chooses. Raises InvalidArgument."""
+        """Accept a known provider without effect, as the service chooses; raise InvalidArgument otherwise."""
         if provider_name not in PROVIDERS:
             text = f"there is no provider {provider_name!r}; use one of {', '.join(PROVIDERS)}"
             raise said(errors.InvalidArgument, text)
@@ -147,14 +147,14 @@ class SessionOptions(_Configured):
     add_external_initializers = add_external_initializers_from_files_in_memory = add_initializer
 
     def set_load_cancellation_flag(self, cancel: bool) -> None:
-        """Changes nothing: loading is the service's."""
+        """Do nothing: the service loads models."""
 
     def register_custom_ops_library(self, path: str) -> None:
         """Not possible: no code of an app runs in the service."""
         raise _not_done("loads no libraries of operators")
 
     def sizes(self) -> dict[str, int]:
-        """What was set of the sizes that files leave open, by their names."""
+        """Return the sizes that the app set for dimensions that files leave open, by their names."""
         return dict(self._sizes)
 
     def allows_fallback(self, *, limit: bool) -> bool:
@@ -166,7 +166,7 @@ class SessionOptions(_Configured):
         return limit if told == "" else told != "0"
 
     def copied(self) -> SessionOptions:
-        """The options as they are now, which a session keeps."""
+        """Return a copy of the options as they are now, for a session to keep."""
         made = copy.copy(self)
         made._entries, made._sizes = dict(self._entries), dict(self._sizes)
         return made
@@ -199,10 +199,10 @@ def requested(
     providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None,
     provider_options: Sequence[Mapping[Any, Any]] | None,
 ) -> dict[str, dict[str, str]]:
-    """The options of each provider that a session has, by name and in order, as ONNX Runtime tells them.
+    """Return the options of each provider that a session has, by name and in order.
 
-    These are the providers that are asked for and there, with the processor behind them. Unknown ones warn;
-    raises ValueError for what ONNX Runtime does not take.
+    They are as ONNX Runtime reports them. The providers are those both requested and available, followed by
+    the CPU provider. Unknown ones warn; raises ValueError for what ONNX Runtime does not accept.
     """
     if not isinstance(providers, Sequence | None):
         raise ValueError("'providers' should be a sequence.")
@@ -247,7 +247,7 @@ def _not_done(what: str) -> Exception:
 
 
 def _as(kind: type, value: object, name: str) -> object:
-    """A value as ONNX Runtime's binding takes it; raises TypeError."""
+    """Return a value as ONNX Runtime's binding takes it; raise TypeError for a value of another type."""
     if kind is bool and (value is None or hasattr(type(value), "__bool__")):  # no text, no list
         return bool(value)
     if kind is int and not isinstance(value, str | bytes | float):
@@ -289,22 +289,22 @@ class OrtDevice:
 
     @staticmethod
     def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
-        """A device by its name; raises NotImplemented for another than "cpu"."""
+        """Return a device by its name; raise NotImplemented for another than "cpu"."""
         check_on_host(ort_device_name)
         return OrtDevice(0, 0, device_id)
 
     @staticmethod
     def cpu() -> int:
-        """The number of the host."""
+        """Return the number of the device type of the host."""
         return 0
 
     @staticmethod
     def default_memory() -> int:
-        """The number of ordinary memory."""
+        """Return the number of ordinary memory."""
         return 0
 
     def device_type(self) -> int:
-        """The number of its kind."""
+        """Return the number of this device's type, always the host's."""
         return 0
 
     def device_id(self) -> int:
@@ -312,11 +312,11 @@ class OrtDevice:
         return self._device_id
 
     def device_vendor_id(self) -> int:
-        """The host has none."""
+        """Return 0, as the host has no vendor."""
         return 0
 
     def device_mem_type(self) -> int:
-        """The number of its kind of memory."""
+        """Return the number of this device's type of memory."""
         return self._memory_type
 
 

@@ -46,7 +46,7 @@ _kept: list[ModuleType | None] = []
 
 
 def genuine_session(given: Any, options: SessionOptions, kwargs: Mapping[str, Any]) -> Any:
-    """A session of ONNX Runtime's own, with the same options; None where it is not installed."""
+    """Return a session of ONNX Runtime's own with the options given; None where it is not installed."""
     found = _module()
     if found is None:
         return None
@@ -56,7 +56,10 @@ def genuine_session(given: Any, options: SessionOptions, kwargs: Mapping[str, An
 
 
 def genuine_run_options(options: RunOptions | None) -> Any:
-    """What an app has set for a run of such a session, as ONNX Runtime's own."""
+    """Return an app's options for a run of such a session as ONNX Runtime's own RunOptions.
+
+    Returns None where there are no options or ONNX Runtime is not installed.
+    """
     found = _module()
     if options is None or found is None:
         return None
@@ -69,7 +72,7 @@ def genuine_run_options(options: RunOptions | None) -> Any:
 
 
 def _translated(options: SessionOptions, found: ModuleType) -> Any:
-    """What an app has set, as ONNX Runtime's own options."""
+    """Return the options that an app has set as ONNX Runtime's own SessionOptions."""
     made = found.SessionOptions()
     for name, value in options.given().items():
         if isinstance(value, enum.IntEnum):
@@ -158,19 +161,19 @@ class InferenceSession:
     # What apps ask of a session
 
     def get_inputs(self) -> list[NodeArg]:
-        """Inputs without those that have values in the file."""
+        """Return the inputs, without those that have values in the file."""
         return list(self._inputs_meta)
 
     def get_outputs(self) -> list[NodeArg]:
-        """Outputs in their order."""
+        """Return the outputs in their order."""
         return list(self._outputs_meta)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Inputs that have values in the file; honed keeps these."""
+        """Return the inputs that have values in the file; honed keeps these values."""
         return list(self._overridable_initializers)
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the file says of itself."""
+        """Return what the file says of itself."""
         return self._model_meta
 
     def get_session_options(self) -> SessionOptions:
@@ -179,8 +182,10 @@ class InferenceSession:
 
     @property
     def honed_engine(self) -> str:
-        """What answered the latest run, or will answer the first: "gpu", "cpu" or "gpu+cpu" in the service,
-        "onnxruntime" in the app. ONNX Runtime has no such attribute.
+        """What answered the latest run, or will answer the first.
+
+        It is "gpu", "cpu" or "gpu+cpu" in the service, "onnxruntime" in the app. ONNX Runtime has no such
+        attribute.
         """
         return _IN_THE_APP if self._genuine else self._engine
 
@@ -189,15 +194,15 @@ class InferenceSession:
         return list(self._providers)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """The options that the app gave for each."""
+        """Return the options that the app gave for each provider."""
         return {name: dict(options) for name, options in self._provider_options.items()}
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
-        """The host's, for each input."""
+        """Return the memory of each input, always the host's."""
         return [_on_host() for _ in self._inputs_meta]
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
-        """The host's, for each output."""
+        """Return the memory of each output, always the host's."""
         return [_on_host() for _ in self._outputs_meta]
 
     def set_providers(
@@ -217,7 +222,7 @@ class InferenceSession:
         self._enable_fallback = False
 
     def end_profiling(self) -> str:
-        """The name of the profile: "", as none is written here; `hone profile` shows kernels."""
+        """Return the name of the profile: "", as none is written here; `hone profile` shows kernels."""
         return self._genuine.end_profiling() if self._genuine else ""
 
     def get_profiling_start_time_ns(self) -> int:
@@ -229,13 +234,13 @@ class InferenceSession:
         return []
 
     def set_tuning_results(self, results: Any, *, error_on_invalid: bool = False) -> None:
-        """Changes nothing."""
+        """Do nothing: honed takes no tuning results of ONNX Runtime's."""
 
     def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
-        """Changes nothing."""
+        """Do nothing: the service takes no options of execution providers."""
 
     def io_binding(self) -> IOBinding:
-        """An empty binding."""
+        """Return an empty binding of inputs and outputs for this session."""
         return IOBinding(self)
 
     # Runs
@@ -246,7 +251,10 @@ class InferenceSession:
         input_feed: Mapping[str, ArrayLike | OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[Array | Maps]:
-        """The outputs asked for, in that order; None or none: all. Lists of maps come as such."""
+        """Return the requested outputs in the order of `output_names`; None or an empty list requests all.
+
+        Outputs that are lists of maps are returned as lists of maps.
+        """
         if not isinstance(run_options, RunOptions | None):
             raise TypeError(f"run_options is {run_options!r:.80}; give RunOptions")
         feed = {name: _array(input_feed[name]) for name in input_feed.keys()}  # noqa: SIM118 - see below
@@ -322,7 +330,11 @@ class InferenceSession:
         return {name: joined[name] if name in joined else made[name] for name in names}
 
     def _inferred(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        """What the service answers; one that was away is waited for, and given the model again."""
+        """Return the service's outputs by name.
+
+        Waits for a service that is unavailable, and gives it the model again where it no longer has the
+        model.
+        """
 
         def ask() -> dict[str, Array]:
             wanted = list(outputs)
@@ -341,7 +353,7 @@ class InferenceSession:
         return _waited(ask, time.monotonic() + _AGAIN_SECONDS)
 
     def _checked(self, given: Mapping[str, ArrayLike]) -> dict[str, Array]:
-        """The inputs as arrays; raises what ONNX Runtime raises where they are not the model's."""
+        """Return the inputs as arrays; raise what ONNX Runtime raises where they do not fit the model."""
         wanted = self._wanted
         self._check_there(given)
         inputs = {}
@@ -371,7 +383,7 @@ class InferenceSession:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
 
     def _names(self, asked: Sequence[str] | None) -> list[str]:
-        """The outputs that a run is asked for; raises TypeError for what are no names."""
+        """Return the names of the outputs requested of a run; raise TypeError for anything but names."""
         if asked is None or len(asked) == 0:
             return list(self._kinds)
         if not isinstance(asked, Sequence | np.ndarray) or isinstance(asked, str | bytes):
@@ -441,9 +453,10 @@ class InferenceSession:
 
 
 def _waited(ask: Callable[[], T], end: float) -> T:
-    """What the service answers: until `end` (of time.monotonic) one that is away is asked again.
+    """Return the service's answer, asking again while the service is unavailable or busy.
 
-    One that is busy with others is asked again for longer.
+    Asks until `end` (of time.monotonic) while it is unavailable, and for _BUSY_SECONDS while it is busy with
+    others; then raises the error.
     """
     patient = time.monotonic() + _BUSY_SECONDS
     told = False

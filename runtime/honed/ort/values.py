@@ -23,7 +23,7 @@ _ONNX = {each.name: each.onnx for each in dtypes.CARRIED}
 
 
 def type_of(array: Array) -> str:
-    """What ONNX Runtime calls an array, as in "tensor(float)"."""
+    """Return ONNX Runtime's name for the type of an array, as in "tensor(float)"."""
     if is_text(array):
         return "tensor(string)"
     return f"tensor({_ONNX.get(array.dtype.name, array.dtype.name)})"
@@ -48,7 +48,7 @@ class OrtValue:
     def ortvalue_from_numpy(
         cls, numpy_obj: ArrayLike, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """The array itself, where it is contiguous: what is written to one is seen in the other.
+        """Return an OrtValue that is the array itself where it is contiguous: both show what is written.
 
         Raises NotImplemented for another device than "cpu".
         """
@@ -57,7 +57,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
-        """The bytes of an array as another type of that size, by its ONNX number."""
+        """Return the bytes of an array as another type of the same size, given by its ONNX number."""
         return cls(data.view(_element(onnx_element_type)))
 
     @classmethod
@@ -79,7 +79,7 @@ class OrtValue:
         return cls(np.zeros(tuple(shape), _element(element_type)))
 
     def numpy(self) -> Array:
-        """The array itself."""
+        """Return the array itself."""
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -91,7 +91,7 @@ class OrtValue:
         return self._array.__dlpack__(**how)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The host."""
+        """Return the array's DLPack device, which is the host."""
         return self._array.__dlpack_device__()
 
     def shape(self) -> list[int]:
@@ -108,11 +108,11 @@ class OrtValue:
         return known.number if known is not None else 0
 
     def device_name(self) -> str:
-        """Always "cpu"."""
+        """Return "cpu", as every array is in the host's memory."""
         return "cpu"
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         return int(self._array.ctypes.data)
 
     def tensor_size_in_bytes(self) -> int:
@@ -120,7 +120,7 @@ class OrtValue:
         return int(self._array.nbytes)
 
     def is_tensor(self) -> bool:
-        """Always."""
+        """Return True: every value here is a tensor."""
         return True
 
     def is_tensor_sequence(self) -> bool:
@@ -132,7 +132,7 @@ class OrtValue:
         return False
 
     def has_value(self) -> bool:
-        """Always."""
+        """Return True: every tensor here has a value."""
         return True
 
     def update_inplace(self, np_arr: ArrayLike) -> None:
@@ -209,7 +209,7 @@ class IOBinding:
         """Nothing is under way."""
 
     def get_outputs(self) -> list[OrtValue]:
-        """What the last run gave, in the order in which it was asked for."""
+        """Return the outputs of the last run, in the order in which they were requested."""
         return [self.found[name] for name in self.outputs if name in self.found]
 
     def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:

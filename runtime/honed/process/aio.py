@@ -52,7 +52,7 @@ def begin(
 
 
 def taken(call: Call[R], answered: ResponseReceived) -> R:
-    """What it answered to a call."""
+    """Return the child's answer to a call; close descriptors that came with it."""
     close_all(answered.descriptors)
     return strict.from_plain(call.answer(), answered.result, where=call.method)
 

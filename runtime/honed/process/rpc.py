@@ -142,10 +142,10 @@ class RpcChild:
         seconds: float | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> R:
-        """What comes of the oldest call that was begun, of that kind.
+        """Return the child's answer to the oldest unanswered call, which must be of class `kind`.
 
-        It may take `seconds`, then what each phase that the child announces may take. Raises the error that
-        it answers, and Ended, after which the child is gone.
+        The answer may take `seconds`, and after each phase that the child announces the seconds of that
+        phase. Raises the error that the child answers, and Ended, after which the child is gone.
         """
         phase = "start"
         while True:
@@ -177,7 +177,7 @@ class RpcChild:
         self._peer.close()
 
     def _next(self, kind: type[Call[R]], seconds: float | None) -> R | HonedError | _Phase:
-        """What the child says next, within `seconds`."""
+        """Return the child's next answer, error or phase; raise TimeoutError after `seconds` without one."""
         until = None if seconds is None else time.monotonic() + seconds
         while (event := self._peer.next_event()) is None:
             timeout = None if until is None else max(until - time.monotonic(), 1e-3)
@@ -229,14 +229,15 @@ Method = tuple[type[Call[Any]], Callable[..., object]]  # a call, and what answe
 
 
 def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[str, Method]:
-    """What answers each call, by the name that travels."""
+    """Return each call's class and handler, by the call's method name in messages."""
     return {call.method: (call, handler) for call, handler in handlers.items()}
 
 
 def connect(arguments: Sequence[str] | None = None) -> socket.socket:
-    """The socket whose number is the last of a child's arguments; processes that it starts do not get it.
+    """Return the socket whose number is the last of a child's arguments.
 
-    What drivers and libraries print goes to standard error.
+    Processes that the child starts do not inherit it. Redirects what drivers and libraries print to standard
+    error.
     """
     os.dup2(2, 1)
     connected = socket.socket(fileno=int((sys.argv if arguments is None else arguments)[-1]))

@@ -23,7 +23,7 @@ class AsyncLink:
     """One connection within one event loop: any number of calls under way, answers in any order."""
 
     def __init__(self, connected: sockets.socket, peer: Peer, lost: Callable[[], HonedError]) -> None:
-        """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
+        """Take over a connected socket, in a running loop; `lost` makes the error for calls cut short."""
         connected.setblocking(False)
         self._socket = connected
         self._peer = peer
@@ -42,7 +42,7 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> ResponseReceived:
-        """The answer to a call, whose descriptors are the caller's; raises its error.
+        """Return the answer to a call, whose descriptors become the caller's; raise the error it answers.
 
         Cancelling the awaiting task cancels the request.
         """

@@ -40,7 +40,7 @@ class Decoder:
     """
 
     def __init__(self, limits: FrameLimits | None = None, *, large: int | None = None) -> None:
-        """Data of at least `large` bytes is given out as memoryviews, and copied once, as it comes."""
+        """Give out data of at least `large` bytes as memoryviews, copied once, as it arrives."""
         self._limits = limits or FrameLimits()
         self._large = large
         self._buffer = bytearray()
@@ -91,7 +91,7 @@ class Decoder:
         self._scanner.pass_large(len(placeholder))
 
     def next_message(self) -> Message | None:
-        """The next whole message, or None where more bytes are needed; raises PeerFault."""
+        """Return the next whole message, or None where more bytes are needed; raise PeerFault."""
         if not self._buffer:
             return None
         if self._buffer[0] not in (0x93, 0x94):
@@ -116,7 +116,10 @@ class Decoder:
         return message
 
     def _at_once(self) -> Message | None:
-        """The message that the buffer is; None where it is none, more than one, or has to be scanned."""
+        """Return the message that fills the buffer exactly, and empty the buffer.
+
+        Returns None where the buffer is no message, is more than one, or has to be scanned.
+        """
         if len(self._buffer) > self._small:
             return None
         try:
@@ -152,14 +155,14 @@ class Decoder:
         return message
 
     def _placed(self, _code: int, index: bytes) -> memoryview:
-        """The data that a placeholder stands for; extension types of a peer never come here."""
+        """Return the data that a placeholder stands for; a peer's extension types never reach this method."""
         return self._apart[int.from_bytes(index, "big")]
 
     def _malformed(self, sentence: str) -> PeerFault:
         return PeerFault(InvalidArgument(sentence), self._msgid())
 
     def _msgid(self) -> int | None:
-        """The number of the request at the start of the buffer, where there is one."""
+        """Return the number of the request at the start of the buffer; None where there is none."""
         unpacker = msgpack.Unpacker(max_buffer_size=16)
         unpacker.feed(bytes(self._buffer[:12]))
         try:
@@ -172,7 +175,7 @@ class Decoder:
 
 
 def _small(limits: FrameLimits, large: int | None) -> int:
-    """The bytes up to which a whole message is within all limits but that on depth."""
+    """Return the size in bytes up to which a whole message is within all limits except that on depth."""
     small = APART if large is None else min(APART, large)
     return small if min(limits.max_bytes, limits.max_values, limits.max_text) >= small else 0
 
@@ -197,7 +200,7 @@ def _is_msgid(value: object) -> bool:
 
 
 def _as_message(value: list[Any]) -> Message | None:
-    """The message that a list of 3 or 4 is; None where it is none."""
+    """Return the message that a list encodes; None where it encodes none."""
     kind = value[0]
     if type(kind) is not int:  # False and 0.0 are equal to 0 but no message type
         return None
@@ -302,7 +305,7 @@ class Scanner:
         self._missing = [1]  # values still to come, per open container; the message itself first
 
     def end(self, buffer: bytearray) -> int | None:
-        """The length of the value, or None where more bytes are needed; raises HonedError."""
+        """Return the length of the value, or None where more bytes are needed; raise HonedError."""
         missing, size = self._missing, len(buffer)
         while missing:
             if self._position >= size:
@@ -335,7 +338,7 @@ class Scanner:
         return self._position
 
     def pass_large(self, placeholder: int) -> None:
-        """What `large` tells of was taken out of the buffer, and so many bytes stand there in its place."""
+        """Pass over the data that `large` describes, replaced in the buffer by `placeholder` bytes."""
         assert self.large is not None
         start, payload, count = self.large
         self._apart += payload + count - start - placeholder

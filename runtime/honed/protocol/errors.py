@@ -132,7 +132,7 @@ class OutOfMemory(DeviceError):
 
 
 def error_to_map(error: HonedError) -> Map:
-    """The error as it travels."""
+    """Return the map by which an error travels."""
     plain: Map = {"code": error.code, "message": str(error), "type": type(error).__name__}
     if isinstance(error, ModelRefused) and error.reasons:
         plain["reasons"] = list(error.reasons)
@@ -144,7 +144,7 @@ def error_to_map(error: HonedError) -> Map:
 
 
 def error_from_map(plain: Map) -> HonedError:
-    """The exception an error map stands for; never raises, whatever the map holds."""
+    """Return the exception that an error map describes; never raise, whatever the map holds."""
     message = str(plain.get("message", "the service gave an error without a message; see its log"))
     kind = _ERROR_TYPES.get(str(plain.get("type")))
     if kind is None or kind.code != plain.get("code"):

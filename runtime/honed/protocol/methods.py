@@ -58,9 +58,9 @@ class Method(Generic[P, R]):
         return cast("type[R]", _types()[self.name][1])
 
     def result_of(self, plain: Map) -> R:
-        """The result as it travelled, which may have fields of later services.
+        """Return the result from the map that travelled, which may have fields of later services.
 
-        Raises Internal where it makes no sense.
+        Raises Internal where the map is invalid.
         """
         try:
             return strict.from_plain(self.result, plain, where=self.name, unknown_ignored=True)
@@ -138,7 +138,7 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
 
 
 def parse(kind: type[P], plain: Map) -> P:
-    """The parameters of a message as their dataclass; raises InvalidArgument for anything else."""
+    """Return the parameters of a message as their dataclass; raise InvalidArgument for anything else."""
     try:
         return strict.from_plain(kind, plain, where="params", none_omitted=True)
     except strict.Mismatch as error:

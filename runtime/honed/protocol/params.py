@@ -315,7 +315,7 @@ def marks(source: str) -> HintMarks:
 
 
 def source_of(measured_by: str) -> str:
-    """The name of the key that signed a record; "" where it is no hint."""
+    """Return the name of the key that signed a record; "" for a record that is no hint."""
     return measured_by.removeprefix(PREFIX) if measured_by.startswith(PREFIX) else ""
 
 
@@ -352,10 +352,11 @@ class HintFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningFigures:
-    """Of the records of tuning: `trials` by outcome, `faults` (candidates in quarantine), `gains` by model,
-    `hints` of a hub by the name of the key that signed them.
+    """Figures about the records of tuning.
 
-    `reason` is why they cannot be read; there are no figures then.
+    `trials` are by outcome, `faults` counts candidates in quarantine, `gains` are by model, and `hints` count
+    those of a hub by the name of the key that signed them. `reason` is why the records cannot be read; there
+    are no figures then.
     """
 
     trials: dict[str, int]

@@ -93,7 +93,7 @@ class Peer:
         sending: FrameLimits,
         large: int | None = None,
     ) -> None:
-        """`serves`: it takes requests. `large` is that of `Decoder`."""
+        """Set up one end of a connection; `serves`: it takes requests. `large` is that of `Decoder`."""
         self._serves = serves
         self._sending = sending
         self._decoder = Decoder(receiving, large=large)
@@ -137,9 +137,9 @@ class Peer:
         self._decoder.feed(data)
 
     def next_event(self) -> Event | None:
-        """What comes next, or None where more bytes are needed.
+        """Return the next event, or None where more bytes are needed.
 
-        Raises PeerFault; the connection has then to end. Answers to cancelled calls are passed over.
+        Raises PeerFault; the connection must then end. Answers to cancelled calls are passed over.
         """
         while (message := self._decoder.next_message()) is not None:
             descriptors = self._arrivals.take(self._decoder.buffered)
@@ -220,7 +220,7 @@ class Peer:
         self._respond(Response(msgid=msgid, error=error_to_map(error), result=None), ())
 
     def forget(self, msgid: int) -> None:
-        """A request is not answered any more, for the connection ends."""
+        """Drop a request that will not be answered, because the connection ends."""
         self._unanswered_bytes -= self._unanswered.pop(msgid)
 
     def notify(self, method: str, params: Map) -> None:
@@ -236,7 +236,7 @@ class Peer:
             self._say(Response(msgid=msgid, error=plain, result=None), ())
 
     def to_send(self) -> tuple[memoryview, tuple[int, ...]] | None:
-        """The bytes to write next, and the descriptors to attach to the first of them."""
+        """Return the bytes to write next, and the descriptors to attach to the first of them, or None."""
         if not self._frames:
             return None
         frame = self._frames[0]
@@ -268,7 +268,7 @@ class Peer:
             self._let_go(frame)
 
     def drop_unsent(self) -> None:
-        """What was not sent never will be; no other thread may be sending."""
+        """Drop the messages that were not sent yet; no other thread may be sending."""
         self._frames.clear()
         self.unsent_bytes = 0
 
@@ -304,7 +304,7 @@ class Peer:
         self.unsent_descriptors += len(descriptors)
 
     def _let_go(self, frame: _Frame) -> None:
-        """The descriptors of a frame are sent, or never will be."""
+        """Drop the descriptors of a frame, as they were sent or never will be; close those it owns."""
         if frame.own:
             close_all(frame.descriptors)
         self.unsent_descriptors -= len(frame.descriptors)

@@ -578,8 +578,10 @@ Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """What no kernel on the device passes: the best of several microbenchmarks, and of the kernels that were
-    proven faster than those (docs/devices.md). `bounds` computes with them.
+    """The highest rates that kernels reach on the device, which `bounds` computes with.
+
+    They are the best of several microbenchmarks, and of the kernels that were proven faster than those
+    (docs/devices.md).
     """
 
     fp32_gflops: float

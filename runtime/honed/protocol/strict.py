@@ -35,10 +35,10 @@ class Mismatch(ValueError):
 
 
 def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False) -> Any:
-    """Maps, lists, strings, numbers, booleans and None for `value`, a dataclass or a part of one.
+    """Return maps, lists, strings, numbers, booleans and None for `value`, a dataclass or a part of one.
 
-    Fields that are None are left out with `omit_none`, for formats that have no such value (TOML), and those
-    that are as they would be without it with `omit_defaults`, for readers who are older than the field.
+    With `omit_none`, fields that are None are left out, for formats that have no such value (TOML). With
+    `omit_defaults`, fields that have their defaults are left out, for readers that are older than the field.
     """
     return _plain(value, omit_none, omit_defaults)
 
@@ -68,7 +68,7 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
 
 
 def _given(value: Any, layout: _Layout, omit_none: bool, omit_defaults: bool) -> Map:
-    """The fields that travel, as they are."""
+    """Return the fields that travel, by name, with their values unconverted."""
     items = layout.read(value)
     if not (omit_none or omit_defaults or layout.fields):
         return dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
@@ -86,7 +86,7 @@ def _given(value: Any, layout: _Layout, omit_none: bool, omit_defaults: bool) ->
 def from_plain(
     kind: type[T], plain: object, *, where: str, none_omitted: bool = False, unknown_ignored: bool = False
 ) -> T:
-    """The `kind` (a dataclass) that `plain` describes; raises Mismatch. `where` names it in messages.
+    """Return the `kind` (a dataclass) that `plain` describes; raise Mismatch. `where` names it in messages.
 
     With `none_omitted` fields that may be None may be missing; with `unknown_ignored` there may be others.
     """
@@ -98,7 +98,7 @@ def from_plain(
 
 
 def like(kind: type[T], source: object, /, **more: Any) -> T:
-    """A `kind` (a dataclass) with the values that `source` has under the same names, and `more`."""
+    """Return a `kind` (a dataclass) with the values that `source` has under its fields' names, and `more`."""
     fields = dataclasses.fields(typing.cast(Any, kind))
     shared = {f.name: getattr(source, f.name) for f in fields if hasattr(source, f.name)}
     return kind(**shared | more)
@@ -112,7 +112,7 @@ class _Wrong(Exception):
         self.what, self.path, self.before = what, "", ""
 
     def inside(self, part: str) -> _Wrong:
-        """The same, seen from one level further out."""
+        """Put `part` in front of the error's path, as seen from one level further out; return the error."""
         self.path = part + self.path
         return self
 
@@ -154,7 +154,7 @@ def _layout(kind: type) -> _Layout | None:
 
 @functools.cache
 def _decoder(hint: Any, rules: _Rules) -> _Decoder:
-    """What makes a value of that type of plain data; raises _Wrong."""
+    """Return the function that makes a value of type `hint` from plain data, and raises _Wrong."""
     if hint is Any:
         return lambda plain: plain
     members = members_of(hint)
@@ -428,14 +428,14 @@ def _tagged(hint: Any) -> bool:
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; `hint` alone where it is none."""
+    """Return the members of a union; `hint` alone where it is no union."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
 
 
 def classes_in(hint: Any) -> dict[str, type]:
-    """The dataclasses among the members of `hint`, by lower-cased name."""
+    """Return the dataclasses among the members of `hint`, by lower-cased name."""
     return {
         m.__name__.lower(): m for m in members_of(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
     }

@@ -82,10 +82,10 @@ class PeerFault(Exception):
 
 
 def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[bytes | memoryview]:
-    """The bytes of one message, in parts to be sent one after the other; raises as `encode`.
+    """Return the bytes of one message, in pieces to be sent one after the other; raise as `encode` does.
 
-    Large memoryviews in a list that is a value of the params or the result are parts themselves: no copy is
-    made of them.
+    Large memoryviews in a list that is a value of the params or the result are pieces themselves: they are
+    not copied.
     """
     limits = limits or _USUAL
     field = "result" if type(message) is Response else "params"
@@ -118,7 +118,10 @@ def _holds_large(items: list[Any]) -> bool:
 
 
 def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
-    """A list with markers, noted with what they stand for, in the place of its large memoryviews."""
+    """Return a list with markers in the place of its large memoryviews; note in `apart` what each is.
+
+    Returns any other value unchanged.
+    """
     if type(value) is not list or not _holds_large(value):
         return value
     marked = []
@@ -133,7 +136,10 @@ def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
 
 
 def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
-    """The bytes of one message; raises OwnFault where it is none, ResourceExhausted where it is too large."""
+    """Return the bytes of one message.
+
+    Raises OwnFault where a value of it cannot be sent, ResourceExhausted where it is too large.
+    """
     limits = limits or _USUAL
     try:
         frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
@@ -184,7 +190,7 @@ class Arrivals:
         return sum(len(descriptors) for _, descriptors in self._held)
 
     def note(self, nbytes: int, descriptors: list[int]) -> None:
-        """What one read gave; the descriptors are kept."""
+        """Note that a read received `nbytes` bytes with `descriptors`, which are kept until `take`."""
         self._received += nbytes
         if descriptors:
             self._held.append((self._received, descriptors))

@@ -20,7 +20,7 @@ from .calling.steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
-    """A method that awaits the answers on the way."""
+    """Return a method that performs an operation's steps and awaits the answers on the way."""
 
     async def method(self: AsyncClient, *args: Any, **kwargs: Any) -> T:
         taken = steps(self, *args, **kwargs)
@@ -65,7 +65,7 @@ class AsyncClient(Operations, performing=_performing):
             region.close()
 
     def sequence(self, model: str) -> AsyncRequestSequence:
-        """A sequence of requests to `model`, whose state the service keeps between them."""
+        """Return a sequence of requests to `model`, whose state the service keeps between them."""
         return AsyncRequestSequence(self.infer, model)
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class AsyncClient(Operations, performing=_performing):
             raise DeadlineExceeded("the service did not answer in time; give a longer timeout") from error
 
     async def _connected(self) -> AsyncLink:
-        """A usable connection that knows this client's regions."""
+        """Return a usable connection that knows this client's regions; connect anew where there is none."""
         async with self._connecting:
             if self._link is not None and self._link.usable():
                 return self._link
@@ -112,7 +112,7 @@ async def _perform(link: AsyncLink, ask: Ask) -> Reply:
 
 
 async def _connect(path: str) -> AsyncLink:
-    """A connection to the service; raises Unavailable or PermissionDenied where nobody answers."""
+    """Return a connection to the service; raise Unavailable or PermissionDenied where nobody answers."""
     connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
     connecting.setblocking(False)
     try:

@@ -33,7 +33,7 @@ from .calling.steps import Ask, Reply, Steps, T, limit_of
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
-    """A method that takes the steps in the calling thread."""
+    """Return a method that performs an operation's steps in the calling thread."""
 
     def method(self: Client, *args: Any, **kwargs: Any) -> T:
         taken = steps(self, *args, **kwargs)
@@ -83,7 +83,7 @@ class Client(Operations, performing=_performing):
             region.close()
 
     def sequence(self, model: str) -> RequestSequence:
-        """A sequence of requests to `model`, whose state the service keeps between them."""
+        """Return a sequence of requests to `model`, whose state the service keeps between them."""
         return RequestSequence(self.infer, model)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Client(Operations, performing=_performing):
                     raise
 
     def _connected(self) -> Link:
-        """A usable connection that knows this client's regions."""
+        """Return a usable connection that knows this client's regions; connect anew where there is none."""
         with self._lock:
             if self._link is not None and self._link.usable():
                 return self._link
@@ -188,7 +188,7 @@ class Link:
     """A connected socket. Whichever thread waits reads for all, so that one thread alone pays nothing."""
 
     def __init__(self, path: str, send_timeout: float | None) -> None:
-        """Raises Unavailable where no service answers. `send_timeout` in seconds; None: no limit."""
+        """Connect to the service, or raise Unavailable; `send_timeout` is in seconds, None: no limit."""
         self._socket = transport.connect(path, send_timeout)
         self._peer = transport.client_peer()
         self._sending = threading.Lock()  # what goes out; taken before `_lock`
@@ -225,7 +225,7 @@ class Link:
         return waiting
 
     def wait(self, waiting: Waiting, deadline: float | None) -> Map | ResponseReceived:
-        """The next progress of the request, or its answer; raises its error.
+        """Return the next progress of the request, or its answer; raise its error.
 
         `deadline` is in time.monotonic's seconds. When it passes, or on Ctrl-C, the request is cancelled.
         """

@@ -93,7 +93,7 @@ def _numpy(name: str) -> np.dtype[np.generic]:
 
 
 def dtype(name: str) -> DType:
-    """The type NumPy calls `name`; raises InvalidArgument where honed does not carry it."""
+    """Return the type that NumPy calls `name`; raise InvalidArgument where honed does not carry it."""
     found = _BY_NAME.get(name)
     if found is None:
         raise InvalidArgument(f"element type {name!r} is not supported; use one of {', '.join(_BY_NAME)}")
@@ -101,7 +101,7 @@ def dtype(name: str) -> DType:
 
 
 def from_datatype(datatype: str) -> DType:
-    """The type the Open Inference Protocol calls `datatype`; raises InvalidArgument for others."""
+    """Return the type the Open Inference Protocol calls `datatype`; raise InvalidArgument for others."""
     found = _BY_DATATYPE.get(datatype)
     if found is None:
         raise InvalidArgument(f"datatype {datatype!r} is not supported; use one of {', '.join(_BY_DATATYPE)}")
@@ -109,5 +109,5 @@ def from_datatype(datatype: str) -> DType:
 
 
 def from_onnx(type_name: str) -> DType | None:
-    """The type that ONNX Runtime calls so, as in "tensor(float)"; None for what honed does not carry."""
+    """Return the type ONNX Runtime calls `type_name`, as in "tensor(float)"; None for unsupported types."""
     return _BY_ONNX.get(type_name)

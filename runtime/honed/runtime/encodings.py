@@ -51,7 +51,10 @@ def encode_text(array: Array) -> bytes:
 
 
 def decode_text(data: bytes | memoryview, shape: Sequence[int]) -> Array:
-    """An array of `str` and that shape; raises InvalidArgument where the bytes are not so many elements."""
+    """Return an array of `str` with that shape.
+
+    Raises InvalidArgument where the bytes do not hold exactly as many elements.
+    """
     whole, at = memoryview(data), 0
     found = np.empty(math.prod(shape), object)
     for index in range(found.size):
@@ -76,12 +79,15 @@ def _broken(index: int, count: int) -> InvalidArgument:
 
 
 def maps_names(output: str) -> tuple[str, str]:
-    """The names of the tensors of keys and of values, for an output that is a list of maps."""
+    """Return the names of the tensors of keys and of values, for an output that is a list of maps."""
     return f"{output}.keys", f"{output}.values"
 
 
 def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[Array, Array]:
-    """The keys and the values; raises ValueError where two maps differ in their keys."""
+    """Return the keys and the values of maps as arrays; raise ValueError where two maps differ in their keys.
+
+    The values are float32, one row for each map.
+    """
     keys = list(maps[0]) if maps else []
     if any(list(each) != keys for each in maps):
         raise ValueError("its maps have different keys")
@@ -90,6 +96,6 @@ def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[Arr
 
 
 def decode_maps(keys: Array, values: Array) -> Maps:
-    """The list of maps again, as ONNX Runtime gives it."""
+    """Return the list of maps that `encode_maps` encoded, as ONNX Runtime gives it."""
     names = [each.decode() if isinstance(each, bytes) else each for each in keys.tolist()]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]

@@ -31,7 +31,7 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module, where it is one of ours."""
+        """Return the spec of the module where it is one of honed's stand-ins; None otherwise."""
         if fullname not in _MODULES:
             return None
         spec = ModuleSpec(fullname, self, is_package=fullname in (_NAME, _CAPI))

@@ -52,9 +52,10 @@ __all__ = [
 
 
 def open_reader(*, from_start: bool = False) -> Reader:
-    """The journal where it can be read, else /dev/kmsg.
+    """Return a reader of the journal where it can be read, else of /dev/kmsg.
 
-    Raises PermissionDenied where permission is what is missing, otherwise Unavailable, with both reasons.
+    Where neither can be read, raises PermissionDenied if a permission is missing, otherwise Unavailable, with
+    both reasons.
     """
     reasons: list[HonedError] = []
     try:

@@ -179,7 +179,10 @@ class SourceTree:
     def rows(
         self, kind: str, severity: Severity, **marks: Any
     ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
-        """Takes the records of one kind, in the order in which they are tried; `marks` as in `Pattern`."""
+        """Return a function that makes patterns of one kind of records, in the order in which they are tried.
+
+        `marks` are further fields of `Pattern`.
+        """
         return lambda *rows: tuple(
             Pattern(
                 format_,
@@ -231,7 +234,7 @@ _DECIMAL = r"-?\d{1,20}"
 
 
 def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
-    """The regular expression for what printf writes."""
+    """Return the regular expression for what printf writes with the format `written`."""
     parts, end, names = [], 0, iter(fields)
     for found in _CONVERSION.finditer(written):
         parts.append(re.escape(written[end : found.start()]))
@@ -246,7 +249,7 @@ def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
 
 
 def _conversion(found: str, name: FieldName | None, last: bool) -> str:
-    """The expression for one conversion, a group where it has a name."""
+    """Return the regular expression for one printf conversion, as a group where it has a name."""
     pointer = "p" in found
     if pointer and name is not None:
         # What a kernel hides it writes as (ptrval).

@@ -63,7 +63,10 @@ class JournalReader:
         return self._fd
 
     def read(self) -> list[Record]:
-        """Records since the last call, oldest first, at most RECORDS_A_READ; never waits."""
+        """Return records since the last call, oldest first, at most RECORDS_A_READ; never wait.
+
+        Raises Unavailable where the journal cannot be read.
+        """
         try:
             self._reader.process()
             entries: list[Mapping[str, Any]] = []
@@ -135,7 +138,7 @@ def _check_visible(reader: Any) -> None:
 
 
 def _system_files() -> tuple[list[Path], bool]:
-    """The machine's journal files, and whether there are folders of journals that may not be looked into."""
+    """Return the machine's journal files, and whether there are folders of journals that may not be read."""
     files: list[Path] = []
     hidden = False
     for folder in FOLDERS:
@@ -151,7 +154,7 @@ def _system_files() -> tuple[list[Path], bool]:
 
 
 def _one(value: Any) -> Any:
-    """The last of a field's values: a field may occur more than once."""
+    """Return the last value of a field, which may occur more than once in an entry."""
     return value[-1] if isinstance(value, list) and value else value
 
 

@@ -62,10 +62,11 @@ class MatchedRow:
 
 
 def parse(message: str, *, device: str | None = None) -> Fault | None:
-    """The fault that the record `message` (all its lines, unescaped) tells of; None for any other record.
+    """Return the fault that the record `message` reports; None for any other record.
 
-    `device` is the name in the record's own device field, "fb000000.gpu", where it has one: a message that
-    begins with another device's name only quotes it and is None. Never raises, whatever the text.
+    `message` is all lines of the record, unescaped. `device` is the name in the record's own device field,
+    "fb000000.gpu", where it has one: a message that begins with another device's name only quotes it and is
+    None. Never raises, whatever the text.
     """
     message = message[:_RECORD_BYTES]
     found = find(message, device=device)
@@ -73,7 +74,7 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
 
 
 def find(message: str, *, device: str | None = None) -> MatchedRow | None:
-    """The first row that matches `message`, with arguments as `parse` has them."""
+    """Return the first row that matches `message`, or None; the arguments are those of `parse`."""
     origin = _origin(message)
     if origin is None:
         return None
@@ -168,7 +169,10 @@ _OPENING: Final = starts(_choice(list(_OF_OPENING)))
 
 
 def _origin(message: str) -> tuple[RecordTable, str | None, int] | None:
-    """The table of the driver that wrote a record, the device it names, and where its message begins."""
+    """Return the table of the driver that wrote a record, the device it names, and where its message begins.
+
+    Returns None for a record of no known driver.
+    """
     device, begin = None, 0
     table: RecordTable | None
     if (found := _WITH_DEVICE.match(message)) is not None:

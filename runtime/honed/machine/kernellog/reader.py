@@ -46,9 +46,9 @@ class Record:
 
 
 def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
-    """The fault in `record` with its time; None for other records.
+    """Return the fault in `record` with its time; None for other records.
 
-    Records that a program wrote are passed over unless `forged` lets them in.
+    Records that a program wrote are ignored unless `forged` admits them.
     """
     if not (record.genuine or forged):
         return None
@@ -79,7 +79,7 @@ class LogClock:
         self._since_s = 0.0
 
     def note(self, stamp_s: float, received_s: float) -> None:
-        """A record stamped `stamp_s` by the log's clock was received at `received_s`, CLOCK_MONOTONIC."""
+        """Note that a record stamped `stamp_s` by the log's clock arrived at `received_s`, CLOCK_MONOTONIC."""
         offset = received_s - stamp_s
         if offset <= self._offset_s or received_s - self._since_s > CLOCK_SPAN_S:
             self._offset_s, self._since_s = offset, received_s
@@ -98,7 +98,7 @@ class Reader(Protocol):
         """Descriptor to poll for reading."""
 
     def read(self) -> list[Record]:
-        """Records since the last call, oldest first; never waits."""
+        """Return records since the last call, oldest first; never wait."""
 
     def close(self) -> None:
         """Give its descriptors back."""
@@ -117,9 +117,9 @@ class Raw:
 
 
 def parse_raw(data: bytes) -> Raw | None:
-    """The record in what one read() gave, `priority,sequence,microseconds,flags;text` and ` KEY=value` lines.
+    """Return the record in the bytes of one read() of /dev/kmsg; None where they are not of the form below.
 
-    None where it is none of that form.
+    The form is `priority,sequence,microseconds,flags;text` and ` KEY=value` lines.
     """
     header = _HEADER.match(data)
     if header is None:
@@ -169,7 +169,10 @@ class KmsgReader:
         return self._fd
 
     def read(self) -> list[Record]:
-        """Records since the last call, oldest first, at most RECORDS_A_READ; never waits."""
+        """Return records since the last call, oldest first, at most RECORDS_A_READ; never wait.
+
+        Raises Unavailable where /dev/kmsg cannot be read.
+        """
         raws: list[Raw] = []
         while len(raws) < RECORDS_A_READ:
             try:

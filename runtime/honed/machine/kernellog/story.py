@@ -113,7 +113,7 @@ class _StoryDraft:
         return next((s.fault.device for s in self.seen if s.fault.device is not None), None)
 
     def known(self, field: str) -> int | None:
-        """What the first record that has `field` says."""
+        """Return the value of `field` in the first record that has one; None where no record has."""
         return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
 
     def open_for(self, item: DatedFault) -> bool:
@@ -122,10 +122,10 @@ class _StoryDraft:
         return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - begun <= LONGEST_S
 
     def on_device(self, fault: Fault) -> bool:
-        """Same device, or the kernel's end of the same process.
+        """Return whether a fault is of this story's device, or the kernel reports the end of its process.
 
-        A record that names no device may be of any of its driver's. What msm says of its GPU it says for the
-        GPU, for what powers it or for the display; there is one.
+        A record that names no device may be of any device of its driver. What msm says of its GPU it says for
+        the GPU, for what powers it or for the display; there is one.
         """
         mine = self.seen[0].fault
         if Driver.KERNEL in (mine.driver, fault.driver):
@@ -169,7 +169,7 @@ class _StoryDraft:
 
 
 def _home(growing: list[_StoryDraft], item: DatedFault, threads: Mapping[int, int]) -> _StoryDraft | None:
-    """The story `item` belongs to, if it is there already."""
+    """Return the story in `growing` that `item` belongs to; None where there is none."""
     fault = item.fault
     near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]
     near.sort(key=lambda draft: draft.last_s, reverse=True)
@@ -275,7 +275,7 @@ class Attribution:
 
 
 def attribute(story: FaultStory, processes: Collection[Process]) -> Attribution:
-    """The process among `processes` that caused `story`, and what it was running."""
+    """Return the process among `processes` that caused `story`, what it ran, and how certain that is."""
     named = {number for number in (story.tgid, story.tid) if number is not None}
     if named:
         owners = [process for process in processes if process.ids is not None and named & process.ids]
@@ -345,7 +345,7 @@ def _guilty(certainty: Certainty, process: Process, story: FaultStory, reason: s
 
 
 def _running(process: Process, story: FaultStory) -> tuple[GpuRun, ...]:
-    """What `process` ran when the story began, or had ended less than LATE_S before."""
+    """Return what `process` ran when the story began, or had ended less than LATE_S before."""
     return tuple(
         run
         for run in process.runs

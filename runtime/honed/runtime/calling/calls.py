@@ -160,9 +160,9 @@ class Inferences:
             return answered
 
     def _lent(self, given: int, room: int) -> Steps[Lent]:
-        """A region for inputs and outputs of so many bytes; raises ResourceExhausted where there is none.
+        """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
 
-        Those that are not used any more are forgotten first.
+        First forgets regions that are no longer used.
         """
         for region in self._scratch.dropped():
             self._discard(region)
@@ -199,18 +199,18 @@ class Inferences:
 
 
 def register(region: Region) -> Ask:
-    """The call that tells the service of a region."""
+    """Return the call that registers a region with the service."""
     params = RegionParams(name=region.name, byte_size=region.nbytes)
     return Ask(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
 
 
 def unregister(region: Region) -> Ask:
-    """The call that has the service forget a region."""
+    """Return the call that has the service forget a region."""
     return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
 
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
-    """The arrays as they travel: dense, row-major, little-endian."""
+    """Return the arrays in the layout in which they travel: dense, row-major, little-endian."""
     dense = {name: np.asarray(value, order="C") for name, value in inputs.items()}
     return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
 
@@ -233,9 +233,9 @@ def infer_call(
     sequence: InSequence | None = None,
     lent: Lent | None = None,
 ) -> InferCall:
-    """The ModelInfer for arrays as `portable` gives them; those in one of `regions` are not copied.
+    """Return the ModelInfer for arrays from `portable`; those that lie in one of `regions` are not copied.
 
-    The others are copied to what is `lent`, or sent along. `timeout` is in seconds; None: no limit.
+    The others are copied into `lent`, or sent along. `timeout` is in seconds; None: no limit.
 
     Raises InvalidArgument for element types honed does not carry.
     """
@@ -292,9 +292,9 @@ def _options(
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
-    """The output arrays of a ModelInfer's result.
+    """Return the output arrays of a ModelInfer's result.
 
-    Raises Internal where it makes no sense, InvalidArgument where an array that the caller gave for an
+    Raises Internal where the result is invalid, InvalidArgument where an array that the caller gave for an
     output is of another shape or type.
     """
     try:
@@ -306,7 +306,7 @@ def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
 
 
 def answer(call: InferCall, result: Map) -> InferenceAnswer:
-    """The result of a ModelInfer with its times; raises as `infer_result`."""
+    """Return the result of a ModelInfer with its engine and times; raise as `infer_result` does."""
     outputs = infer_result(call, result)
     try:
         told = result["parameters"]
@@ -316,7 +316,10 @@ def answer(call: InferCall, result: Map) -> InferenceAnswer:
 
 
 def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
-    """The output as it came; for one in the caller's shared memory a stand-in of its type and shape."""
+    """Return the output as it arrived.
+
+    For an output in the caller's shared memory, returns a stand-in of its type and shape.
+    """
     kind = from_datatype(output["datatype"])
     if output["name"] in call.shared:
         return np.broadcast_to(np.empty((), kind.numpy), output["shape"])
@@ -329,7 +332,7 @@ def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[
 
 
 def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """The output in the caller's array, or in one of its own."""
+    """Return the output in the array that the caller gave for it, or else in a new array of its own."""
     target = call.into.get(name)
     if target is None:
         return array.copy()  # frombuffer's own is read-only
@@ -383,7 +386,7 @@ class _Course:
         self.begun = False
 
     def restart(self) -> None:
-        """The next request begins anew, with zeros or what it brings for state."""
+        """Begin anew with the next request, whose state is zeros or what the request brings."""
         self.begun = False
 
     @contextlib.contextmanager

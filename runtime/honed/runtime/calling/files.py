@@ -81,9 +81,9 @@ def bring(
 
 
 def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], Ask]) -> Steps[Reply]:
-    """The answer to what sends a model's files, once more with external data that the service misses.
+    """Return the answer to a call that sends a model's files; repeat the call with missing external data.
 
-    That is opened from beside the file; where there is none, MissingFiles is raised.
+    The external data is opened from beside the file; where there is no file, MissingFiles is raised.
     """
     try:
         return (yield load())
@@ -95,13 +95,13 @@ def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], Ask]) ->
 
 
 def model_name_for(path: Path) -> str:
-    """The name a model gets from its file: the stem with what names may not hold replaced by '-'."""
+    """Return a model's name from its file: the stem, with '-' for each character that names may not hold."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem)
     return kept.lstrip("._-")[:64] or "model"
 
 
 def open_model(path: Path) -> int:
-    """A descriptor of the model file; raises NotFound or InvalidArgument."""
+    """Return a descriptor of the model file; raise NotFound or InvalidArgument."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -145,7 +145,7 @@ def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
 
 
 def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
-    """A descriptor of a data file; raises OSError, and MissingFiles for one outside of `folders`."""
+    """Return a descriptor of a data file; raise OSError, and MissingFiles for one outside of `folders`."""
     pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # also of a loop of links
     if pure.is_absolute() or ".." in pure.parts:
         raise _refused(name, "it has a path that leads out of the model's folder; export the model again")
@@ -197,7 +197,11 @@ MAX_INPUT_SETS = 16
 
 
 def calibration_files(folder: Path) -> list[Path]:
-    """The sets of a folder by name; raises NotFound without it, InvalidArgument for none or too many."""
+    """Return a folder's files of input sets by name.
+
+    Raises NotFound where there is no such folder, InvalidArgument where it cannot be read or has no set or
+    too many.
+    """
     try:
         found = sorted(path for path in folder.iterdir() if path.suffix == ".npz")
     except FileNotFoundError as error:
@@ -263,7 +267,10 @@ class ExportedFiles:
 
 
 def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
-    """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
+    """Return the result of ModelExport with its descriptors.
+
+    Closes the descriptors and raises Internal where the result is invalid.
+    """
     try:
         told = MODEL_EXPORT.result_of(result)
         names = told.files
@@ -285,7 +292,7 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
 
 
 def exported_file(descriptors: Sequence[int]) -> BinaryIO:
-    """The one file that came with an answer, open for reading; raises Internal where it is not one."""
+    """Return the one file that came with an answer, open for reading; raise Internal where it is not one."""
     if len(descriptors) != 1:
         close_all(descriptors)
         raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")

@@ -1,4 +1,6 @@
-"""A tuner's side of the idle lease: may the device be used now? (docs/protocol.md, "LeaseAsk")
+"""A tuner's side of the idle lease, which says whether the device may be used now.
+
+See docs/protocol.md, "LeaseAsk".
 
     with LeaseHolder(candidate_seconds=2.0) as lease:
         while lease.wait_until_granted(timeout=60.0):
@@ -40,11 +42,11 @@ class LeaseHolder:
         socket: str | os.PathLike[str] | None = None,
         timeout: float | None = 60.0,
     ) -> None:
-        """Does not connect yet.
+        """Set up the holder, without connecting yet.
 
-        candidate_seconds: within which the device is left when the lease is revoked. socket: the service's
-        path; None looks where honed listens. timeout: seconds the service may take for an answer; None,
-        infinity, and a day or more set no limit.
+        candidate_seconds: the seconds within which the tuner leaves the device when the lease is revoked.
+        socket: the service's path; None looks where honed listens. timeout: seconds the service may take for
+        an answer; None, infinity, and a day or more set no limit.
         """
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
@@ -89,7 +91,7 @@ class LeaseHolder:
         return True
 
     def release(self) -> None:
-        """The device is left, and the lease not wanted for now; without a service that is so already."""
+        """Release the device and stop asking for the lease; do nothing without a connection."""
         released = -1
         while self._connected is not None and self._asked and released != self._lease:
             # Once more where the lease was granted just when it was given up.
@@ -118,7 +120,11 @@ class LeaseHolder:
             self._lease = int(answer["lease"])
 
     def _call(self, method: str, params: Map) -> Map:
-        """The result of a method; raises its error, and Unavailable where the connection is lost."""
+        """Return the result of a method; raise its error.
+
+        Raises Unavailable where the connection is lost, and DeadlineExceeded where the service does not
+        answer within the timeout.
+        """
         connected, peer = self._connect()
         deadline = time.monotonic() + self.timeout
         self._answer = None
@@ -187,6 +193,6 @@ class LeaseHolder:
 
 
 def _seconds(timeout: float | None) -> float:
-    """The timeout as a number; infinity: no limit. Raises InvalidArgument."""
+    """Return the timeout in seconds as a number; infinity: no limit. Raise InvalidArgument."""
     limit = limit_of(timeout)
     return math.inf if limit is None else limit

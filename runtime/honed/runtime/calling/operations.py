@@ -35,7 +35,7 @@ class Operations(Inferences):
     """
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
-        """`performing` makes a method of an operation's steps."""
+        """Give the class its methods: `performing` makes a method from the steps of each operation."""
         if performing is not None:
             for name, found in vars(Operations).items():
                 if isinstance(found, operation):
@@ -45,9 +45,9 @@ class Operations(Inferences):
     def ask(
         self, method: Method[Any, T], params: Any = None, *, timeout: float | Usual | None = USUAL
     ) -> Steps[T]:
-        """The result of any method, typed; None: the parameters that it has by default.
+        """Return the result of any method, typed; `params` None: the parameters that it has by default.
 
-        `timeout` in seconds, None: none. Raises Internal for nonsense.
+        `timeout` is in seconds; None: no limit. Raises Internal where the result is invalid.
         """
         given = method.params() if params is None else params
         return method.result_of((yield Ask(method, given, timeout)).result)
@@ -98,7 +98,7 @@ class Operations(Inferences):
 
     @operation
     def metadata(self, model: str | None = None) -> Steps[Map]:
-        """Inputs and outputs of `model`; without one, the service's name, version and limits."""
+        """Return the inputs and outputs of `model`; without one, the service's name, version and limits."""
         if model is None:
             return (yield Ask(methods.SERVER_METADATA, params.Nothing())).result
         return (yield Ask(methods.MODEL_METADATA, params.ModelParams(name=model))).result
@@ -117,12 +117,12 @@ class Operations(Inferences):
 
     @operation
     def status(self) -> Steps[Map]:
-        """What the service is doing, on which device."""
+        """Return what the service is doing, and on which device."""
         return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
     def statistics(self, model: str | None = None) -> Steps[list[Map]]:
-        """Counts and times of served requests, of `model` or of all."""
+        """Return counts and times of served requests, of `model` or of all models."""
         answer = yield Ask(methods.MODEL_STATISTICS, params.ModelParams(name=model or ""))
         return list(answer.result["model_stats"])
 
@@ -133,12 +133,12 @@ class Operations(Inferences):
 
     @operation
     def openmetrics(self) -> Steps[str]:
-        """The same as OpenMetrics text."""
+        """Return the service's metrics as OpenMetrics text."""
         return str((yield Ask(methods.METRICS, params.MetricsParams(format="openmetrics"))).result["text"])
 
     @operation
     def config(self) -> Steps[Map]:
-        """The settings in force, and what the service's files say instead."""
+        """Return the settings in force, and the settings in the service's files that differ."""
         return (yield Ask(methods.CONFIG_SHOW, params.Nothing())).result
 
     @operation
@@ -153,7 +153,7 @@ class Operations(Inferences):
 
     @operation
     def export(self, model: str) -> Steps[ExportedFiles]:
-        """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
+        """Return the files of `model` as the service keeps them, open for reading: compiled, and sources."""
         answer = yield Ask(methods.MODEL_EXPORT, params.ExportParams(name=model))
         return exported(answer.result, answer.descriptors)
 
@@ -300,8 +300,10 @@ class Operations(Inferences):
 
     @operation
     def report(self, text: str = "", tuning: params.TuningFigures | None = None) -> Steps[None]:
-        """For tuners: what they do, shown in the service's status while this connection lasts, and what
-        tuning has done so far, which the service's metrics tell from then on.
+        """Report what a tuner does.
+
+        The service shows `text` in its status while this connection lasts, and from then on its metrics
+        include `tuning`, the figures of tuning so far.
         """
         yield Ask(methods.TUNER_REPORT, params.TunerReportParams(text=text, tuning=tuning))
 
@@ -327,9 +329,10 @@ class Operations(Inferences):
 
     @operation
     def export_hints(self, *, spread: bool = False) -> Steps[BinaryIO]:
-        """What other machines can use of what tuning measured here, as JSON lines in an open file.
+        """Return the measurements of tuning here that other machines can use, as JSON lines in an open file.
 
-        With `spread` what a prior can be learned from: fast, slow and refused schedules of each task.
+        With `spread`, the file holds what a prior can be learned from: fast, slow and refused schedules of
+        each task.
         """
         given = params.HintsExportParams(spread=spread or None)
         return exported_file((yield Ask(methods.HINTS_EXPORT, given, None)).descriptors)

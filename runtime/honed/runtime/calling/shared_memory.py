@@ -30,7 +30,10 @@ class Region:
     """Shared memory of `nbytes` bytes; `array` places NumPy arrays in it. Close it after its last use."""
 
     def __init__(self, name: str, nbytes: int) -> None:
-        """Raises InvalidArgument for a size below 1, ResourceExhausted where memory is short."""
+        """Make a region of `nbytes` bytes.
+
+        Raises InvalidArgument for a size below 1, ResourceExhausted where memory is short.
+        """
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
         if nbytes > MEMORY:  # the kernel would end processes before it says no
@@ -60,10 +63,10 @@ class Region:
         return not self._end.alive
 
     def array(self, dtype_name: str, shape: Sequence[int], offset: int | None = None) -> NDArray[Any]:
-        """A view of the region as an array of NumPy type `dtype_name` and `shape`.
+        """Return a view of the region as an array of NumPy type `dtype_name` and `shape`.
 
-        `offset` is in bytes; None places the array behind the ones placed before it. Raises
-        InvalidArgument where it does not fit.
+        `offset` is in bytes; None places the array behind the ones placed before it. Raises InvalidArgument
+        where it does not fit.
         """
         kind = dtype(dtype_name)
         nbytes = kind.itemsize * math.prod(shape)
@@ -111,7 +114,7 @@ class Region:
 
 
 def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.uint8]:
-    """The bytes of a region that the service has admitted; unmapped when the array goes."""
+    """Return the bytes of a region that the service has admitted; they are unmapped when the array goes."""
     return np.frombuffer(mmap.mmap(descriptor, byte_size, offset=offset), np.uint8)
 
 
@@ -134,7 +137,11 @@ class Scratch:
         self._answers: dict[str, int] = {}  # bytes of a model's outputs, the most there were
 
     def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
-        """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
+        """Return the bytes that a request to `model` takes for its inputs, and for its outputs.
+
+        `inputs` are the sizes of the inputs in bytes. Returns (0, 0) where the request should not use a
+        region.
+        """
         given, room = _together(inputs), self._answers.get(model, 0)
         return (given, room) if LARGE <= given + room <= MEMORY else (0, 0)
 
@@ -161,7 +168,7 @@ class Scratch:
         self._answers[model] = max(_together(outputs), self._answers.get(model, 0))
 
     def take(self, nbytes: int) -> Region | None:
-        """The smallest of the regions that lie ready which has so many bytes; None: make one."""
+        """Return the smallest free region of at least `nbytes` bytes; None where the caller must make one."""
         large = [region for region in list(self._free) if region.nbytes >= nbytes]
         for region in sorted(large, key=lambda region: region.nbytes):
             try:
@@ -173,7 +180,7 @@ class Scratch:
         return None
 
     def give_back(self, region: Region) -> None:
-        """A request was answered, so that nobody uses the region any more."""
+        """Free a region for other requests: its request was answered, so nobody uses it any more."""
         if region.nbytes > _MOST:
             self.drop(region)
             return
@@ -182,7 +189,7 @@ class Scratch:
             self.drop(self._free.pop(0))
 
     def drop(self, region: Region) -> None:
-        """The service may still be using the region, or it is not needed; it shall be forgotten."""
+        """Mark a region to be forgotten, as the service may still be using it or nobody needs it."""
         self._dropped.append(region)
 
     @contextmanager

@@ -78,12 +78,15 @@ class Ask:
         return limit_of(usual if isinstance(self.timeout, Usual) else self.timeout)
 
     def plain(self) -> Map:
-        """The parameters as they travel."""
+        """Return the parameters as they travel."""
         plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
     def taken(self, answered: ResponseReceived) -> Reply:
-        """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
+        """Return the answer as a reply, and close descriptors that the method does not give.
+
+        Raises InvalidArgument where the answer is no map.
+        """
         descriptors = answered.descriptors
         if not self.method.gives or not isinstance(answered.result, dict):
             close_all(descriptors)
@@ -111,4 +114,7 @@ class operation(Generic[P, R]):  # noqa: N801 - a decorator
             self, client: AbstractAsyncContextManager[Any, Any], owner: Any = ...
         ) -> Callable[P, Coroutine[Any, Any, R]]: ...
         def __get__(self, client: Any, owner: Any = None) -> Any:
-            """What a type checker sees: of what takes `with` a method that returns, else one to await."""
+            """Return what a type checker sees: a method that returns for a client that takes `with`.
+
+            For any other client, it is a method to await.
+            """

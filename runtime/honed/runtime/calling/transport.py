@@ -17,14 +17,14 @@ _REQUESTS = FrameLimits()
 
 
 def client_peer() -> Peer:
-    """A client's end of a connection to the service."""
+    """Return a client's end of a connection to the service."""
     return Peer(serves=False, receiving=_ANSWERS, sending=_REQUESTS)
 
 
 def connect(path: str, timeout: float | None) -> socket.socket:
-    """A socket connected to the service; raises Unavailable or PermissionDenied where nobody answers.
+    """Return a socket connected to the service; raise Unavailable or PermissionDenied where nobody answers.
 
-    `timeout` in seconds, of this and of all that is done with the socket; None: no limit.
+    `timeout` is in seconds, for connecting and for every later operation of the socket; None: no limit.
     """
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -47,7 +47,7 @@ def default_socket(environment: Mapping[str, str]) -> str:
 
 
 def cannot_connect(path: str, error: OSError) -> HonedError:
-    """The error for a socket nobody answers at."""
+    """Return the error for a socket at which nobody answers."""
     if isinstance(error, PermissionError):
         return PermissionDenied(
             f"{path} may not be opened by this user; run 'sudo usermod -aG honed USER' and log in again, "
@@ -60,5 +60,5 @@ def cannot_connect(path: str, error: OSError) -> HonedError:
 
 
 def connection_lost() -> Unavailable:
-    """The error for requests whose connection went away before they were answered."""
+    """Return the error for requests whose connection went away before they were answered."""
     return Unavailable("the service closed the connection before it answered; call again, its log says why")

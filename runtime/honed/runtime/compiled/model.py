@@ -370,7 +370,7 @@ class Origin:
 
     @classmethod
     def parse(cls, text: str) -> Origin:
-        """What `str` of an origin gave; any other text is a rule's name."""
+        """Return the origin whose `str` is `text`; any other text is a rule's name."""
         source, colon, rest = text.partition(":")
         if not colon or source not in set(ScheduleSource):
             return cls(ScheduleSource.RULE, text)
@@ -380,7 +380,7 @@ class Origin:
         return cls(ScheduleSource(source), rest)
 
     def __str__(self) -> str:
-        """The name in a compiled model; of a rule the rule's own."""
+        """Return the origin's name in a compiled model; for a rule, the rule's own name."""
         if self.source is ScheduleSource.RULE:
             return self.name
         return ":".join((self.source, *([self.way] if self.way else []), self.name))
@@ -396,7 +396,7 @@ _PREFIX = "honed.cpu_part."
 
 
 def part_symbol(part: int, output: int) -> str:
-    """The name of the function that stands for output `output` of part `part`."""
+    """Return the name of the function that stands for output `output` of partition `part`."""
     return f"{_PREFIX}{part}.{output}"
 
 

@@ -63,7 +63,7 @@ class ModelFile:
         self._constants_at = constants_at
 
     def constant(self, index: int) -> NDArray[Any]:
-        """The value of buffer `index`, read-only, in the buffer's dtype and shape; no copy is made.
+        """Return the value of buffer `index`, read-only, in the buffer's dtype and shape; no copy is made.
 
         Raises InvalidArgument where that buffer is no constant or the file was closed.
         """
@@ -84,12 +84,12 @@ class ModelFile:
         return flat.reshape(buffer.shape)
 
     def inputs(self, probe: Probe) -> dict[str, NDArray[Any]]:
-        """What a probe of the model gives it, by name; raises as `constant`."""
+        """Return the inputs of a probe of the model, by name; raise as `constant` does."""
         tensors = zip(self.model.inputs, probe.inputs, strict=True)
         return {tensor.name: self.constant(index) for tensor, index in tensors}
 
     def form(self, number: int) -> ModelFile:
-        """A form of one of the model's parts, as a file that is closed by itself."""
+        """Return a variant of one of the model's partitions, as a file that is closed by itself."""
         if self._mapped is None:
             raise InvalidArgument(f"{self.path} is closed; read it again")
         return ModelFile(self.path, self.model.forms[number].model, self._mapped, self._constants_at)
@@ -171,7 +171,7 @@ def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
 def _checked_constants(
     model: CompiledModel, constants: Mapping[int, NDArray[Any]]
 ) -> dict[int, NDArray[Any]]:
-    """The values of constant buffers that are not empty by offset."""
+    """Return the values of constant buffers that are not empty, by offset; raise ModelFileError."""
     wanted = {i for i, buffer in enumerate(model.buffers) if buffer.place == "constant"}
     for index in sorted(wanted.symmetric_difference(constants)):
         problem = "has no value" if index in wanted else "has a value but is not a constant"
@@ -280,7 +280,7 @@ class _Values:
         self._left = MAX_HEADER_VALUES
 
     def map(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """A whole map; raises ValueError where a key is there twice."""
+        """Return a map made of all its pairs; raise ValueError where a key is there twice."""
         self._count(2 * len(pairs))
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -288,7 +288,7 @@ class _Values:
         return found
 
     def list(self, items: list[object]) -> list[object]:
-        """A whole list."""
+        """Return a whole list, after counting its items."""
         self._count(len(items))
         return items
 

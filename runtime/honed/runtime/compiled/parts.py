@@ -39,7 +39,10 @@ def check(model: CompiledModel) -> None:
 
 
 def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
-    """What steps and the parts behind them give, of which each is given what it takes."""
+    """Return what the steps and the partitions behind them give; check that each partition gets its inputs.
+
+    Raises ModelFileError where a rule is broken.
+    """
     require(len(set(split.behind)) == len(split.behind), "a part runs twice behind the steps")
     made = _signatures(model.outputs)
     for number in split.behind:
@@ -112,7 +115,7 @@ def covers(sizes: Sequence[int], least: int, met: Sequence[int]) -> bool:
 
 
 def met_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """What stands in `shapes` for each -1 of the tensors, in their order."""
+    """Return the sizes in `shapes` that stand in the place of each -1 of the tensors, in their order."""
     return tuple(
         found
         for tensor, shape in zip(tensors, shapes, strict=True)

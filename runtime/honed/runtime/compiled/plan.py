@@ -43,7 +43,7 @@ class Use:
 
     @classmethod
     def of(cls, buffer: int, access: Literal["read", "write", "readwrite"]) -> Use:
-        """A kernel's, by what it does with the argument."""
+        """Return a kernel's use of a buffer, from its access to the argument."""
         return cls(buffer, reads=access == "read", writes=access != "read")
 
 
@@ -72,13 +72,16 @@ def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
 
 
 def constants_of(model: CompiledModel, steps: Iterable[Step]) -> frozenset[int]:
-    """The constants that some of the steps read."""
+    """Return the constants that some of the steps read, by index."""
     touched = {use.buffer for step in steps for use in uses(model.kernels, step)}
     return frozenset(index for index in touched if model.buffers[index].place == "constant")
 
 
 def allocations(buffers: Sequence[Buffer], place: Place) -> list[range]:
-    """The bytes of a section that are allocated together, in order: buffers that overlap share one range."""
+    """Return the byte ranges of a section that are allocated together, in order.
+
+    Buffers that overlap share one range.
+    """
     found: list[range] = []
     for start, end in sorted(
         (b.offset, b.offset + b.nbytes) for b in buffers if b.place == place and b.within is None and b.nbytes

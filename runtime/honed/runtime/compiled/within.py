@@ -21,13 +21,13 @@ _PLACES: tuple[Place, ...] = ("input", "output", "scratch")
 
 
 def family_of(buffers: Sequence[Buffer], index: int) -> int:
-    """The buffer in whose memory a buffer lies: another, or itself."""
+    """Return the buffer in whose memory a buffer lies: another, or itself."""
     within = buffers[index].within
     return index if within is None else within
 
 
 def bytes_of(buffers: Sequence[Buffer], index: int) -> range:
-    """The bytes that a buffer takes, counted from the start of its family."""
+    """Return the bytes that a buffer takes, counted from the start of its family."""
     buffer = buffers[index]
     start = 0 if buffer.within is None else buffer.offset
     return range(start, start + buffer.nbytes)
@@ -43,7 +43,7 @@ def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
 
 
 def families(buffers: Sequence[Buffer]) -> frozenset[int]:
-    """The buffers in which others lie."""
+    """Return the buffers in which others lie."""
     return frozenset(b.within for b in buffers if b.within is not None)
 
 
@@ -104,7 +104,7 @@ class WrittenBytes:
     ends: list[int] = field(default_factory=list)
 
     def add(self, span: range) -> None:
-        """These were, too."""
+        """Add a span of bytes that were written, too."""
         first, last = bisect_left(self.ends, span.start), bisect_right(self.starts, span.stop)
         start, end = min([span.start, *self.starts[first:last]]), max([span.stop, *self.ends[first:last]])
         self.starts[first:last], self.ends[first:last] = [start], [end]
@@ -116,7 +116,7 @@ class WrittenBytes:
 
 
 def fail(problem: str) -> ModelFileError:
-    """The error for a model that breaks a rule."""
+    """Return the error for a model that breaks a rule."""
     return ModelFileError(f"{problem}; compile the model again")
 
 

@@ -170,7 +170,10 @@ class CpuParts:
         return number
 
     def _call(self, call: Call[R], descriptors: Sequence[int] = ()) -> R:
-        """The answer of the process, which is started where there is none; the caller holds the lock."""
+        """Return the process's answer; start the process where there is none. The caller holds the lock.
+
+        Raises DeviceError where the process cannot be started or has ended.
+        """
         try:
             if self._child is None:
                 command = python(_MODULE, str(self._limits.threads))
@@ -273,14 +276,14 @@ def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
 
 
 def _named(declared: Mapping[str, PartTensor], given: PartTensor) -> PartTensor:
-    """What the header says of an output; raises DeviceError where it knows none of that name."""
+    """Return the header's description of an output; raise DeviceError where it declares none of that name."""
     if given.name not in declared:
         raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
     return declared[given.name]
 
 
 def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
-    """An output as the part's header has it; raises InvalidArgument for one of another type or shape."""
+    """Return an output as an array; raise InvalidArgument where its type or shape is not the header's."""
     fits = len(wanted.shape) == len(given.shape) and all(
         size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
     )
@@ -314,9 +317,10 @@ class PartsBehind:
     def run(
         self, values: Mapping[str, Array], run_form: RunForm | None
     ) -> tuple[dict[str, Array], tuple[MetSizes, ...]]:
-        """The outputs that parts make of values by name, and the sizes that sized parts met.
+        """Return the outputs that partitions compute, and the sizes that sized partitions met.
 
-        Forms run by `run_form`, where there is one. Raises as `OpenParts.run`, and what that does.
+        `values` are the available tensors by name. `run_form` runs the variants; None: the CPU engine runs
+        every partition. Raises what `OpenParts.run` and `run_form` raise.
         """
         if self._split is None or self._parts is None:
             return {}, ()
@@ -339,9 +343,9 @@ class PartsBehind:
     def _formed(
         self, number: int, met: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
     ) -> dict[str, Array]:
-        """What a part makes of values, by the least of its forms that is for sizes that were met.
+        """Return a partition's outputs for `values`, from its smallest variant that covers the sizes met.
 
-        Its last row is repeated as often as the form has rows more.
+        Where the variant has more rows than the values, their last row is repeated to fill it.
         """
         assert self._split is not None
         part = self._split.parts[number]

@@ -55,12 +55,13 @@ def load(
     progress: Progress = lambda _, __: None,
     parts: CpuParts | None = None,
 ) -> Executor:
-    """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
+    """Return the model in a `.honed` file, ready to `run` on `device`.
 
-    `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in
-    this thread; `progress` hears after each kernel how many are built, of how many. `parts` is the process
-    for parts that the CPU engine runs, else a model that has some gets one of its own. Raises NotFound,
-    ModelFileError, DeviceError, or ModelRefused where the CPU engine does not take a part.
+    `device` is a Device, or what `devices.select` takes. `cache_dir` keeps compiled programs between
+    processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
+    called with how many are built and how many there are. `parts` is the process for partitions that the CPU
+    engine runs; without it, a model that has some gets a process of its own. Raises NotFound, ModelFileError,
+    DeviceError, or ModelRefused where the CPU engine does not take a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
     return Executor(
@@ -135,7 +136,7 @@ class Executor:
         return 1 + sum(isinstance(step, HostCall) for step in self.model.steps)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for `inputs`, both by name; outputs are the caller's own arrays.
+        """Return the outputs for `inputs`, both by name; outputs are the caller's own arrays.
 
         Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
         """
@@ -144,15 +145,15 @@ class Executor:
             return self._completed(inputs, self._infer(given, None))
 
     def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """What the steps give, which the last part, where there is one, would be run on; raises as `run`."""
+        """Return the steps' outputs, on which a partition behind the steps would run; raise as `run` does."""
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             return self._infer(given, None)
 
     def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
-        """What the parts behind all steps make of values by name, nothing where there are none.
+        """Return the outputs of the partitions behind all steps for values by name; {} without partitions.
 
-        Without `forms` the CPU engine runs all of them. Raises as `run`.
+        Without `forms` the CPU engine runs all of these partitions. Raises as `run` does.
         """
         found, self.met = self._behind.run(_together(given), self._run_form if forms else None)
         return found
@@ -161,7 +162,7 @@ class Executor:
         return self.forms[number].run(given)
 
     def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
-        """The same, with when parts ran, and when forms of them."""
+        """Run the partitions behind all steps, and note when partitions and variants of them ran."""
         began = time.perf_counter()
 
         def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -176,7 +177,7 @@ class Executor:
         timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
-        """The model's outputs out of its inputs and what the steps gave."""
+        """Return the model's outputs, from its inputs and the outputs of the steps."""
         if self.model.split is None:
             return made
         found = made | self.run_behind(made, given)
@@ -262,7 +263,10 @@ def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def _check_complete(events: list[Any]) -> None:
-    """A driver may end a command abnormally and still call the queue finished."""
+    """Raise DeviceError unless all commands completed.
+
+    A driver may end a command abnormally and still call the queue finished.
+    """
     for event in events:
         status = event.command_execution_status
         if status != cl.command_execution_status.COMPLETE:

@@ -42,7 +42,7 @@ class _Stretch:
     start: int
 
     def cut(self, offset: int, nbytes: int) -> Any:
-        """The pyopencl buffer of the bytes from `offset` on."""
+        """Return the pyopencl buffer of `nbytes` bytes from `offset` on."""
         start = self.start + offset
         return self.allocation.get_sub_region(start, nbytes) if start else self.allocation
 
@@ -76,7 +76,7 @@ class DeviceMemory:
         self._staging = {}
 
     def added(self, described: Buffer) -> int:
-        """The index of one buffer more, an allocation of its own; raises pyopencl's errors."""
+        """Add a buffer with an allocation of its own, and return its index; raise pyopencl's errors."""
         flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
         self._described.append(described)
         self.buffers.append(self._allocated(described.nbytes, flags))
@@ -84,7 +84,7 @@ class DeviceMemory:
 
     @contextmanager
     def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
-        """The constants that `step` of the preparation reads are there for the length of the block."""
+        """Hold the constants that `step` of the preparation reads on the device during the block."""
         lent = constants_of(self._file.model, (step,)) - self._resident
         try:
             for index in lent:
@@ -97,7 +97,10 @@ class DeviceMemory:
 
     @contextmanager
     def written(self, queue: Any, index: int) -> Iterator[Array]:
-        """An array, its contents unspecified, that becomes the contents of buffer `index` after the block."""
+        """Yield an array that becomes the contents of buffer `index` after the block.
+
+        The array's contents are unspecified at first.
+        """
         described = self._described[index]
         if not self._is_mapped(described):
             array = self._staged(queue, index)
@@ -113,7 +116,7 @@ class DeviceMemory:
 
     @contextmanager
     def read(self, queue: Any, indices: tuple[int, ...]) -> Iterator[list[Array]]:
-        """The contents of buffers for the length of the block, after one wait for all of `queue`."""
+        """Yield the contents of buffers for the length of the block, after one wait for all of `queue`."""
         arrays: list[Array] = []
         mapped: list[Array] = []
         try:
@@ -224,7 +227,7 @@ class Port:
 
 
 def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
-    """The ports of a model's inputs (`place` "input") or outputs ("output"), in order."""
+    """Return the ports of a model's inputs (`place` "input") or outputs ("output"), in order."""
     found = []
     for tensor in model.inputs if place == "input" else model.outputs:
         seen, held = dtype(tensor.dtype).numpy, dtype(model.buffers[tensor.buffer].dtype).numpy
@@ -234,10 +237,10 @@ def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
 
 
 def checked(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]:
-    """The arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
+    """Return the arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
 
-    Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and integers that the
-    model cannot hold. NaN is a value like any other.
+    Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and integers that the model
+    cannot hold. NaN is a value like any other.
     """
     if given.keys() != {port.name for port in wanted}:
         raise InvalidArgument(_names_problem(wanted, given))
@@ -259,7 +262,7 @@ def store(port: Port, value: Array, target: Array) -> None:
 
 
 def result(port: Port, held: Array) -> Array:
-    """A copy of `held` for the caller, in the port's `seen` dtype."""
+    """Return a copy of `held` for the caller, in the port's `seen` dtype."""
     if held.dtype == port.seen:
         return held.copy()
     with np.errstate(over="ignore", invalid="ignore"):

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def build(device: Device, source: str, cache_dir: Path | None) -> Any:
-    """The built pyopencl Program of `source`; raises DeviceError with the compiler's first complaint."""
+    """Return the built pyopencl Program of `source`; raise DeviceError with the compiler's first error."""
     kept = _kept_at(device, source, cache_dir) if cache_dir else None
     if kept is not None:
         program = _from_binary(device, kept)
@@ -53,7 +53,7 @@ def _kept_at(device: Device, source: str, cache_dir: Path) -> Path:
 
 
 def _from_binary(device: Device, kept: Path) -> Any | None:
-    """The program kept at `kept`; None where there is none, it is damaged, or the driver refuses it."""
+    """Return the program in the file `kept`; None where it is missing, damaged or refused by the driver."""
     try:
         data = kept.read_bytes()
     except OSError:
@@ -88,7 +88,7 @@ def _digest(kept: Path, binary: bytes) -> bytes:
 
 
 def _complaint(error: Any) -> str:
-    """The line of a build log that says most: the first with "error", else the first."""
+    """Return the most informative line of a build log: the first with "error", else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next(
         (line for line in lines if "error" in line.casefold() and "BUILD_PROGRAM" not in line), lines[0]

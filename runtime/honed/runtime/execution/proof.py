@@ -48,10 +48,10 @@ class Difference:
 
 
 def compare(reference: Array, actual: Array, tolerance: float, output: str = "") -> Difference:
-    """The difference between two arrays of the same dtype and shape; raises InvalidArgument for others.
+    """Return the difference between two arrays of one dtype and shape; raise InvalidArgument for others.
 
-    NaN must stand where the reference has NaN, and each infinity where it has that infinity. A `tolerance`
-    of 0 asks for equality. `output` is the name that messages show.
+    NaN must stand where the reference has NaN, and each infinity where it has that infinity. A `tolerance` of
+    0 asks for equality. `output` is the name that messages show.
     """
     if reference.dtype != actual.dtype or reference.shape != actual.shape:
         raise InvalidArgument(
@@ -133,13 +133,13 @@ def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
 
 
 def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
-    """What the reference gives for the outputs of the steps."""
+    """Return the reference's values for the outputs of the steps, by name."""
     tensors = zip(executor.model.outputs, probe.outputs, strict=True)
     return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
 
 
 def _like(reference: Array, made: Array, output: str) -> Difference:
-    """The difference of an output whose shape may be another, which is infinitely far off."""
+    """Return how an output differs from its reference; another shape counts as infinitely far off."""
     tolerance = BEHIND_TOLERANCE if reference.dtype.kind == "f" else 0.0
     if reference.shape == made.shape:
         return compare(reference, made, tolerance, output)
@@ -216,7 +216,7 @@ def _scale(value: Array) -> float:
 def _moved(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None
 ) -> list[Array]:
-    """The rows in the reference's order, as far as they have one."""
+    """Return the rows in the reference's order, as far as they have one."""
     everything = np.arange(known[0].shape[0])
     differing = np.flatnonzero(~_alike(known, given, allowed, everything, everything))
     size = sum(each.shape[1] for each in known)

@@ -62,7 +62,10 @@ class Command:
         return Command(_copy, args, None, "copy a tensor", (source, target))
 
     def call(self, queue: ctypes.c_void_p, event: ctypes.c_void_p | None = None) -> Call:
-        """Putting it into a queue, given by its handle; the handle of its event goes to `event`."""
+        """Return the call that enqueues the command into a queue, given by its handle.
+
+        The call writes the handle of the command's event to `event`.
+        """
         at = None if event is None else ctypes.byref(event)
         return self.function, (queue, *self.args, 0, None, at), self.doing
 
@@ -101,12 +104,12 @@ def call_all(calls: Sequence[Call]) -> None:
 
 
 def owned(event: ctypes.c_void_p) -> Any:
-    """The pyopencl Event that lets go of an event."""
+    """Return a pyopencl Event that owns a driver's event and releases it."""
     return cl.Event.from_int_ptr(event.value, retain=False)
 
 
 def handle(owner: Any) -> ctypes.c_void_p:
-    """The driver's object behind one of pyopencl, which must outlive it."""
+    """Return the driver's object behind one of pyopencl, which must outlive it."""
     return ctypes.c_void_p(owner.int_ptr)
 
 
@@ -128,7 +131,7 @@ class LaunchBatch:
         return tails
 
     def run_timed(self, timeline: Timeline) -> Sequence[Any]:
-        """The same with an event each."""
+        """Enqueue all commands into the timeline's queue with an event each; return the events."""
         into = handle(timeline.queue)
         events: list[Any] = []
         tails: list[Any] = []
@@ -162,12 +165,12 @@ class BoundPart:
         self._part, self._wanted = part, wanted
 
     def run(self) -> Sequence[Any]:
-        """Raises InvalidArgument where its inputs are none for it."""
+        """Run the partition; raise InvalidArgument where its inputs do not fit it."""
         self._call(self._queue)
         return ()
 
     def run_timed(self, timeline: Timeline) -> Sequence[Any]:
-        """Raises as `run` does."""
+        """Run the partition and note in `timeline` when it ran; raise as `run` does."""
         began = self._call(timeline.queue)
         timeline.host.append(Called(self._step.function, began, time.perf_counter()))
         return ()
@@ -195,9 +198,10 @@ def segments(
     cap: int,
     parts: OpenParts | None = None,
 ) -> list[Segment]:
-    """The steps of an inference as segments: runs of launches and copies, with host calls between them.
+    """Return the steps of an inference as segments: runs of launches and copies, host calls between them.
 
-    `built` has the pyopencl Program of each kernel of the model, `parts` what the CPU engine runs of it.
+    `built` has the pyopencl Program of each kernel of the model, `parts` the partitions that the CPU engine
+    runs.
     """
     found: list[Segment] = []
     commands: list[Command] = []
@@ -221,7 +225,7 @@ def empty(model: CompiledModel, step: Preparation) -> bool:
 
 
 def command(model: CompiledModel, built: list[Any], memory: DeviceMemory, step: Preparation) -> Command:
-    """A launch or copy; a launch has a kernel object of its own, so that its arguments stay set.
+    """Return a launch or copy; a launch has a kernel object of its own, so that its arguments stay set.
 
     `memory` keeps the buffers.
     """

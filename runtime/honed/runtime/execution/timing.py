@@ -81,7 +81,7 @@ class _Row:
 def summarise(
     timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, began: float, whole_s: float
 ) -> InferenceProfile:
-    """The profile of a finished inference, begun at `began` (s), whose events are all complete."""
+    """Return the profile of a finished inference, begun at `began` (s), whose events are all complete."""
     rows: dict[str, _Row] = {}
     for command in timeline.device:
         kernel = None if command.kernel is None else model.kernels[command.kernel]
@@ -104,12 +104,12 @@ def summarise(
 
 
 def _name(command: Enqueued, model: CompiledModel) -> str:
-    """The name of a command's row."""
+    """Return the name of a command's row in the profile."""
     return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
 
 
 def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]:
-    """What was enqueued and called, in that order."""
+    """Return the spans of what was enqueued and called, in that order."""
 
     def since(seconds: float) -> float:
         return (seconds - began) * 1e6
@@ -141,7 +141,7 @@ def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]
 
 
 def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
-    """The least time one launch can take by the device's peaks; 0 where its work is not known."""
+    """Return the least time in seconds that one launch can take by the device's peaks; 0 for unknown work."""
     half = any(arg.dtype == "float16" for arg in kernel.args)
     return bounds.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
 

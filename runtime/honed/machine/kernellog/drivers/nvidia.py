@@ -29,7 +29,7 @@ class Xid:
 
 
 def _engines(name: str, meaning: str, numbers: Mapping[int, int]) -> tuple[Xid, ...]:
-    """The same error of several engines: their indices by number."""
+    """Return the Xids of an error that several engines report; `numbers` has engines' indices by Xid number."""
     return tuple(
         Xid(number, f"{_CHANNEL}{name}{index}_ERROR", f"{meaning} {index} error")
         for number, index in numbers.items()
@@ -159,7 +159,7 @@ def _events(severity: Severity, numbers: str, *, hang: bool = False, consequence
 
 
 def _like(example: Xid) -> Pattern:
-    """The row of all events that reach as far as `example`."""
+    """Return the row for all events with the severity, hang and consequence of `example`."""
     alike = [
         str(xid.number)
         for xid in XIDS.values()
