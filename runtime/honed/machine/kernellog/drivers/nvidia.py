@@ -29,7 +29,7 @@ class Xid:
 
 
 def _engines(name: str, meaning: str, numbers: Mapping[int, int]) -> tuple[Xid, ...]:
-    """Return the Xids of an error that several engines report; `numbers` has engines' indices by Xid number."""
+    """Return the Xids of an error that several engines report; `numbers` has their indices by Xid number."""
     return tuple(
         Xid(number, f"{_CHANNEL}{name}{index}_ERROR", f"{meaning} {index} error")
         for number, index in numbers.items()
