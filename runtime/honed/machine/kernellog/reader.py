@@ -79,7 +79,7 @@ class LogClock:
         self._since_s = 0.0
 
     def note(self, stamp_s: float, received_s: float) -> None:
-        """Note a record stamped `stamp_s` by the log's clock that arrived at `received_s`, CLOCK_MONOTONIC."""
+        """Note a record stamped `stamp_s` by the log's clock that came at `received_s`, CLOCK_MONOTONIC."""
         offset = received_s - stamp_s
         if offset <= self._offset_s or received_s - self._since_s > CLOCK_SPAN_S:
             self._offset_s, self._since_s = offset, received_s
