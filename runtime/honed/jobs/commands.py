@@ -52,7 +52,7 @@ class Job(Generic[R]):
 
     @classmethod
     def result(cls) -> type[R]:
-        """R."""
+        """Return R, the class of the job's result."""
         found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
@@ -356,7 +356,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _sizes(text: str) -> MetSizes:
-    """`PART:100,7`: sizes of a part by its number; raises InvalidArgument."""
+    """Return the sizes of a partition, by its number, from PART:100,7; raise InvalidArgument."""
     part, colon, sizes = text.partition(":")
     try:
         if not colon:

@@ -119,7 +119,7 @@ class Spent:
         return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def rounded(self) -> Spent:
-        """To milliseconds."""
+        """Return the times rounded to milliseconds."""
         return Spent(**{f.name: round(getattr(self, f.name), 3) for f in fields(self)})
 
 
@@ -398,7 +398,7 @@ _NEWS: dict[str, type[News]] = {_NAMES[kind]: kind for kind in get_args(News)}
 
 
 def to_map(event: News | Result | HonedError) -> dict[str, Any]:
-    """As it travels."""
+    """Return an event as the map that travels."""
     if isinstance(event, ModelRefused):
         files = {"external_data": list(event.files)} if isinstance(event, MissingFiles) else {}
         return {"event": "refused", "message": str(event), "reasons": list(event.reasons), **files}

@@ -62,7 +62,10 @@ class PriorFile:
 
 @functools.lru_cache(maxsize=8)
 def _sha256(model: bytes) -> str:
-    """Of some megabyte, and asked for with each function that is compiled."""
+    """Return the SHA-256 of a model, in hexadecimal digits.
+
+    The model has about a megabyte, and the digest is asked for with each function that is compiled.
+    """
     return hashlib.sha256(model).hexdigest()
 
 
@@ -92,7 +95,10 @@ def read(path: Path) -> PriorFile:
 
 
 def own_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where own priors lie, each in place of the family's that ships: the user's, then the system's."""
+    """Return the folders of own priors: the user's, then the system's.
+
+    A prior in them takes the place of the prior that ships for its family.
+    """
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else "")
     users = (Path(home) / "honed/priors",) if home.startswith("/") else ()
     return (*users, SYSTEM)
@@ -131,7 +137,7 @@ def _kept(path: Path, *_state: int) -> PriorFile | None:
 
 
 def usable(path: Path) -> PriorFile:
-    """As `read`, of a file that must be of the family that it is called by."""
+    """Return the prior in a file, as `read` does, whose name must be that of the prior's family."""
     found = read(path)
     if found.family != path.name.removesuffix(SUFFIX):
         raise InvalidArgument(f"{path} is a prior of {found.family}; call it {found.family}{SUFFIX}")

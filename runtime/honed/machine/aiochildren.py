@@ -31,7 +31,7 @@ class Child:
         return not self._ended.done()
 
     async def wait(self) -> Death:
-        """How it ended, once it has."""
+        """Return how the process ended, once it has ended."""
         return Death(status=await asyncio.shield(self._ended))
 
     async def end(self) -> None:

@@ -14,12 +14,12 @@ BUSY = 0.1
 
 
 def busy(peaks: DevicePeaks) -> bool:
-    """Whether others used the machine while the peaks were measured, so that they may be too low."""
+    """Return whether others used the machine while the peaks were measured, so that they may be too low."""
     return peaks.busy is not None and peaks.busy > BUSY
 
 
 def known_from_below(peaks: DevicePeaks, figure: Figure) -> bool:
-    """Whether more than a figure is to be expected: a kernel has passed it, or the machine was busy."""
+    """Return whether a figure may be too low: a kernel has passed it, or the machine was busy."""
     return figure in peaks.raised or busy(peaks)
 
 
@@ -32,10 +32,10 @@ def gflops(peaks: DevicePeaks, *, half: bool) -> float:
 
 
 def gbs(peaks: DevicePeaks, nbytes: int) -> float:
-    """GB/s at which a working set of `nbytes` moves at most.
+    """Return the highest rate in GB/s at which a working set of `nbytes` moves.
 
-    That is the best rate of all measured sizes from the nearest one below: what moves faster in less than
-    that owes it to a cache too small for this.
+    It is the best rate of all measured sizes from the nearest smaller one on: a smaller working set that
+    moves faster owes its rate to a cache too small for this one.
     """
     sizes = [size for size, _ in peaks.caches_gbs]
     least = max((size for size in sizes if size <= nbytes), default=0)
@@ -44,7 +44,10 @@ def gbs(peaks: DevicePeaks, nbytes: int) -> float:
 
 
 def least_seconds(peaks: DevicePeaks, flops: float, nbytes: int, *, half: bool) -> float:
-    """Williams' roofline: the least time that so many operations and bytes take, without the launch."""
+    """Return the least seconds that so many operations and bytes take by Williams' roofline.
+
+    The launch is not included.
+    """
     return max(flops / (gflops(peaks, half=half) * 1e9), nbytes / (gbs(peaks, nbytes) * 1e9))
 
 
@@ -105,7 +108,7 @@ def raised_by(peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, *, 
 
 
 def _unreached(one: DevicePeaks, other: DevicePeaks) -> list[Figure]:
-    """Figures of `one` that kernels raised and no benchmark of `other` has reached."""
+    """Return the figures of `one` that kernels raised and no benchmark of `other` has reached."""
     ours, theirs = _rates(one), _rates(other)
     return [
         figure

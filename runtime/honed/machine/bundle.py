@@ -23,7 +23,7 @@ def use(package: str) -> None:
 
 
 def has_cpu_engine() -> bool:
-    """Whether honed-cpu is there with the ONNX Runtime that it runs with; neither is imported."""
+    """Return whether honed-cpu is installed with the ONNX Runtime that it runs; import neither."""
     package = importlib.util.find_spec("honed.cpu")
     if package is None or package.origin is None:
         return False

@@ -172,7 +172,7 @@ class RunningChild:
         self._process.send_signal(signal.SIGINT)
 
     def death(self) -> Death:
-        """How it ended, once it has."""
+        """Return how the process ended, once it has ended."""
         status = self._process.wait()
         return Death(status=status, deadline=self._deadline, said=last_line(self._log))
 

@@ -35,7 +35,7 @@ class Device:
 
 
 def discover() -> list[Device]:
-    """Every device that can compile and run kernels, ordered by platform name, then device name.
+    """Return every device that can compile and run kernels, ordered by platform name, then device name.
 
     Raises DeviceError where the loader itself fails; no device at all is an empty list.
     """
@@ -73,7 +73,7 @@ def select(spec: str | None = None) -> Device:
 
 
 def matching(spec: str, names: Sequence[str]) -> list[int]:
-    """Which of `names` a spec fits: by number, else by the whole name, else by a part of it.
+    """Return the indices of the names that a spec fits: by number, else whole name, else part of a name.
 
     " #0" may be missing in a whole name or be too much: it comes and goes with the second of two devices.
     """
@@ -86,7 +86,10 @@ def matching(spec: str, names: Sequence[str]) -> list[int]:
 
 
 def profile_of(device: Any) -> DeviceProfile:
-    """Identity, limits and rules of a pyopencl device, as its driver and /sys report them; no peaks."""
+    """Return identity, limits and rules of a pyopencl device, as its driver and /sys report them.
+
+    The profile has no peaks.
+    """
     limits = _limits(device)
     platform, name, vendor = (_text(s) for s in (device.platform.name, device.name, device.vendor))
     family = family_of(name, is_cpu=bool(device.type & cl.device_type.CPU))
@@ -163,7 +166,7 @@ def _limits(device: Any) -> DeviceLimits:
 
 
 def _numbered(names: Sequence[str], i: int) -> str:
-    """names[i], with a number where several devices share the name."""
+    """Return names[i], with a number where several devices share the name."""
     if names.count(names[i]) == 1:
         return names[i]
     return f"{names[i]} #{names[:i].count(names[i])}"

@@ -192,7 +192,7 @@ class MaliModel:
     fma_fp16: int
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
-        """GFLOP/s that no chip with so many cores of this model reaches, at half or single precision."""
+        """Return the GFLOP/s, at half or single precision, that no chip with `cores` such cores reaches."""
         return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * _FASTEST_HZ
 
 

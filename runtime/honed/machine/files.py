@@ -60,7 +60,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """All bytes of a regular file; raises OSError as `open_regular`, EFBIG beyond `limit` bytes."""
+    """Return all bytes of a regular file.
+
+    Raises OSError as `open_regular` does, and EFBIG beyond `limit` bytes.
+    """
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:

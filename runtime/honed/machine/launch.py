@@ -18,7 +18,7 @@ _OOM_SCORE = 500  # when memory runs out, the kernel should end the child and no
 
 
 def main(arguments: list[str]) -> None:
-    """Never returns: the process becomes the program, or exits with 127."""
+    """Replace this process by the program, or exit with status 127; never return."""
     parent, memory_mib, address_mib, cpu_seconds, niceness = map(int, arguments[:5])
     program = arguments[5:]
     die_with(parent)

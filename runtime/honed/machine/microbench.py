@@ -40,11 +40,14 @@ class Bench:
         return cl.Program(self.context, header + source).build(cache_dir=False)
 
     def buffer(self, nbytes: int) -> Any:
-        """Memory that kernels may read and write."""
+        """Return a new pyopencl Buffer of `nbytes` bytes that kernels may read and write."""
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
 
     def seconds(self, kernel: Any, items: int, group: int, *args: Any) -> float:
-        """How long one launch ran by the device's clock."""
+        """Return the seconds that one launch ran by the device's clock.
+
+        Raises DeviceError where the device reports no time.
+        """
         kernel.set_args(*args)
         event = cl.enqueue_nd_range_kernel(self.queue, kernel, (items,), (group,))
         event.wait()
@@ -54,7 +57,7 @@ class Bench:
         return seconds
 
     def shortest(self, kernel: Any, items: int, group: int, *args: Any) -> float:
-        """Seconds of the fastest launch, tried until PATIENCE launches in a row were no faster.
+        """Return the seconds of the fastest launch, tried until PATIENCE launches in a row were no faster.
 
         So a device that is clocking up, or busy with something else for a moment, still shows its peak.
         """
@@ -161,7 +164,7 @@ def arithmetic_source(form: ArithmeticForm, scalar: str) -> str:
 
 
 def gflops(bench: Bench, scalar: str) -> float:
-    """GFLOP/s of the best form."""
+    """Return GFLOP/s of the best arithmetic form."""
     items = bench.limits.compute_units * _ITEMS_PER_UNIT
     sink = bench.buffer(items * 4)
     tried = forms(bench.device.profile.family.accumulators)
@@ -191,7 +194,7 @@ def _thorough(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink:
 
 
 def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float) -> int:
-    """How many iterations take about `wanted` seconds."""
+    """Return the number of iterations that take about `wanted` seconds."""
     iterations = 1
     bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # the first launch may compile
     while True:
@@ -250,7 +253,7 @@ def memory_source(width: int) -> str:
 
 
 def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
-    """GB/s by bytes of the working set, for sizes that caches may hold; and beyond all of them."""
+    """Return GB/s by bytes of the working set, for sizes that caches may hold, and GB/s beyond all caches."""
     limits = bench.limits
     most = min(_BEYOND_BYTES, limits.max_alloc_bytes // 2, limits.global_mem_bytes // 8) // 65536 * 65536
     if most == 0:
@@ -273,7 +276,7 @@ def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
 
 
 def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tuple[Any, Any]) -> float:
-    """GB/s of a form that goes once through the first `nbytes` of the buffers; 0 where they are too few."""
+    """Return GB/s of a form that goes once through the first `nbytes` of the buffers; 0 for too few bytes."""
     elements = nbytes // (4 * form.width)
     items = elements // _LOADS if form.what == "read" else elements
     each = 1

@@ -73,7 +73,7 @@ def refused(doing: str, routine: str, code: int) -> DeviceError:
 
 
 def event_seconds(event: Any) -> float:
-    """How long a profiled command ran, by the device's clock.
+    """Return the seconds that a profiled command ran, by the device's clock.
 
     Raises DeviceError unless it is complete and did not end before it started.
     """

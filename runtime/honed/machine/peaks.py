@@ -47,14 +47,14 @@ def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool =
 
 
 def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
-    """Whether `measured` has nothing to measure."""
+    """Return whether peaks are kept that `measured` returns without measuring."""
     path = _path(device.profile, cache_dir)
     kept = _kept(path, device.profile)
     return kept is not None and not outdated(kept, _age(path))
 
 
 def outdated(kept: DevicePeaks, age: float) -> str:
-    """Why peaks kept `age` seconds ago are to be measured again; empty where they are not."""
+    """Return why peaks kept `age` seconds ago are to be measured again; "" where they are not."""
     if not kept.caches_gbs:
         return "they were kept by an older version, which measured no caches"
     if kept.empty_us is None:
@@ -96,7 +96,7 @@ def _path(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> Path:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was written; 0 where it is gone."""
+    """Return the seconds since a file was written; 0 where it is gone."""
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:

@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def dumps(profile: DeviceProfile) -> str:
-    """`profile` as TOML, one table for each of its parts."""
+    """Return `profile` as TOML, one table for each of its parts."""
     lines: list[str] = []
     for table, values in to_dict(profile).items():
         lines += [f"[{table}]", *(f"{key} = {_value(value)}" for key, value in values.items()), ""]
@@ -51,7 +51,7 @@ def dumps(profile: DeviceProfile) -> str:
 
 
 def to_dict(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
-    """`profile` as plain maps; what is None is left out."""
+    """Return `profile` as plain maps, without the fields that are None."""
     plain: dict[str, dict[str, Any]] = strict.to_plain(profile, omit_none=True)
     return plain
 

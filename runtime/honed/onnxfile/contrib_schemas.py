@@ -28,11 +28,11 @@ class _StandInWriter:
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def given(self, *places: int) -> list[str]:
-        """Names of the inputs at these places."""
+        """Return the names of the inputs at these places."""
         return [self.node.input[place] for place in places]
 
     def is_given(self, place: int) -> bool:
-        """Whether there is an input at this place."""
+        """Return whether there is an input at this place."""
         return place < len(self.node.input) and bool(self.node.input[place])
 
     def add(self, op: str, inputs: Sequence[str], output: str = "", **attrs: object) -> str:
@@ -54,7 +54,7 @@ class _StandInWriter:
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
 
     def wide(self, x: str, columns: int) -> str:
-        """`x` with so many columns."""
+        """Add a node that gives `x` that number of columns, and return its output's name."""
         places = f"{self.node.output[0]}, columns"
         self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
         return self.add("Gather", [x, places], axis=-1)
@@ -73,14 +73,17 @@ def _same(w: _StandInWriter) -> None:
 
 
 def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
-    """ONNX's operator on these inputs, with the node's attributes but those whose names begin so."""
+    """Return a stand-in that writes ONNX's operator `op` on the inputs at `places`.
+
+    The operator has the node's attributes except those whose names begin with `without`.
+    """
     return lambda w: w.copy(
         op, w.given(*places), w.node.output[:1], lambda name: not name.startswith(without)
     )
 
 
 def _in_onnx(w: _StandInWriter) -> None:
-    """ONNX's operator of this name."""
+    """Write a stand-in that is ONNX's operator of the node's name."""
     _as(w.node.op_type, *range(len(w.node.input)))(w)
 
 

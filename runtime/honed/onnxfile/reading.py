@@ -31,7 +31,7 @@ _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
 def shown(text: str, limit: int = 400) -> str:
-    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
+    """Return text from an untrusted file on one line, without control characters, cut at `limit`."""
     plain = "".join(c if c.isprintable() else " " for c in text)
     plain = " ".join(plain.split())
     return plain if len(plain) <= limit else plain[: limit - 3] + "..."
@@ -52,7 +52,7 @@ class MissingExternalData(MissingFiles):
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in the model: initialisers, attributes, subgraphs, functions."""
+    """Yield every tensor in the model: initialisers, attributes, subgraphs, functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
@@ -88,7 +88,10 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of raw data its type and shape call for; raises ModelRefused for a type ONNX does not know."""
+    """Return the bytes of raw data that a tensor's type and shape call for.
+
+    Raises ModelRefused for a type that ONNX does not know, and for impossible dimensions.
+    """
     if len(tensor.dims) > _MOST_DIMENSIONS:
         raise ModelRefused(
             f"the model is damaged: tensor {shown(tensor.name)!r} has {len(tensor.dims)} dimensions, and "
@@ -260,7 +263,7 @@ def _parse(file: Path, limit: int) -> onnx.ModelProto:
 
 
 def _readable(message: Message) -> bool:
-    """Whether every text in the message is UTF-8; protobuf gives bytes where it is not."""
+    """Return whether every text in the message is UTF-8; protobuf gives bytes where it is not."""
     for field, value in message.ListFields():
         if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
             continue

@@ -70,17 +70,17 @@ _FATAL = 4
 
 
 def get_available_providers() -> list[str]:
-    """Honed, and the processor, which it may choose."""
+    """Return the providers of honed and of the CPU, which honed may choose."""
     return list(_PROVIDERS)
 
 
 def get_all_providers() -> list[str]:
-    """As those that are available."""
+    """Return the available providers, which are all there are."""
     return list(_PROVIDERS)
 
 
 def get_device() -> str:
-    """Where an app's tensors are."""
+    """Return the device that holds an app's tensors."""
     return "CPU"
 
 
@@ -90,47 +90,50 @@ def get_version_string() -> str:
 
 
 def get_build_info() -> str:
-    """Who it is."""
+    """Return honed's name and version."""
     return f"honed {_VERSION}"
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Honed logs by Python's logging, as `honed.ort`; raises RuntimeError for what is no severity."""
+    """Raise RuntimeError for an invalid severity, else do nothing: honed logs by Python's logging.
+
+    Its logger is `honed.ort`.
+    """
     if not 0 <= severity <= _FATAL:
         raise RuntimeError(f"severity is {severity}; give 0 (verbose) to {_FATAL} (fatal)")
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Honed logs by Python's logging, as `honed.ort`."""
+    """Do nothing: honed logs by Python's logging, as `honed.ort`."""
 
 
 def set_seed(seed: int) -> None:
-    """Nothing is drawn here."""
+    """Do nothing: honed draws no random numbers here."""
 
 
 def enable_telemetry_events() -> None:
-    """There are none."""
+    """Do nothing: there are no telemetry events."""
 
 
 def disable_telemetry_events() -> None:
-    """There are none."""
+    """Do nothing: there are no telemetry events."""
 
 
 def preload_dlls(*_: object, **__: object) -> None:
-    """There are none."""
+    """Do nothing: there are no DLLs."""
 
 
 def get_ep_devices() -> list[Any]:
-    """None: the service chooses where models run."""
+    """Return an empty list: the service chooses where models run."""
     return []
 
 
 def set_default_logger_callback(callback: object) -> None:
-    """Honed logs by Python's logging, as `honed.ort`."""
+    """Do nothing: honed logs by Python's logging, as `honed.ort`."""
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
-    """No thread of the app's computes."""
+    """Do nothing: no thread of the app's computes."""
 
 
 def create_and_register_allocator(memory_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None) -> None:

@@ -62,7 +62,7 @@ class Described:
     ir_version: int = 0
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Described:
-        """With sizes in the place of names that the file has for what it leaves open."""
+        """Return the description with sizes in the place of names for what the file leaves open."""
         return replace(self, inputs=_sized(self.inputs, sizes), outputs=_sized(self.outputs, sizes))
 
     def complete(self, inferred: Iterable[InferredTensor]) -> None:
@@ -182,7 +182,7 @@ def _value(info: memoryview) -> NodeArg:
 
 
 def _type(proto: memoryview) -> tuple[str, list[Dimension]]:
-    """TypeProto: a tensor; what is none is named, its shape left empty."""
+    """Return the type and shape in a TypeProto; for anything but a tensor, its name and an empty shape."""
     for number, value in _fields(proto):
         if number == 1:
             element, shape = 0, list[Dimension]()
@@ -212,7 +212,7 @@ def _dimension(proto: memoryview) -> Dimension:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Fields by number: integers, and the bytes of all others; raises InvalidProtobuf."""
+    """Yield fields by number: integers, and the bytes of all others; raise InvalidProtobuf."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)

@@ -62,7 +62,7 @@ class _Configured:
     """
 
     def __init__(self, kind: type[_Configured]) -> None:
-        """`kind` has the attributes, with what they are at first."""
+        """Start with the attributes and default values that `kind` declares."""
         self._attributes: dict[str, object] = {name: vars(kind)[name] for name in kind.__annotations__}
         vars(self).update(self._attributes)
         self._entries: dict[str, str] = {}
@@ -81,7 +81,7 @@ class _Configured:
         }
 
     def entries(self) -> dict[str, str]:
-        """All that were set."""
+        """Return all configuration entries that were set."""
         return dict(self._entries)
 
     def _add_entry(self, config_key: str, config_value: str) -> None:
@@ -130,7 +130,7 @@ class SessionOptions(_Configured):
         self._providers = True
 
     def has_providers(self) -> bool:
-        """Whether one was added."""
+        """Return whether a provider was added."""
         return self._providers
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
@@ -138,10 +138,10 @@ class SessionOptions(_Configured):
         self._sizes[name] = int(value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
-        """Sizes are open in honed, so that any is taken."""
+        """Do nothing: sizes are open in honed, so that any size is accepted."""
 
     def add_initializer(self, *_: object, **__: object) -> None:
-        """Not possible."""
+        """Raise NotImplemented: honed takes no initialisers beside the file."""
         raise _not_done("takes no initialisers beside the file; write them into the model")
 
     add_external_initializers = add_external_initializers_from_files_in_memory = add_initializer
@@ -150,7 +150,7 @@ class SessionOptions(_Configured):
         """Do nothing: the service loads models."""
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Not possible: no code of an app runs in the service."""
+        """Raise NotImplemented: no code of an app runs in the service."""
         raise _not_done("loads no libraries of operators")
 
     def sizes(self) -> dict[str, int]:
@@ -158,7 +158,7 @@ class SessionOptions(_Configured):
         return dict(self._sizes)
 
     def allows_fallback(self, *, limit: bool) -> bool:
-        """Whether ONNX Runtime itself may serve a session that honed cannot.
+        """Return whether ONNX Runtime itself may serve a session that honed cannot.
 
         `limit`: the service could, but for one of its limits; then it may unless that is forbidden ("0").
         """
@@ -308,7 +308,7 @@ class OrtDevice:
         return 0
 
     def device_id(self) -> int:
-        """Which of its kind."""
+        """Return the device's number among those of its type."""
         return self._device_id
 
     def device_vendor_id(self) -> int:
@@ -334,7 +334,7 @@ class OrtArenaCfg:
     """How an arena grows; the service's to say."""
 
     def __init__(self, *numbers: object, **by_name: object) -> None:
-        """Any of ONNX Runtime's forms."""
+        """Accept any of the argument lists that ONNX Runtime accepts."""
 
 
 def check_on_host(device_type: str) -> None:

@@ -177,7 +177,7 @@ class InferenceSession:
         return self._model_meta
 
     def get_session_options(self) -> SessionOptions:
-        """Those that were given, as they were then."""
+        """Return the options that were given, as they were then."""
         return self._sess_options
 
     @property
@@ -190,7 +190,7 @@ class InferenceSession:
         return _IN_THE_APP if self._genuine else self._engine
 
     def get_providers(self) -> list[str]:
-        """Those that the app asked for and that there are; `honed_engine` tells what runs the model."""
+        """Return the providers both requested and available; `honed_engine` tells what runs the model."""
         return list(self._providers)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
@@ -226,11 +226,11 @@ class InferenceSession:
         return self._genuine.end_profiling() if self._genuine else ""
 
     def get_profiling_start_time_ns(self) -> int:
-        """0: none is written."""
+        """Return 0, as no profile is written; ONNX Runtime's own start time where it runs the session."""
         return self._genuine.get_profiling_start_time_ns() if self._genuine else 0
 
     def get_tuning_results(self) -> list[Any]:
-        """None: the service keeps its own."""
+        """Return an empty list: the service keeps its own tuning results."""
         return []
 
     def set_tuning_results(self, results: Any, *, error_on_invalid: bool = False) -> None:
@@ -300,12 +300,15 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """As `run`, of values and to values."""
+        """Run as `run` does, with OrtValues as inputs and outputs."""
         given = {name: value.numpy() for name, value in input_dict_ort_values.items()}
         return [OrtValue(array) for array in _tensors(self.run(output_names, given, run_options))]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """As `run`, of what is bound and to what is bound; what is wrong with that is a RuntimeError."""
+        """Run as `run` does, from the bound inputs to the bound outputs; raise RuntimeError for invalid ones.
+
+        Raises ValueError for a binding of another session.
+        """
         if iobinding.session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
         names = list(iobinding.outputs)
@@ -516,7 +519,10 @@ def _client() -> Client:
 
 
 def _forked() -> None:
-    """In a forked child: a thread of the parent's may have held the lock, and does not live here."""
+    """Make a new lock in a forked child, where a thread of the parent may have held the lock.
+
+    That thread does not live in the child.
+    """
     global _lock
     _lock = threading.Lock()
 

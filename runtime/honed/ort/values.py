@@ -30,7 +30,7 @@ def type_of(array: Array) -> str:
 
 
 def numpy_type(type_name: str) -> np.dtype[Any]:
-    """NumPy's type for one as in "tensor(float)"; raises NotImplemented for what honed does not carry."""
+    """Return NumPy's type for one as in "tensor(float)"; raise NotImplemented for unsupported types."""
     known = dtypes.from_onnx(type_name)
     if known is None:
         text = f"honed does not carry {type_name}; use a model of dense tensors of numbers or strings"
@@ -62,7 +62,7 @@ class OrtValue:
 
     @classmethod
     def from_dlpack(cls, data: Any, /) -> OrtValue:
-        """Another library's tensor on the host, not copied."""
+        """Return another library's tensor on the host as an OrtValue, without a copy."""
         return cls(np.from_dlpack(data))
 
     @classmethod
@@ -74,7 +74,7 @@ class OrtValue:
         device_id: int = 0,
         vendor_id: int = -1,
     ) -> OrtValue:
-        """Zeros of a NumPy type, or of an ONNX number."""
+        """Return an OrtValue of zeros; `element_type` is a NumPy type or an ONNX number."""
         check_on_host(device_type)
         return cls(np.zeros(tuple(shape), _element(element_type)))
 
@@ -83,11 +83,11 @@ class OrtValue:
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """As NumPy takes it."""
+        """Return the array for NumPy."""
         return np.array(self._array, dtype) if copy else np.asarray(self._array, dtype)
 
     def __dlpack__(self, **how: Any) -> Any:
-        """As other libraries take it, not copied."""
+        """Return the array for other libraries, without a copy."""
         return self._array.__dlpack__(**how)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -95,15 +95,15 @@ class OrtValue:
         return self._array.__dlpack_device__()
 
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """Return the array's sizes."""
         return list(self._array.shape)
 
     def data_type(self) -> str:
-        """As in "tensor(float)"."""
+        """Return ONNX Runtime's name for the type, as in "tensor(float)"."""
         return type_of(self._array)
 
     def element_type(self) -> int:
-        """ONNX's number of the element type."""
+        """Return ONNX's number of the element type."""
         known = dtypes.from_onnx(self.data_type())
         return known.number if known is not None else 0
 
@@ -116,7 +116,7 @@ class OrtValue:
         return int(self._array.ctypes.data)
 
     def tensor_size_in_bytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the bytes that all elements take."""
         return int(self._array.nbytes)
 
     def is_tensor(self) -> bool:
@@ -124,11 +124,11 @@ class OrtValue:
         return True
 
     def is_tensor_sequence(self) -> bool:
-        """Never."""
+        """Return False: no value here is a sequence of tensors."""
         return False
 
     def is_sparse_tensor(self) -> bool:
-        """Never."""
+        """Return False: no tensor here is sparse."""
         return False
 
     def has_value(self) -> bool:
@@ -203,21 +203,21 @@ class IOBinding:
         self.outputs[name] = ortvalue._array
 
     def synchronize_inputs(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy of inputs is under way."""
 
     def synchronize_outputs(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy of outputs is under way."""
 
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs of the last run, in the order in which they were requested."""
         return [self.found[name] for name in self.outputs if name in self.found]
 
     def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
-        """As `get_outputs`."""
+        """Return what `get_outputs` returns."""
         return self.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Array]:
-        """As arrays."""
+        """Return the outputs of the last run as arrays."""
         return [value.numpy() for value in self.get_outputs()]
 
     def clear_binding_inputs(self) -> None:

@@ -19,9 +19,9 @@ RunningJob = children.RunningChild
 
 @contextmanager
 def answering() -> Iterator[Say]:
-    """In a job: give what tells a map on the standard output that the job was started with.
+    """Yield the function by which a job writes a map on the standard output that it was started with.
 
-    All else that prints there, as drivers and libraries do, goes to standard error from now on.
+    Everything else that prints there, as drivers and libraries do, goes to standard error from now on.
     """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)

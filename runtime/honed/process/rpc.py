@@ -45,7 +45,7 @@ class Call(Generic[R]):
     @classmethod
     @functools.cache
     def answer(cls) -> type[R]:
-        """R."""
+        """Return R, the class of the call's answer."""
         found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
@@ -106,7 +106,7 @@ class RpcChild:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Of its socket, for `select`."""
+        """Return the descriptor of the child's socket, for `select`."""
         return self._socket.fileno()
 
     @property
@@ -218,7 +218,7 @@ class _Phase:
 
 
 def ready(children: Sequence[RpcChild], seconds: float) -> list[RpcChild]:
-    """Those of which something has come, waited for no longer than `seconds`."""
+    """Return the children from which something has arrived, after waiting for no longer than `seconds`."""
     held = [child for child in children if child.holds_more]
     return held or select.select(children, [], [], seconds)[0]
 

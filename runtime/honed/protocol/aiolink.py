@@ -92,14 +92,14 @@ class AsyncLink:
         return msgid
 
     def _over(self, msgid: int, _: asyncio.Future[ResponseReceived]) -> None:
-        """Nobody waits for it any more."""
+        """Forget a call for which nobody waits any more, and cancel it where it is unanswered."""
         self._taken(msgid)
         if self.broken is None and self._peer.awaits(msgid):
             self._peer.cancel(msgid)
             self._write()
 
     def usable(self) -> bool:
-        """Whether the connection is up; looks for an end that the loop has not seen yet."""
+        """Return whether the connection is up; look for an end that the loop has not seen yet."""
         if self.broken is None:
             try:
                 if not self._socket.recv(1, sockets.MSG_PEEK | sockets.MSG_DONTWAIT):
@@ -124,7 +124,7 @@ class AsyncLink:
                 told(error)
 
     def _taken(self, msgid: int) -> Told | None:
-        """Whom to tell what came of a call, who hears no more of it; None where nobody waits."""
+        """Forget a call, and return what is to be told its answer; None where nobody waits."""
         self._progress.pop(msgid, None)
         return self._waiting.pop(msgid, None)
 

@@ -181,7 +181,10 @@ def _small(limits: FrameLimits, large: int | None) -> int:
 
 
 def _flat_enough(value: Any, max_depth: int) -> bool:
-    """Whether containers are nested no deeper than this; no timestamp is, which is an extension type."""
+    """Return whether containers are nested no deeper than `max_depth` and none holds a timestamp.
+
+    A timestamp is an extension type.
+    """
     if not max_depth:
         return False
     for inner in value if type(value) is list else value.values():

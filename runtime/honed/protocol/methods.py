@@ -125,7 +125,7 @@ MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _row("ModelBring
 
 @functools.cache
 def _types() -> dict[str, tuple[type[Any], type[Any]]]:
-    """Parameters and result of each method, as its row says.
+    """Return the parameters and the result of each method, as its row says.
 
     Made when they are first needed: an app's inferences do without, and so many classes take time to make.
     """
@@ -146,7 +146,7 @@ def parse(kind: type[P], plain: Map) -> P:
 
 
 def check_name(name: str, what: str = "model") -> str:
-    """`name` itself where it may name a model or region; raises InvalidArgument where not."""
+    """Return `name` itself where it may name a model or region; raise InvalidArgument where it may not."""
     if not NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name[:80]!r} cannot name a {what}; use 1 to 64 letters, digits, '.', '_' and '-', "

@@ -310,7 +310,7 @@ class HintMarks:
 
 
 def marks(source: str) -> HintMarks:
-    """Those of hints that the key of this name has signed."""
+    """Return the marks of hints that the key of this name has signed."""
     return HintMarks(f"{PREFIX}{source}", f", by {source}", f"in quarantine at {source}")
 
 
@@ -320,7 +320,7 @@ def source_of(measured_by: str) -> str:
 
 
 def marks_of(measured_by: str) -> HintMarks:
-    """Those that a hint of whom it names must have; raises InvalidArgument where that is no key's name."""
+    """Return the marks that a hint must have by the key it names; raise InvalidArgument for no key's name."""
     source = source_of(measured_by)
     if not _SOURCE.fullmatch(source):
         raise InvalidArgument(

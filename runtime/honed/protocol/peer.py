@@ -194,7 +194,7 @@ class Peer:
         return msgid
 
     def awaits(self, msgid: int) -> bool:
-        """Whether a call was not answered or given up yet."""
+        """Return whether a call was not answered or given up yet."""
         return msgid in self._calls
 
     def cancel(self, msgid: int) -> None:
@@ -243,7 +243,7 @@ class Peer:
         return frame.parts[0], frame.descriptors
 
     def sent(self, nbytes: int) -> None:
-        """So many of these bytes were written, at least one, and the descriptors with them."""
+        """Note that `nbytes` of these bytes were written, at least one, and the descriptors with them."""
         frame = self._frames[0]
         frame.begun = True
         self.unsent_bytes -= nbytes
@@ -257,12 +257,12 @@ class Peer:
             self._frames.popleft()
 
     def stop_receiving(self) -> None:
-        """Nothing comes any more: let go of what came and is no whole message. May be called again."""
+        """Stop receiving, and let go of what arrived and is no whole message. May be called again."""
         self._decoder.drop()
         self._arrivals.close()
 
     def close(self) -> None:
-        """Nothing comes or goes any more: close the descriptors that are here. May be called again."""
+        """Stop receiving and sending, and close the descriptors that are here. May be called again."""
         self.stop_receiving()
         for frame in list(self._frames):
             self._let_go(frame)

@@ -56,7 +56,10 @@ def send(connected: socket.socket, peer: Peer) -> bool:
 
 
 def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
-    """Bytes, descriptors and flags of one read, as `socket.recv_fds`, which is slower where none came."""
+    """Return bytes, descriptors and flags of one read.
+
+    Does what `socket.recv_fds` does, which is slower where no descriptors arrived.
+    """
     data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
     if not ancillary:
         return data, [], flags

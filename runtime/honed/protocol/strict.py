@@ -136,7 +136,7 @@ _LAYOUTS: Final[dict[type, _Layout]] = {}  # of classes that were sent
 
 
 def _layout(kind: type) -> _Layout | None:
-    """None for what is no dataclass."""
+    """Return the layout of a dataclass; None for any other class."""
     if not dataclasses.is_dataclass(kind):
         return None
     fields = fields_of(kind)
@@ -228,7 +228,10 @@ def _decoding(kind: type, rules: _Rules) -> _Decoding:
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    """Begins with the map as it is: most values need no decoding. What it costs goes with what is there."""
+    """Return the decoder of a dataclass, which begins with the map as it is: most values need no decoding.
+
+    The cost of a decoding depends on what the map holds.
+    """
     names = [field.name for field in fields_of(kind)]
     known = frozenset(names)
     nones = {f.name: None for f in fields_of(kind) if not f.optional and _may_be_none(f)}
@@ -265,7 +268,7 @@ def _may_be_none(field: Field) -> bool:
 
 
 def _as_is(field: Field) -> frozenset[type]:
-    """Types of values that need no decoding; integers do, as not all can travel."""
+    """Return the types of values that need no decoding; integers do, as not all can travel."""
     return frozenset(members_of(field.hint)) - {int} if field.scalar else frozenset()
 
 
@@ -399,7 +402,7 @@ class Field:
 
 @functools.cache
 def fields_of(kind: type) -> tuple[Field, ...]:
-    """Those of a dataclass, in order."""
+    """Return the fields of a dataclass, in order."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return tuple(
@@ -450,11 +453,14 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = 20
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        """`reprlib` knows bytes only as any other object, whose whole text it makes first."""
+        """Return the text of the first bytes.
+
+        `reprlib` knows bytes only as any other object, whose whole text it makes first.
+        """
         return repr(value[: 2 * _SHOWN])
 
     def repr_dict(self, value: dict[object, object], level: int) -> str:
-        """Without the sorting of `reprlib`, which looks at every key."""
+        """Return the text of the first items, without the sorting of `reprlib`, which looks at every key."""
         first = list(itertools.islice(value.items(), self.maxdict))
         text = ", ".join(
             f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
@@ -467,6 +473,6 @@ _short = _Short()
 
 
 def shown(value: object) -> str:
-    """`value` for a message: its first letters, found in a time that does not depend on its size."""
+    """Return `value` for a message: its first letters, found in a time that does not depend on its size."""
     text = _short.repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

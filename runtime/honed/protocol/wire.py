@@ -196,7 +196,10 @@ class Arrivals:
             self._held.append((self._received, descriptors))
 
     def take(self, undecoded: int) -> list[int]:
-        """Those of the message just decoded, behind which `undecoded` bytes are left; now the caller's."""
+        """Return the descriptors of the message just decoded, which become the caller's.
+
+        `undecoded` bytes are left behind that message.
+        """
         taken: list[int] = []
         if not self._held:
             return taken

@@ -50,7 +50,7 @@ class AsyncClient(Operations, performing=_performing):
 
     @asynccontextmanager
     async def region(self, nbytes: int) -> AsyncIterator[Region]:
-        """Shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
+        """Yield shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
         region = self._new_region(nbytes)
         try:
             await _perform(await self._connected(), register(region))

@@ -67,7 +67,7 @@ class Client(Operations, performing=_performing):
 
     @contextmanager
     def region(self, nbytes: int) -> Iterator[Region]:
-        """Shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
+        """Yield shared memory of `nbytes` bytes for the arrays of `infer`; see `Region.array`."""
         with self._lock:
             region = self._new_region(nbytes)
         try:
@@ -199,7 +199,7 @@ class Link:
         self._broken: HonedError | None = None
 
     def usable(self) -> bool:
-        """Whether the connection is up, as far as can be told without sending."""
+        """Return whether the connection is up, as far as that shows without sending."""
         with self._lock:
             if self._broken is not None or self._reading or self._waiting:
                 return self._broken is None

@@ -76,7 +76,7 @@ class Comparison:
         return chances <= CHANCE * 2.0**count
 
     def _within(self) -> tuple[int, int]:
-        """In how many of the quieter pairs the second is fast enough, and how many these are."""
+        """Return how many of the quieter pairs have a fast enough second, and how many pairs these are."""
         quiet = self._quiet()
         return sum(second <= self.allowance * first for first, second in quiet), len(quiet)
 

@@ -33,12 +33,12 @@ MAP_KEYS: Final = {
 
 
 def is_text(array: Array) -> bool:
-    """Whether an array is of strings, or of bytes that are text."""
+    """Return whether an array is of strings, or of bytes that are text."""
     return array.dtype.kind in "USO"
 
 
 def encode_text(array: Array) -> bytes:
-    """Its elements, row-major; raises InvalidArgument where one is neither text nor bytes."""
+    """Return an array's elements as bytes, row-major; raise InvalidArgument for neither text nor bytes."""
     parts: list[bytes] = []
     for element in array.reshape(-1):
         if not isinstance(element, str | bytes):

@@ -21,15 +21,16 @@ TIE = 1.2  # the compiled form may take so many times as long, and leaves the pr
 
 
 def allowance(*, same_cores: bool) -> float:
-    """How many times as long as the CPU engine the compiled form may take, and serves.
+    """Return how many times as long as the CPU engine a compiled model may take and still serve.
 
-    On a processor under OpenCL, with `same_cores`, it leaves nothing to apps.
+    On a processor under OpenCL, with `same_cores`, a compiled model leaves nothing to apps, so that it must
+    be as fast.
     """
     return 1.0 if same_cores else TIE
 
 
 def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
-    """Whether the compiled form is as fast as the CPU engine, or nearly so."""
+    """Return whether a compiled model is as fast as the CPU engine, or nearly so."""
     return compiled <= allowance(same_cores=same_cores) * cpu
 
 

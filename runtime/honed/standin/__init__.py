@@ -56,14 +56,14 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """From now on `import onnxruntime` is honed's, unless it was imported before."""
+    """Make `import onnxruntime` import honed's stand-in from now on, unless it was imported before."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """While this lasts `import onnxruntime` is ONNX Runtime itself."""
+    """Make `import onnxruntime` import ONNX Runtime itself for the length of the block."""
     known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _NAME}
     for name in known:
         del sys.modules[name]

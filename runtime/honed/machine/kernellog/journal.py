@@ -59,7 +59,7 @@ class JournalReader:
             raise
 
     def fileno(self) -> int:
-        """Descriptor that is readable when `read` should be called."""
+        """Return the descriptor that is readable when `read` should be called."""
         return self._fd
 
     def read(self) -> list[Record]:

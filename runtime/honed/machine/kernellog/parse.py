@@ -120,7 +120,7 @@ def _fault(message: str, found: MatchedRow) -> Fault:
 
 
 def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None, str | None, str | None]:
-    """Code, the driver's name for it, and our meaning of it."""
+    """Return the code of an exception, the driver's name for it, and honed's meaning of it."""
     if groups.get("xid") is not None:
         number = _decimal(groups["xid"])
         known = None if number is None else XIDS.get(number)

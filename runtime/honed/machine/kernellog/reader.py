@@ -57,9 +57,9 @@ def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
 
 
 def device_name(field: str | None) -> str | None:
-    """Device name in a DEVICE field: of `+platform:fb000000.gpu` the part after the subsystem.
+    """Return the device name in a DEVICE field: of `+platform:fb000000.gpu` the part after the subsystem.
 
-    None for the other forms (`b8:0`, `c10:58`, `n3`: device numbers), which are no names.
+    Returns None for the other forms (`b8:0`, `c10:58`, `n3`: device numbers), which are no names.
     """
     if field is None or not field.startswith("+"):
         return None
@@ -85,7 +85,7 @@ class LogClock:
             self._offset_s, self._since_s = offset, received_s
 
     def monotonic(self, stamp_s: float) -> float:
-        """CLOCK_MONOTONIC of a record stamped `stamp_s`; some record must have been noted before."""
+        """Return CLOCK_MONOTONIC of a record stamped `stamp_s`; some record must have been noted before."""
         return stamp_s + self._offset_s
 
 
@@ -95,7 +95,7 @@ class Reader(Protocol):
     lost: int  # records overwritten before they could be read
 
     def fileno(self) -> int:
-        """Descriptor to poll for reading."""
+        """Return the descriptor to poll for reading."""
 
     def read(self) -> list[Record]:
         """Return records since the last call, oldest first; never wait."""
@@ -165,7 +165,7 @@ class KmsgReader:
             raise Unavailable(f"{path} is not a kernel log ({error.strerror}); give /dev/kmsg") from error
 
     def fileno(self) -> int:
-        """Descriptor that is readable while there are records to read."""
+        """Return the descriptor that is readable while there are records to read."""
         return self._fd
 
     def read(self) -> list[Record]:
@@ -212,7 +212,7 @@ class KmsgReader:
 
 
 def boot_id() -> str:
-    """Identity of this boot: 32 hexadecimal digits."""
+    """Return the identity of this boot: 32 hexadecimal digits."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
 
 

@@ -67,7 +67,7 @@ class FaultStory:
         return next((fault for fault in self.faults if not self.is_consequence(fault)), self.faults[0])
 
     def is_consequence(self, fault: Fault) -> bool:
-        """Whether `fault`, one of this story's, only follows from another record of it.
+        """Return whether `fault`, one of this story's, only follows from another record of it.
 
         A queue's bus fault does where there is a page fault, whichever was written first: page faults are
         reported by a work queue.
@@ -77,7 +77,7 @@ class FaultStory:
 
 
 def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultStory]:
-    """One story per (process, context, queue group) and span of time, in the order in which they began.
+    """Return one story per (process, context, queue group) and span of time, in the order of their begin.
 
     `threads` gives the process (tgid) of threads (tid) the caller knows, in the initial pid namespace; it
     lets a page fault, which names a thread, join the queue faults of its process where several fault at once.
@@ -136,7 +136,7 @@ class _StoryDraft:
         return device == fault.device or {mine.driver, fault.driver} == {Driver.MSM}
 
     def agrees(self, fault: Fault, *fields: str) -> bool:
-        """Neither contradicts the other in any of `fields`."""
+        """Return whether neither the story nor the fault contradicts the other in any of `fields`."""
         return all(
             (mine := self.known(field)) is None or (theirs := getattr(fault, field)) is None or mine == theirs
             for field in fields
@@ -208,14 +208,14 @@ def _home_of_thread(near: list[_StoryDraft], tid: int, threads: Mapping[int, int
 
 
 def _may_own(draft: _StoryDraft, tid: int, threads: Mapping[int, int]) -> bool:
-    """Whether nothing says that thread `tid` is another's than this story's owner."""
+    """Return whether thread `tid` may be of this story's owner, as nothing says otherwise."""
     if draft.known("tid") is not None:
         return False
     return draft.known("tgid") is None or tid not in threads
 
 
 def _may_belong(draft: _StoryDraft, tgid: int, threads: Mapping[int, int]) -> bool:
-    """Whether this story, which names no process, may be that of process `tgid`."""
+    """Return whether this story, which names no process, may be that of process `tgid`."""
     tid = draft.known("tid")
     return tid is None or threads.get(tid, tgid) == tgid
 
@@ -294,11 +294,12 @@ def attribute(story: FaultStory, processes: Collection[Process]) -> Attribution:
 
 
 def ids_of(pid: int, proc: str | os.PathLike[str] = "/proc") -> frozenset[int] | None:
-    """Ids of process `pid` and of its threads now, as the kernel log has them: in the initial pid namespace.
+    """Return the ids of process `pid` and of its threads now, as the kernel log has them.
 
-    `pid` is the number `proc` knows it by. None where that cannot be told, because `proc` belongs to a
-    container. Empty where there is no such process (any more). Call it after the process has made its GPU
-    context, and add up what several calls give: threads end.
+    They are ids in the initial pid namespace; `pid` is the number `proc` knows the process by. Returns None
+    where the ids are unknown, because `proc` belongs to a container, and an empty set where there is no such
+    process (any more). Call it after the process has made its GPU context, and add up what several calls
+    give: threads end.
     """
     proc = Path(proc)
     try:
@@ -310,7 +311,7 @@ def ids_of(pid: int, proc: str | os.PathLike[str] = "/proc") -> frozenset[int] |
 
 
 def _statuses(folder: Path) -> Iterable[str]:
-    """Contents of `status` of a process and its threads."""
+    """Yield the contents of `status` of a process and of each of its threads."""
     try:
         tasks = [folder, *(folder / "task").iterdir()]
     except OSError:  # it has ended
@@ -323,7 +324,7 @@ def _statuses(folder: Path) -> Iterable[str]:
 
 
 def _outermost(statuses: Iterable[str]) -> Iterable[int]:
-    """First number of each NSpid line: the id in the namespace of the /proc that was read."""
+    """Yield the first number of each NSpid line: the id in the namespace of the /proc that was read."""
     for status in statuses:
         for line in status.splitlines():
             if line.startswith("NSpid:"):

@@ -96,9 +96,10 @@ class Inferences:
     """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
-        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take.
+        """Set up the client: `socket` is the service's path, `timeout` the seconds that a call may take.
 
-        None, infinity, and a day or more set no limit. Raises InvalidArgument for no number of at least 0.
+        `socket` None looks where honed listens. `timeout` None, infinity, and a day or more set no limit.
+        Raises InvalidArgument where `timeout` is no number of at least 0.
         """
         limit_of(timeout)
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
@@ -117,7 +118,10 @@ class Inferences:
         finite: bool,
         sequence: InSequence | None,
     ) -> Steps[InferenceAnswer]:
-        """Large tensors are handed over in shared memory that the client keeps for that."""
+        """Return the service's answer to an inference.
+
+        Large tensors are handed over in shared memory that the client keeps for that.
+        """
         seconds = limit_of(self.timeout if timeout is None else timeout)
         arrays, asked = portable(inputs), 0
         while True:
@@ -189,7 +193,7 @@ class Inferences:
             self._discard(region)
 
     def _discard(self, region: Region) -> None:
-        """Not to be registered again, so that its descriptor can be closed."""
+        """Close a region, which will not be registered again."""
         self._regions.pop(region.name, None)
         region.close()
 
@@ -216,7 +220,7 @@ def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
 
 
 def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
-    """Bytes of each array that lies in none of the regions."""
+    """Return the bytes of each array that lies in none of the regions; 0 for an array of text."""
     left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
     return [0 if is_text(a) else a.nbytes for a in left]
 
@@ -260,7 +264,7 @@ def infer_call(
 def _inputs(
     inputs: Mapping[str, NDArray[Any]], regions: Sequence[Region], lent: Lent | None
 ) -> tuple[list[InputTensor], list[Data]]:
-    """Where each array is, or the bytes of it."""
+    """Return the description of each array with its place in memory, and the bytes of the others."""
     described: list[InputTensor] = []
     contents: list[Data] = []
     for name, array in inputs.items():
@@ -391,7 +395,7 @@ class _Course:
 
     @contextlib.contextmanager
     def _next(self) -> Iterator[InSequence]:
-        """For one request; a first one that fails has begun nothing."""
+        """Yield what one request says of the sequence; a first request that fails has begun nothing."""
         first, self.begun = not self.begun, True
         try:
             yield InSequence(self.id, start=first)
@@ -409,12 +413,12 @@ class RequestSequence(_Course):
     """Of a `Client`. Requests of it run one after the other, in the order in which they are sent."""
 
     def __init__(self, infer: Callable[..., dict[str, NDArray[Any]]], model: str) -> None:
-        """`infer` is `Client.infer`."""
+        """Set up the sequence; `infer` is `Client.infer`."""
         super().__init__(model)
         self._infer = infer
 
     def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
-        """As `Client.infer`, without the state; inputs that are state may be brought all the same."""
+        """Run as `Client.infer` does, without the state; inputs that are state may be brought, too."""
         with self._next() as sequence:
             return self._infer(self.model, inputs, sequence=sequence, **options)
 
@@ -436,12 +440,12 @@ class AsyncRequestSequence(_Course):
     """Of an `AsyncClient`, with `await`."""
 
     def __init__(self, infer: Callable[..., Awaitable[dict[str, NDArray[Any]]]], model: str) -> None:
-        """`infer` is `AsyncClient.infer`."""
+        """Set up the sequence; `infer` is `AsyncClient.infer`."""
         super().__init__(model)
         self._infer = infer
 
     async def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
-        """As `AsyncClient.infer`, without the state; inputs that are state may be brought all the same."""
+        """Run as `AsyncClient.infer` does, without the state; inputs that are state may be brought, too."""
         with self._next() as sequence:
             return await self._infer(self.model, inputs, sequence=sequence, **options)
 

@@ -111,7 +111,7 @@ def open_model(path: Path) -> int:
 
 
 def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
-    """Descriptors of the sets of inputs in a folder, by name; raises NotFound or InvalidArgument."""
+    """Return descriptors of the sets of inputs in a folder, by name; raise NotFound or InvalidArgument."""
     opened: dict[str, int] = {}
     try:
         for path in calibration_files(Path(folder)) if folder is not None else ():
@@ -125,7 +125,7 @@ def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
 
 
 def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
-    """Descriptors of the external data files of the model at `path`, by name; the caller closes them.
+    """Return descriptors of the external data files of the model at `path`, by name; the caller closes them.
 
     Raises MissingFiles, which says of the first that cannot be sent why not: it is not there, cannot be read,
     or lies outside the model's folder.
@@ -156,7 +156,7 @@ def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
 
 
 def _unsendable(path: Path, missing: MissingFiles, error: OSError) -> MissingFiles:
-    """Names all that are not there, or the one that cannot be opened."""
+    """Return the error that names all files that are not there, or else the one that cannot be opened."""
     absent = tuple(name for name in missing.files if not os.path.exists(path.parent / name))
     if absent:
         listed = ", ".join(name[:200] for name in absent[:5]) + (", ..." if len(absent) > 5 else "")
@@ -171,7 +171,7 @@ def _refused(name: str, why: str) -> MissingFiles:
 
 
 def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
-    """As they travel."""
+    """Return the shapes as they travel."""
     return {name: tuple(shape) for name, shape in given.items()}
 
 

@@ -59,7 +59,7 @@ class LeaseHolder:
         self._revoked = 0  # the latest revoked; may be known before the answer that granted it
 
     def may_run(self) -> bool:
-        """Whether the lease is held at this moment. Never waits, never raises."""
+        """Return whether the lease is held at this moment; never wait, never raise."""
         if self._connected is not None:
             self._receive(0.0)
         return self._lease > self._revoked

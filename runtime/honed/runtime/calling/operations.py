@@ -88,12 +88,12 @@ class Operations(Inferences):
         finite: bool = False,
         sequence: InSequence | None = None,
     ) -> Steps[InferenceAnswer]:
-        """As `infer`, with what the service tells of it: the engine that answered, and times."""
+        """Run as `infer` does; return the outputs with the engine that answered, and times."""
         return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
 
     @operation
     def models(self) -> Steps[list[Map]]:
-        """All models: name, version, state and reason."""
+        """Return all models: name, version, state and reason."""
         return list((yield Ask(methods.REPOSITORY_INDEX, params.Nothing())).result["models"])
 
     @operation
@@ -105,12 +105,12 @@ class Operations(Inferences):
 
     @operation
     def live(self) -> Steps[bool]:
-        """Whether the service answers at all; raises Unavailable where not."""
+        """Return whether the service answers at all; raise Unavailable where it does not."""
         return bool((yield Ask(methods.SERVER_LIVE, params.Nothing())).result["live"])
 
     @operation
     def ready(self, model: str | None = None) -> Steps[bool]:
-        """Whether `model` can be run; without one, whether the service and all its models can."""
+        """Return whether `model` can be run; without one, whether the service and all its models can."""
         if model is None:
             return bool((yield Ask(methods.SERVER_READY, params.Nothing())).result["ready"])
         return bool((yield Ask(methods.MODEL_READY, params.ModelParams(name=model))).result["ready"])
@@ -128,7 +128,7 @@ class Operations(Inferences):
 
     @operation
     def metrics(self) -> Steps[Map]:
-        """Every figure the service has of itself and its models (docs/metrics.md)."""
+        """Return every figure the service has of itself and its models (docs/metrics.md)."""
         return (yield Ask(methods.METRICS, params.MetricsParams())).result
 
     @operation
@@ -148,7 +148,7 @@ class Operations(Inferences):
 
     @operation
     def show(self, model: str) -> Steps[Map]:
-        """Where `model` comes from, how it was proven right, and its kernels."""
+        """Return where `model` comes from, how it was proven right, and its kernels."""
         return (yield Ask(methods.MODEL_SHOW, params.ModelParams(name=model))).result
 
     @operation
@@ -161,9 +161,10 @@ class Operations(Inferences):
     def profile(
         self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
     ) -> Steps[Map]:
-        """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit.
+        """Return the time per kernel of `model`, as the mean of `runs` inferences.
 
-        With `timeline`, when each command of the first of them was enqueued and computed, too.
+        `timeout` is in seconds; None: no limit. With `timeline`, the result includes when each command of the
+        first inference was enqueued and computed.
         """
         options = params.ProfileOptions(runs=runs, timeline=timeline or None)
         given = params.ProfileParams(name=model, parameters=options)
@@ -256,7 +257,7 @@ class Operations(Inferences):
 
     @operation
     def history(self, model: str) -> Steps[Map]:
-        """Versions of `model`: what was served when, and why each came and went."""
+        """Return the versions of `model`: what was served when, and why each came and went."""
         return (yield Ask(methods.MODEL_HISTORY, params.HistoryParams(name=model))).result
 
     @operation

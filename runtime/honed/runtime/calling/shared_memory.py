@@ -96,7 +96,10 @@ class Region:
         return start
 
     def offset_of(self, array: NDArray[Any]) -> int | None:
-        """Where in the region `array` lies, in bytes, or None where it does not or is not contiguous."""
+        """Return the offset of `array` in the region, in bytes; None where it lies elsewhere.
+
+        Returns None for arrays that are not contiguous or empty, too.
+        """
         start = array.ctypes.data - self._address
         if self.closed or start < 0 or start + array.nbytes > self.nbytes:
             return None
@@ -194,7 +197,7 @@ class Scratch:
 
     @contextmanager
     def lent(self, region: Region) -> Iterator[None]:
-        """For a request. One that fails may run on, so that its region is not used again."""
+        """Lend a region to one request; drop it where the request fails, as the request may run on."""
         try:
             yield
         except BaseException:
@@ -203,7 +206,7 @@ class Scratch:
         self.give_back(region)
 
     def dropped(self) -> Iterator[Region]:
-        """Regions that are to be closed, and that the service is still to be told of."""
+        """Yield the regions that the caller is to close and have the service forget."""
         while self._dropped:
             yield self._dropped.pop()
 
@@ -214,12 +217,15 @@ class Scratch:
 
 
 def region_bytes(nbytes: int) -> int:
-    """Of a region for so many: a power of two, so that requests of several sizes share it."""
+    """Return the bytes of a region for `nbytes`: a power of two, so that requests of several sizes share it.
+
+    Very large sizes stay as they are, as no such region is kept.
+    """
     if nbytes > _MOST:
         return nbytes  # none lies ready
     return max(_LEAST, 1 << (nbytes - 1).bit_length())
 
 
 def _together(nbytes: Sequence[int]) -> int:
-    """Bytes that such tensors take at most, each aligned."""
+    """Return the bytes that tensors of these sizes take at most, each aligned."""
     return sum(nbytes) + ROOM_ALIGN * len(nbytes)

@@ -36,7 +36,7 @@ _MOST_SECONDS: Final = MAX_TIMEOUT_US / 1e6
 
 
 def limit_of(timeout: float | None) -> float | None:
-    """Seconds until a call is given up. None: no limit, which infinity and a day or more are, too.
+    """Return the seconds until a call is given up; None: no limit, as for infinity and a day or more.
 
     Raises InvalidArgument for what is no number of at least 0.
     """
@@ -74,7 +74,7 @@ class Ask:
     progress: Progress | None = None
 
     def limit(self, usual: float | None) -> float | None:
-        """Seconds until it is given up; `usual` are the client's. Raises InvalidArgument."""
+        """Return the seconds until the call is given up; `usual` are the client's. Raise InvalidArgument."""
         return limit_of(usual if isinstance(self.timeout, Usual) else self.timeout)
 
     def plain(self) -> Map:

@@ -37,7 +37,10 @@ def connect(path: str, timeout: float | None) -> socket.socket:
 
 
 def default_socket(environment: Mapping[str, str]) -> str:
-    """Where the service listens: $HONED_SOCKET, the system's place if it is there or for root, the user's."""
+    """Return the path where the service listens.
+
+    It is $HONED_SOCKET, the system's place if it is there or for root, or else the user's.
+    """
     if environment.get("HONED_SOCKET"):
         return environment["HONED_SOCKET"]
     runtime_dir = environment.get("XDG_RUNTIME_DIR")

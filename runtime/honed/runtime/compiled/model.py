@@ -401,7 +401,7 @@ def part_symbol(part: int, output: int) -> str:
 
 
 def part_named(function: str) -> tuple[int, int] | None:
-    """Which part and output a function stands for; None for any other."""
+    """Return the partition and output that a function stands for; None for any other function."""
     if not function.startswith(_PREFIX):
         return None
     part, output = function.removeprefix(_PREFIX).split(".")

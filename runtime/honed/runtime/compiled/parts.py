@@ -59,7 +59,10 @@ def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
 
 
 def _check_forms(model: CompiledModel, split: Split) -> None:
-    """Forms are of parts that may have some; the rules of their models are checked by whoever checks this."""
+    """Raise ModelFileError unless variants are of partitions that may have some.
+
+    The rules of the variants' own models are checked by whoever checks this model.
+    """
     known = [(form.part, form.sizes) for form in model.forms]
     known += [(out.part, out.sizes) for out in split.left_out]
     require(len(known) <= MAX_SIZES, f"parts were compiled for {len(known)} sizes")
@@ -95,12 +98,12 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
 
 
 def open_count(tensors: Iterable[PartTensor]) -> int:
-    """How many sizes of these depend on the data."""
+    """Return how many sizes of the tensors depend on the data."""
     return sum(tensor.shape.count(-1) for tensor in tensors)
 
 
 def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTensor, ...]:
-    """Tensors with `sizes` for what is -1, in their order."""
+    """Return the tensors with `sizes` in the place of each -1, in their order."""
     left = iter(sizes)
     return tuple(
         replace(t, shape=tuple(next(left) if size == -1 else size for size in t.shape)) for t in tensors
@@ -108,7 +111,10 @@ def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTen
 
 
 def covers(sizes: Sequence[int], least: int, met: Sequence[int]) -> bool:
-    """Whether a form for `sizes`, as `Form` has them with `least`, runs a part that met others."""
+    """Return whether a variant for `sizes` and `least`, as in `Form`, runs a partition that met sizes.
+
+    `met` are the sizes that the partition met.
+    """
     if tuple(sizes) == tuple(met):
         return True
     return least > 0 and len(set(met)) == 1 and least <= met[0] <= sizes[0]
@@ -166,7 +172,7 @@ def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
 
 
 def takes(tensor: PartTensor, shape: Sequence[int]) -> bool:
-    """Whether a tensor may have this shape."""
+    """Return whether a tensor may have this shape."""
     return len(shape) == len(tensor.shape) and all(
         size in (-1, given) for size, given in zip(tensor.shape, shape, strict=True)
     )

@@ -57,7 +57,7 @@ def check(model: CompiledModel) -> None:
 
 
 def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
-    """Every buffer `step` touches, in the order of its arguments."""
+    """Yield every use of a buffer by `step`, in the order of its arguments."""
     if isinstance(step, Launch):
         for arg, index in zip(kernels[step.kernel].args, step.buffers, strict=True):
             yield Use.of(index, arg.access)
@@ -94,7 +94,7 @@ def allocations(buffers: Sequence[Buffer], place: Place) -> list[range]:
 
 
 def _in_order(model: CompiledModel) -> Iterator[tuple[str, Step, _Stage]]:
-    """All steps as they run first, with what they are called in messages."""
+    """Yield all steps in the order in which they first run, with their names in messages and their stages."""
     for stage, steps in ((_PREPARATION, model.prepare), (_INFERENCE, model.steps)):
         for i, step in enumerate(steps):
             yield f"{stage.called} {i}", step, stage
@@ -152,9 +152,9 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
 
 
 def _check_order(model: CompiledModel) -> None:
-    """Nothing is read before it is written, and every output is written. Empty buffers hold nothing.
+    """Raise ModelFileError where something is read before it is written, or an output is never written.
 
-    What lies in a family is followed byte by byte.
+    Empty buffers hold nothing. What lies in a family is followed byte by byte.
     """
     buffers = model.buffers
     written = {i for i, b in enumerate(buffers) if b.place in ("constant", "input") or b.nbytes == 0}
@@ -184,9 +184,9 @@ def _check_order(model: CompiledModel) -> None:
 
 
 def _check_sharing(model: CompiledModel) -> None:
-    """No two scratch buffers that are live at the same step overlap, but those of one family.
+    """Raise ModelFileError where two scratch buffers that are live at one step overlap.
 
-    Takes n log n steps for n buffers.
+    Buffers of one family may overlap. Takes n log n steps for n buffers.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -177,7 +177,7 @@ def _check_kernels(model: CompiledModel) -> None:
 
 
 def _declared(source: str) -> frozenset[str]:
-    """Every name that can be that of a kernel in an OpenCL source."""
+    """Return every name that can be that of a kernel in an OpenCL source."""
     return frozenset(
         name
         for start in _KERNEL.finditer(source)

@@ -34,7 +34,7 @@ def bytes_of(buffers: Sequence[Buffer], index: int) -> range:
 
 
 def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
-    """Whether two buffers are one, or overlap within one family."""
+    """Return whether two buffers are one, or overlap within one family."""
     if one == other:
         return True
     mine, yours = bytes_of(buffers, one), bytes_of(buffers, other)
@@ -78,7 +78,7 @@ def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
 
 
 def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
-    """Two buffers of one family that overlap, where one of them is written; None where there are none.
+    """Return two buffers of one family that overlap, where one of them is written; None without such buffers.
 
     `touched` are the buffers of a step, each once, and whether it writes them.
     """
@@ -110,7 +110,7 @@ class WrittenBytes:
         self.starts[first:last], self.ends[first:last] = [start], [end]
 
     def covers(self, span: range) -> bool:
-        """Whether all of these were."""
+        """Return whether all bytes of a span were written."""
         at = bisect_right(self.starts, span.start) - 1
         return at >= 0 and span.stop <= self.ends[at]
 

@@ -53,7 +53,7 @@ class CpuParts:
     """
 
     def __init__(self, limits: PartLimits = UNLIMITED) -> None:
-        """Nothing runs yet."""
+        """Set up the engine, without starting its process yet."""
         self._limits = limits
         self._lock = threading.Lock()
         self._child: RpcChild | None = None
@@ -305,7 +305,7 @@ class PartsBehind:
     """Those of one model; with none of them nothing is made."""
 
     def __init__(self, model: CompiledModel, parts: OpenParts | None) -> None:
-        """`parts` are loaded."""
+        """Set up the partitions behind all steps of a model; `parts` are loaded."""
         self._parts = parts
         self._split = model.split
         self._wanted = [tensor.name for tensor in model.made_behind]

@@ -258,7 +258,7 @@ class Executor:
 
 
 def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """All values by name; of one name the first."""
+    """Return all values by name; of several with one name, the first."""
     return {name: value for each in reversed(given) for name, value in each.items()}
 
 
@@ -282,7 +282,7 @@ def _built_kernels(
     builder: ThreadPoolExecutor | None,
     progress: Progress,
 ) -> list[Any]:
-    """For each kernel of the model, the pyopencl Program that has its entry."""
+    """Return, for each kernel of the model, the pyopencl Program that has its entry."""
 
     def build(source: str) -> Any:
         if builder is None:
@@ -334,7 +334,7 @@ class ConvertedPorts:
 def converted(
     ports: tuple[Port, ...], inwards: bool, memory: DeviceMemory, device: Device, cache_dir: Path | None
 ) -> ConvertedPorts:
-    """Ports of inputs (`inwards`) or outputs, those of halves with buffers of their own where needed.
+    """Return the ports of inputs (`inwards`) or outputs; float16 ports get buffers of their own where needed.
 
     Raises pyopencl's errors, and DeviceError where the device cannot build the conversion.
     """

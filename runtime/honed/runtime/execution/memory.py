@@ -137,7 +137,7 @@ class DeviceMemory:
                 _unmap(queue, array)
 
     def _is_mapped(self, described: Buffer) -> bool:
-        """Whether the host works in the device's memory, else in memory of its own that is copied."""
+        """Return whether the host works in the device's memory, else in memory of its own that is copied."""
         return self._shared and described.nbytes > _COPIED_BYTES
 
     def _map(self, queue: Any, index: int, flags: int, *, blocking: bool) -> Array:
@@ -190,7 +190,7 @@ class DeviceMemory:
         return buffers
 
     def _section(self, place: Place) -> dict[int, _Stretch]:
-        """Where buffers of the section lie that are not empty; those that overlap are in one allocation."""
+        """Return where the section's buffers lie that are not empty; those that overlap share an allocation."""
         ranges = allocations(self._described, place)
         wholes = [self._allocated(len(lies)) for lies in ranges]
         starts = [lies.start for lies in ranges]

@@ -81,7 +81,7 @@ class RunParts(Call[PartsRan]):
 
 
 def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
-    """Places for so many bytes each, one after the other from `start` on, and where the last ends."""
+    """Return aligned places for so many bytes each, one after the other from `start` on, and the end."""
     places = []
     for size in sizes:
         start = -(-start // ALIGN) * ALIGN

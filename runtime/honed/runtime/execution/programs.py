@@ -70,7 +70,7 @@ def _from_binary(device: Device, kept: Path) -> Any | None:
 
 
 def _keep(program: Any, kept: Path) -> None:
-    """Best effort: a full disk must not stop a model from running."""
+    """Keep a program's binary in a file at best effort: a full disk must not stop a model from running."""
     with driver_call("give a program's binary"):
         binary = program.get_info(cl.program_info.BINARIES)[0]
     if not binary:
@@ -131,7 +131,10 @@ def check(model: CompiledModel, device: Device) -> None:
 
 
 def _most_bytes(model: CompiledModel) -> int:
-    """Bytes of device memory: what the model keeps, and most while it is prepared, step by step."""
+    """Return the bytes of device memory that the model keeps, plus the most while it is prepared.
+
+    It is prepared step by step.
+    """
     kept = constants_of(model, model.steps)
     held = model.arena_bytes + model.prepared_bytes
     own = (b for b in model.buffers if b.within is None)

@@ -116,7 +116,7 @@ def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
 
 def probe_count(executor: Executor) -> int:
-    """How many probes its file has, those of forms of its parts among them."""
+    """Return how many probes the executor's file has, those of variants of its partitions among them."""
     return len(_probes(executor))
 
 
@@ -127,7 +127,7 @@ def check_numbered(executor: Executor, number: int) -> tuple[Difference, ...]:
 
 
 def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
-    """All probes, and what each is of."""
+    """Return all probes, each with the executor that it is for."""
     own = [(executor, probe) for probe in executor.model.probes]
     return [*own, *(found for form in executor.forms for found in _probes(form))]
 
@@ -154,7 +154,7 @@ def _like(reference: Array, made: Array, output: str) -> Difference:
 
 
 def _errors(reference: Array, actual: Array) -> Array:
-    """For each element its |difference| over the reference's scale, as float64."""
+    """Return for each element its |difference| over the reference's scale, as float64."""
     expected, found = reference.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(expected) & np.isfinite(found)
     scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))) or 1.0
@@ -202,7 +202,7 @@ def aligned(
 
 
 def _rows(value: Array, axis: int) -> Array:
-    """One row for each of the selected, with all that belongs to it."""
+    """Return one row for each of the selected, with all that belongs to it."""
     moved = np.moveaxis(value, axis, 0)
     return moved.reshape(moved.shape[0], -1)
 
@@ -243,7 +243,7 @@ def _moved(
 def _alike(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], rows: Array, columns: Array
 ) -> Array:
-    """Whether rows of the reference and rows that were found agree in all outputs."""
+    """Return whether rows of the reference and rows that were found agree in all outputs."""
     alike = np.ones(np.broadcast_shapes(rows.shape, columns.shape), bool)
     for one, other, most in zip(known, given, allowed, strict=True):
         left, right = one[rows], other[columns]
@@ -257,7 +257,10 @@ def _alike(
 
 
 def _matched(pairs: Array) -> list[int]:
-    """For each row a column of its own with which it agrees, for as many as possible; -1 for the others."""
+    """Return for each row a column of its own with which it agrees; -1 for rows without one.
+
+    As many rows as possible get a column.
+    """
     holder = [-1] * pairs.shape[1]
 
     def place(row: int) -> bool:
@@ -293,7 +296,7 @@ def _matched(pairs: Array) -> list[int]:
 def _at_the_edge(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None, rows: Array
 ) -> bool:
-    """Whether the scores of rows tie with the last that was selected, by the reference and as found."""
+    """Return whether the scores of rows tie with the last selected score, by the reference and as found."""
     if score is None:
         return False
     last = known[score][-1].astype(np.float64)

@@ -146,7 +146,7 @@ class LaunchBatch:
         return events
 
     def _wait(self, tails: Sequence[Any]) -> None:
-        """Until another chunk may be queued after those that end with `tails`."""
+        """Wait until another chunk may be queued after those that end with `tails`."""
         if self._window and len(tails) >= self._window:
             tails[-self._window].wait()
 
@@ -220,7 +220,7 @@ def segments(
 
 
 def empty(model: CompiledModel, step: Preparation) -> bool:
-    """Whether it copies no bytes, which OpenCL has no command for."""
+    """Return whether a step copies no bytes, for which OpenCL has no command."""
     return isinstance(step, Copy) and model.buffers[step.source].nbytes == 0
 
 
