@@ -422,7 +422,10 @@ class Listener(Generic[R]):
 
 
 def do(job: Job[R], bounds: Bounds = FREE, *, seconds: float) -> R:
-    """Have a child do a job within `seconds`; raises what it reports, Died, and NoEvent for other output."""
+    """Have a child do a job within `seconds`, and return the result.
+
+    Raises the error that the child reports, Died, and NoEvent for other output.
+    """
     listener = Listener(job)
     with started(job.program(), bounds, seconds=seconds) as child:
         for line in child.lines():

@@ -74,7 +74,7 @@ def _survey(answer: Map) -> Survey:
 
 
 def main(spec: str, cache_dir: str, *again: str) -> int:
-    """Answer on stdout."""
+    """Write the answer on the standard output."""
     with answering() as say:
         try:
             for answer in _answers(select(spec or None), cache_dir, again=bool(again)):

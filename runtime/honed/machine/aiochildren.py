@@ -50,10 +50,10 @@ class Child:
 async def spawn(
     program: Sequence[str], bounds: Bounds = FREE, *, pass_fds: Sequence[int] = (), stdout: bool = False
 ) -> Child:
-    """Start a program, with its standard output to be read if wanted; raises OSError and InvalidArgument.
+    """Start a program, with its standard output to be read if wanted; raise OSError and InvalidArgument.
 
-    A thread of its own starts it and waits for its end: starting takes long on a busy machine. Cancelled,
-    this ends what was started.
+    A thread of its own starts the program and waits for its end: starting takes long on a busy machine.
+    Cancelling this call ends what was started.
     """
     starting = _Starting(program, bounds, pass_fds, stdout)
     process = await starting.process()

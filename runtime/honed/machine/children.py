@@ -168,7 +168,7 @@ class RunningChild:
         return iter(partial(self.stdout.readline, _LINE), b"")
 
     def interrupt(self) -> None:
-        """Ask it to end, as Ctrl-C does."""
+        """Ask the process to end, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def death(self) -> Death:
@@ -191,7 +191,7 @@ def started(
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningChild]:
-    """Start a program; it is killed at the end, and after `seconds`."""
+    """Start a program, which is killed when the block ends, and after `seconds`."""
     with tempfile.TemporaryFile() as log:
         process = start(program, bounds, stdout=subprocess.PIPE, stderr=log, environment=environment)
         child = RunningChild(process, log)

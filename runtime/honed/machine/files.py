@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; raises OSError, EINVAL for what is something else, and never waits."""
+    """Open a regular file for reading, without ever waiting; raise OSError, with EINVAL for other files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         kind = os.fstat(descriptor).st_mode
@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def put_aside(path: Path) -> str:
-    """Rename what cannot be used to `.damaged`, for people to look at; gives a few words on where it is."""
+    """Rename an unusable file to `.damaged`, for people to look at; return a few words on where it is."""
     aside = path.with_name(path.name + ".damaged")
     try:
         path.replace(aside)

@@ -16,7 +16,8 @@ _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itse
 def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent (a process id) ends, whatever it hangs in.
 
-    More exactly when the parent's thread that started it ends. Ends it now where the parent is gone already.
+    More exactly, the kernel ends it when the parent's thread that started it ends. Where the parent is gone
+    already, this process ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -39,7 +40,7 @@ def limit_data(most: int) -> None:
 
 
 def thread_stacks(nbytes: int) -> None:
-    """Have threads that libraries start from now on get stacks of so many bytes; Python's own get 8 MiB.
+    """Set the stacks of threads that libraries start from now on to `nbytes` bytes; Python's own get 8 MiB.
 
     `limit_data` counts stacks as a whole, and not what of them is used.
     """

@@ -279,9 +279,9 @@ MISLED: Final = "Shape mismatch attempting to re-use buffer"
 
 
 def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
-    """Take a name, or "" all, away from dimensions: those of one name are taken to have one size.
+    """Remove a name, or "" all names, from dimensions; return whether there was any.
 
-    Gives whether there was any.
+    Dimensions of one name are taken to have one size.
     """
     found = False
     for info in _declared(model.graph):

@@ -141,5 +141,5 @@ def create_and_register_allocator(memory_info: OrtMemoryInfo, arena_cfg: OrtAren
 
 
 def print_debug_info() -> None:
-    """Print which this is."""
+    """Print honed's name and version."""
     print(get_build_info())

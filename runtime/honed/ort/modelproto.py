@@ -66,7 +66,10 @@ class Described:
         return replace(self, inputs=_sized(self.inputs, sizes), outputs=_sized(self.outputs, sizes))
 
     def complete(self, inferred: Iterable[InferredTensor]) -> None:
-        """Have outputs be told as ONNX Runtime infers them; what the file alone names keeps its name."""
+        """Set the outputs to the types and shapes that ONNX Runtime infers, where these are known.
+
+        A dimension that only the file names keeps its name.
+        """
         known = {each.name: each for each in inferred}
         self.outputs = [_completed(each, known) for each in self.outputs]
 

@@ -85,7 +85,7 @@ class _Configured:
         return dict(self._entries)
 
     def _add_entry(self, config_key: str, config_value: str) -> None:
-        """Set an entry."""
+        """Set a configuration entry."""
         self._entries[str(config_key)] = str(config_value)
 
     def _entry(self, config_key: str) -> str:
@@ -134,7 +134,7 @@ class SessionOptions(_Configured):
         return self._providers
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
-        """Have a size that the file leaves open be told as `value`."""
+        """Set a size that the file leaves open, by its name, to `value` in what the session reports."""
         self._sizes[name] = int(value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:

@@ -210,11 +210,11 @@ class InferenceSession:
         providers: Sequence[str | tuple[str, Any]] | None = None,
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
     ) -> None:
-        """Have others told; the service chooses what runs the model."""
+        """Set the providers that the session reports; the service chooses what runs the model."""
         self._register(providers, provider_options)
 
     def enable_fallback(self) -> None:
-        """Take providers that are given wrongly for none, as ONNX Runtime does."""
+        """Treat invalid providers as if none were given, as ONNX Runtime does."""
         self._enable_fallback = True
 
     def disable_fallback(self) -> None:
@@ -396,7 +396,7 @@ class InferenceSession:
         return [str(each) for each in asked]
 
     def _bring(self) -> None:
-        """Have the service serve the file; one that is not there is waited for, once in a process.
+        """Have the service serve the file; wait for a service that is unavailable, once in a process.
 
         Raises HonedError, or Fail where nothing serves the file.
         """
@@ -432,9 +432,9 @@ class InferenceSession:
         self._providers = list(self._provider_options)
 
     def _stand_in(self, error: Exception) -> None:
-        """Have ONNX Runtime itself take this session, where that is allowed; raises what is wrong.
+        """Have ONNX Runtime itself take this session, where that is allowed; raise the error otherwise.
 
-        It is by itself for the limits of the service, and for the rest where the app says so.
+        It is allowed by default for the limits of the service, and for other errors where the app says so.
         """
         wrong = translated(error) if isinstance(error, HonedError) else error
         limit = isinstance(error, ResourceExhausted)

@@ -136,7 +136,7 @@ class OrtValue:
         return True
 
     def update_inplace(self, np_arr: ArrayLike) -> None:
-        """Write an array of the same shape and type over it."""
+        """Write an array of the same shape and type over this value."""
         given = np.asarray(np_arr)
         if given.shape != self._array.shape or given.dtype != self._array.dtype:
             raise RuntimeError(
@@ -159,7 +159,7 @@ class IOBinding:
         self.found: dict[str, OrtValue] = {}
 
     def bind_cpu_input(self, name: str, arr_on_cpu: ArrayLike) -> None:
-        """Give an array, which is read when the session runs."""
+        """Bind an array to an input; it is read when the session runs."""
         self._bind(name, np.asarray(arr_on_cpu))
 
     def bind_input(
@@ -171,12 +171,12 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Give memory at an address."""
+        """Bind memory at an address to an input."""
         check_on_host(device_type)
         self._bind(name, _at(buffer_ptr, element_type, shape))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Give a value."""
+        """Bind a value to an input."""
         self._bind(name, ortvalue._array)
 
     def _bind(self, name: str, array: Array) -> None:
@@ -193,13 +193,13 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Ask for an output, which is written to the memory at an address where one is given."""
+        """Bind an output, which is written to the memory at an address where one is given."""
         check_on_host(device_type)
         whole = buffer_ptr is not None and shape is not None
         self.outputs[name] = _at(buffer_ptr or 0, element_type, shape or ()) if whole else None
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Ask for an output, which is written over a value."""
+        """Bind an output, which is written over a value."""
         self.outputs[name] = ortvalue._array
 
     def synchronize_inputs(self) -> None:
@@ -221,16 +221,16 @@ class IOBinding:
         return [value.numpy() for value in self.get_outputs()]
 
     def clear_binding_inputs(self) -> None:
-        """Forget the inputs."""
+        """Forget all bound inputs."""
         self.inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget the outputs."""
+        """Forget all bound outputs."""
         self.outputs.clear()
         self.found.clear()
 
     def ran(self, outputs: Mapping[str, Array]) -> None:
-        """Keep what a run gave, in the memory that was bound for it."""
+        """Keep the outputs of a run, in the memory that was bound for them."""
         for name, array in outputs.items():
             target = self.outputs.get(name)
             if target is None:

@@ -47,7 +47,7 @@ async def spawn(
 def begin(
     link: AsyncLink, call: Call[Any], descriptors: Sequence[int] = (), progress: Progress | None = None
 ) -> asyncio.Future[ResponseReceived]:
-    """Ask a child; raises what the link was failed with."""
+    """Send a call to a child and return its answer to come; raise the error that the link failed with."""
     return link.begin(call.method, strict.to_plain(call), descriptors, progress)
 
 

@@ -35,7 +35,7 @@ def run(
     seconds: float | None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[list[Map], Death]:
-    """Run a job for `seconds` at most: the maps that it told, without other lines, and how it ended."""
+    """Run a job for `seconds` at most; return the maps that it wrote, without other lines, and its end."""
     said, death = children.run(program, bounds, seconds=seconds, environment=environment)
     answers = []
     for line in said.splitlines():

@@ -78,10 +78,10 @@ class RpcChild:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it; raises OSError.
+        """Start the child process; raise OSError.
 
-        `log` takes what it and its driver print, in place of what this process prints to. `environment` is
-        set beside that of this process.
+        `log` takes what the child and its driver print, in place of what this process prints to.
+        `environment` is set beside that of this process.
         """
         self._log = log
         self._peer = Peer(serves=False, receiving=frames, sending=frames)
@@ -120,7 +120,7 @@ class RpcChild:
         self._send()
 
     def begin(self, call: Call[Any], descriptors: Sequence[int] = ()) -> None:
-        """Ask; `answer` waits for what comes of it, and the caller keeps the descriptors open till then."""
+        """Send a call, for whose answer `answer` waits; the caller keeps the descriptors open till then."""
         self._peer.call(call.method, strict.to_plain(call), descriptors)
         self._send()
 
@@ -132,7 +132,7 @@ class RpcChild:
         seconds: float | None = None,
         on_phase: Callable[[str], None] | None = None,
     ) -> R:
-        """Ask, and wait as `answer`."""
+        """Send a call, and wait for its answer as `answer` does."""
         self.begin(call, descriptors)
         return self.answer(type(call), seconds, on_phase)
 
@@ -296,7 +296,7 @@ class Server:
         raise raised
 
     def progress(self, **told: Any) -> None:
-        """Tell how a request is getting on: `phase` and `seconds` to `RpcChild`, its `msgid` to a link."""
+        """Report the progress of a request: `phase` and `seconds` to `RpcChild`, its `msgid` to a link."""
         with self._sending:
             self._peer.notify("Progress", told)
             streams.send(self._socket, self._peer)

@@ -78,9 +78,9 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> int:
-        """Make a call and have `told` called once with what comes of it, perhaps before this returns.
+        """Make a call and have `told` called once with its outcome, perhaps before this returns.
 
-        Gives the call's number. Raises what the connection was failed with.
+        Returns the call's number. Raises the error that the connection failed with.
         """
         if self.broken is not None:
             raise self.broken
@@ -181,7 +181,7 @@ class AsyncLink:
 
 
 def _settle(coming: asyncio.Future[ResponseReceived], answered: ResponseReceived | Exception) -> None:
-    """Give a future what came of its call; it may have been cancelled just before."""
+    """Set the result of a call's future; the future may have been cancelled just before."""
     if isinstance(answered, ResponseReceived):
         if coming.done():
             close_all(answered.descriptors)

@@ -58,7 +58,7 @@ class Decoder:
         return len(self._buffer) + self._apart_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take bytes as they came."""
+        """Take bytes in the order in which they arrived."""
         if self._missing:
             taken = min(self._missing, len(data))
             self._fill(memoryview(data)[:taken])
@@ -66,7 +66,7 @@ class Decoder:
         self._buffer += data
 
     def drop(self) -> None:
-        """Let go of what came: nothing more is fed, and no message will be whole."""
+        """Drop the bytes that arrived: nothing more is fed, and no message will be whole."""
         self._buffer = bytearray()
         self._apart, self._missing, self._apart_bytes = [], 0, 0
 

@@ -182,10 +182,10 @@ class Peer:
                 return NotificationReceived(method, params)
 
     def call(self, method: str, params: Map, descriptors: Sequence[int] = ()) -> int:
-        """Ask the peer; gives the number that `ResponseReceived` will have.
+        """Send a call to the peer; return the number that `ResponseReceived` will have.
 
         The descriptors stay the caller's, who keeps them open until the answer, or until `cancel`. Raises
-        OwnFault and ResourceExhausted as `encode`.
+        OwnFault and ResourceExhausted as `encode` does.
         """
         self._last_msgid = msgid = (self._last_msgid + 1) & MAX_MSGID
         parts = encode_parts(Request(msgid=msgid, method=method, params=params), self._sending)
@@ -277,7 +277,7 @@ class Peer:
         self._say(response, descriptors)
 
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
-        """Have it sent, or in its place the error why it cannot be: too large, or a bug here."""
+        """Send a message, or the error for a message that cannot be sent: too large, or a bug at this end."""
         try:
             parts = encode_parts(message, self._sending)
         except (ResourceExhausted, OwnFault) as error:

@@ -32,7 +32,7 @@ def receive(connected: socket.socket, peer: Peer) -> bool:
 
 
 def drop(connected: socket.socket) -> bool:
-    """Read once and keep nothing; False at the end of the stream. Raises OSError as `receive`."""
+    """Read once and keep nothing; return False at the end of the stream. Raise OSError as `receive` does."""
     data, descriptors, _ = _received(connected)
     close_all(descriptors)
     return bool(data)

@@ -206,7 +206,7 @@ class Link:
             return not _readable(self._socket, 0)  # nobody waits, so that news can only be the end
 
     def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
-        """Send a request; raises Unavailable where the service is gone: it has then not run."""
+        """Send a request; raise Unavailable where the service is gone, so that the request has not run."""
         with self._sending:
             with self._lock:
                 if self._broken is not None:
@@ -296,7 +296,7 @@ class Link:
                 self._changed.notify_all()
 
     def _receive(self) -> None:
-        """Deliver what one read gives; raises OSError at the end of the stream."""
+        """Deliver the messages of one read; raise OSError at the end of the stream."""
         with self._lock:
             if not streams.receive(self._socket, self._peer):
                 raise ConnectionResetError

@@ -172,7 +172,7 @@ class SourceTree:
     driver: Driver | None = None  # where it is another than that of the table
 
     def sources(self, written: str) -> tuple[DriverSource, ...]:
-        """Return the places in files below the folder, which `written` lists as "FILE FUNCTION VERSIONS; ..."."""
+        """Return the places in files below the folder; `written` holds "FILE FUNCTION VERSIONS; ..."."""
         places = (place.split(" ", 2) for place in written.split("; "))
         return tuple(DriverSource(self.folder + f, function, self.release + v) for f, function, v in places)
 

@@ -79,11 +79,11 @@ class JournalReader:
         return [self._record(entry) for entry in entries]
 
     def close(self) -> None:
-        """Give its files back; may be called again."""
+        """Close the journal's files; may be called again."""
         self._reader.close()
 
     def _at_end(self) -> bool:
-        """Stand on the last record; False where there is none, and the first to come is the next."""
+        """Seek to the last record; return False where there is none, so that the next record is the first."""
         self._reader.seek_tail()
         return bool(self._reader.get_previous())
 

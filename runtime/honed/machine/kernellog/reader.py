@@ -101,7 +101,7 @@ class Reader(Protocol):
         """Return records since the last call, oldest first; never wait."""
 
     def close(self) -> None:
-        """Give its descriptors back."""
+        """Close the reader's descriptors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class KmsgReader:
         return [self._record(raw) for raw in raws]
 
     def close(self) -> None:
-        """Give the descriptor back; may be called again."""
+        """Close the descriptor; may be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

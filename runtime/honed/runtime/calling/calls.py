@@ -187,7 +187,7 @@ class Inferences:
         return Lent(region, room)
 
     def _forget_scratch(self) -> None:
-        """Give memory back; the service forgets regions with their connection."""
+        """Release the client's own regions; the service forgets regions with their connection."""
         self._scratch.close()
         for region in self._scratch.dropped():
             self._discard(region)

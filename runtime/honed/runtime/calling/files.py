@@ -250,7 +250,7 @@ class ExportedFiles:
         return folder / next(iter(self.sources))
 
     def save_compiled(self, path: Path) -> Path:
-        """Copy the compiled file to `path` and give that; raises OSError."""
+        """Copy the compiled file to `path` and return `path`; raise OSError."""
         _save(self.compiled, path)
         return path
 

@@ -153,7 +153,7 @@ class LeaseHolder:
         return self._connected
 
     def _receive(self, seconds: float) -> None:
-        """Take in what comes within so many seconds; returns after the first of it."""
+        """Take in what arrives within `seconds`; return after the first of it."""
         assert self._connected is not None
         connected, peer = self._connected
         poller = select.poll()

@@ -143,7 +143,7 @@ class Operations(Inferences):
 
     @operation
     def reload_config(self) -> Steps[Map]:
-        """Have the service read its files again; raises InvalidArgument where one is wrong."""
+        """Have the service read its files again; raise InvalidArgument where one is wrong."""
         return (yield Ask(methods.CONFIG_RELOAD, params.Nothing())).result
 
     @operation
@@ -325,7 +325,7 @@ class Operations(Inferences):
 
     @operation
     def stop_tuner(self, model: str) -> Steps[None]:
-        """End a `run_tuner` of this model soon; it uses what was found. Raises NotFound where none runs."""
+        """End a `run_tuner` of this model soon, which uses what was found; raise NotFound where none runs."""
         yield Ask(methods.TUNER_STOP, params.TunerStopParams(model=model))
 
     @operation

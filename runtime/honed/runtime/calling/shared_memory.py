@@ -90,7 +90,7 @@ class Region:
         self._used = 0
 
     def room(self, nbytes: int) -> int:
-        """Set so many bytes aside, behind the arrays that were placed before; their offset in bytes."""
+        """Reserve `nbytes` bytes behind the arrays placed before; return their offset in bytes."""
         start = -(-self._used // ROOM_ALIGN) * ROOM_ALIGN
         self._used = start + nbytes
         return start
@@ -106,7 +106,7 @@ class Region:
         return start if array.flags.c_contiguous and array.nbytes else None
 
     def close(self) -> None:
-        """Give the descriptor back; arrays made from the region stay valid until they go."""
+        """Close the descriptor; arrays made from the region stay valid until they go."""
         self._end()
 
     def __enter__(self) -> Region:
@@ -211,7 +211,7 @@ class Scratch:
             yield self._dropped.pop()
 
     def close(self) -> None:
-        """Give the memory that lies ready back."""
+        """Release the regions that lie ready."""
         while self._free:
             self.drop(self._free.pop())
 

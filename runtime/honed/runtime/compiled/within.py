@@ -127,6 +127,6 @@ def require(condition: bool, problem: str) -> None:
 
 
 def check_there(where: str, what: str, number: int, of: Sequence[object]) -> None:
-    """Raise that error unless what is named by its number is one of these."""
+    """Raise ModelFileError unless `number` is the index of an item of `of`."""
     if not 0 <= number < len(of):
         raise fail(f"{where} names {what} {number}, which does not exist")

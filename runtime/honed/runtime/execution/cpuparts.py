@@ -247,7 +247,7 @@ class OpenParts:
         return ran, made
 
     def close(self) -> None:
-        """Let go of them."""
+        """Unload the partitions; may be called again."""
         if not self._closed:
             self._closed = True
             self._process.unload(self._numbers)

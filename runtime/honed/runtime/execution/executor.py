@@ -91,7 +91,7 @@ class Executor:
         progress: Progress = lambda _, __: None,
         parts: CpuParts | None = None,
     ) -> None:
-        """Build, allocate, upload, prepare and bind; raises as `load`."""
+        """Build, allocate, upload, prepare and bind; raise as `load` does."""
         self.file = file
         self.device = device
         self._lock = threading.Lock()
@@ -184,7 +184,7 @@ class Executor:
         return {tensor.name: found[tensor.name] for tensor in self.model.split.outputs}
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
-        """Time each launch of one inference with the device's own clock; raises as `run` does."""
+        """Time each launch of one inference with the device's own clock; raise as `run` does."""
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             if self._profiling_queue is None:
@@ -326,7 +326,7 @@ class ConvertedPorts:
     launches: tuple[Command, ...] = ()
 
     def enqueue(self, queue: Any) -> None:
-        """Convert all, in order with what `queue` has; raises DeviceError."""
+        """Convert the values of all ports, in order with what `queue` has; raise DeviceError."""
         for launch in self.launches:
             launch.enqueue(handle(queue))
 

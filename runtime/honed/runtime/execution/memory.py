@@ -190,7 +190,10 @@ class DeviceMemory:
         return buffers
 
     def _section(self, place: Place) -> dict[int, _Stretch]:
-        """Return where the section's buffers lie that are not empty; those that overlap share an allocation."""
+        """Return where the section's buffers that are not empty lie.
+
+        Buffers that overlap lie in one allocation.
+        """
         ranges = allocations(self._described, place)
         wholes = [self._allocated(len(lies)) for lies in ranges]
         starts = [lies.start for lies in ranges]

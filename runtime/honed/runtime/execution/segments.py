@@ -96,7 +96,7 @@ class Chunk:
 
 
 def call_all(calls: Sequence[Call]) -> None:
-    """Make the calls, as fast as Python can; raises DeviceError at the first that is refused."""
+    """Make the calls, as fast as Python can; raise DeviceError at the first that is refused."""
     for function, args, doing in calls:
         code = function(*args)
         if code:
