@@ -64,7 +64,7 @@ class Operations(Inferences):
         finite: bool = False,
         sequence: InSequence | None = None,
     ) -> Steps[dict[str, NDArray[Any]]]:
-        """Run `model` on `inputs`; gives its outputs by name.
+        """Run `model` on `inputs`, and return its outputs by name.
 
         Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
         too. `outputs`: the names wanted, or arrays by name to write them to. `timeout` in seconds, infinity:
@@ -117,7 +117,7 @@ class Operations(Inferences):
 
     @operation
     def status(self) -> Steps[Map]:
-        """Return what the service is doing, and on which device."""
+        """What the service is doing, on which device."""
         return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
@@ -224,12 +224,12 @@ class Operations(Inferences):
         engine: str | None = None,
         progress: Progress | None = None,
     ) -> Steps[ModelBrought]:
-        """Have the service serve an ONNX file of the app's own; returns when it does, or is known why not.
+        """Have the service serve an ONNX file of the app's own; return when it does, or the reason is known.
 
         `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
         names it has for them; those of a path that are not given are taken from beside it. The rest is as
-        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing the
-        same again returns at once. Raises ModelRefused with every reason where it cannot be served,
+        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing one
+        file again returns at once. Raises ModelRefused with every reason where it cannot be served,
         MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
         PermissionDenied where the service takes no models of apps.
         """
@@ -318,7 +318,7 @@ class Operations(Inferences):
     ) -> Steps[tuple[Map, list[int]]]:
         """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
 
-        Gives the result, and the open files that came with it, which are the caller's.
+        Returns the result, and the open files that came with it, which are the caller's.
         """
         answer = yield Ask(methods.TUNER_RUN, params, None, descriptors, progress)
         return answer.result, answer.descriptors
