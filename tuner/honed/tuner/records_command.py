@@ -88,7 +88,7 @@ def history(job: commands.ShowHistory, emit: Emit) -> events.History:
 
 
 def _points(progress: Sequence[ProgressRecord]) -> list[events.Point]:
-    """The estimates in their order, with the trials made until then in all runs."""
+    """Return the estimates in their order, each with the number of trials made until then in all runs."""
     points, trials = list[events.Point](), 0
     for moment in progress:
         trials += moment.trials
@@ -133,7 +133,7 @@ def _fault(records: Records, candidate: TuningRecord, setup: Setup) -> events.Qu
 
 
 def _opened(path: Path, emit: Emit) -> Records:
-    """The records that are there; raises NotFound where there are none."""
+    """Open the records at a path; raises NotFound where there are none."""
     if not path.exists():
         raise NotFound(f"there are no records at {path} yet; tune a model with 'hone tune' first")
     records = Records.open(path)

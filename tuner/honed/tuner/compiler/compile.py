@@ -82,7 +82,11 @@ def prepare(
 
 
 def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
-    """What a compiled form of the same model says of itself, where there is one and it matters."""
+    """Return the header of `like`, an earlier compiled model of this model, or None.
+
+    None where there is no such model, or where it does not matter: the model is not partitioned and the
+    precision is not "auto".
+    """
     if like is None or (precision != "auto" and prepared.cut is None):
         return None
     with modelfile.read(like, verify=False) as file:
@@ -216,7 +220,10 @@ def _compiled_parts(
 def _compiled_part(
     request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
 ) -> sized.CompiledPart | str:
-    """A part compiled and proven as a model of its own, timed where there is a device; or why it is not."""
+    """Compile and verify a partition as a model of its own, and time it where there is a device.
+
+    Returns a sentence that says why, where it cannot be compiled.
+    """
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
         onnx.save(cut.parts[met.part].model, path)
@@ -305,9 +312,9 @@ def check_file(request: CompileRequest, report: Report) -> None:
 
 
 def fit_file(request: CompileRequest) -> Fitted:
-    """What would run where, without making a kernel; flops are 0 where sizes are open.
+    """Return what would run on which engine, without generating a kernel; flops are 0 where sizes are open.
 
-    Raises ModelRefused or InvalidArgument for what is no model at all.
+    Raises ModelRefused or InvalidArgument for a file that is not a valid model.
     """
     model = frontend.load(request.path)
     found = survey(model, request.shapes)
@@ -398,7 +405,7 @@ def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> Lo
 def _by_rules(
     lowered: LoweredModel, given: ImportedModule, request: CompileRequest, stage: _Stages
 ) -> LoweredModel | None:
-    """The model with default rules alone; None where it has no other kernels already."""
+    """Return the model lowered with default rules alone, or None where its kernels already are those."""
     plain = lower_module(
         given.module,
         request.profile,

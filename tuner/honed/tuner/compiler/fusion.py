@@ -32,7 +32,7 @@ _TAKEN: tuple[tuple[Form, str], ...] = (
 
 
 def other(form: Form) -> Form:
-    """The one that is not this."""
+    """Return the other of the two forms."""
     return "apart" if form == "joined" else "joined"
 
 
@@ -63,15 +63,15 @@ class Contest:
     expected: Form  # by the roofline; taken where times are not known
 
     def keys(self, form: Form) -> tuple[str, ...]:
-        """The tasks that a form runs, one for each of its functions."""
+        """Return the keys of the tasks that a form runs, one for each of its functions."""
         return (self.joined,) if form == "joined" else self.apart
 
     def times(self, seconds: Mapping[str, float]) -> ContestTimes:
-        """What both forms take, by what their tasks do (`seconds`, by key)."""
+        """Return the times of both forms, from the times of their tasks (`seconds`, by key)."""
         return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
 
     def taken(self, seconds: Mapping[str, float]) -> Form:
-        """The form that is compiled: the one expected, unless the other was measured to be faster."""
+        """Return the form to compile: the expected one, unless the other was measured to be faster."""
         times = self.times(seconds)
         mine, theirs = times.of(self.expected), times.of(other(self.expected))
         if mine is None or theirs is None or theirs >= LESS * mine:
@@ -86,7 +86,10 @@ class Contest:
 
 
 def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """A sentence on those that are one kernel, as measured and not as expected, another on the opposite."""
+    """Return one sentence for each direction in which measurements contradicted the expectation.
+
+    One lists the functions that are one kernel although several were expected, the other the opposite.
+    """
     sentences = []
     for form, text in _TAKEN:
         found = [one for one in contests if one.taken(seconds) == form != one.expected]
@@ -159,7 +162,7 @@ class Joining:
         return contest.taken(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
-        """What recorded times decided, for the user."""
+        """Return notes for the user on what recorded times decided."""
         return told([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:

@@ -36,7 +36,7 @@ from .schedules import first_kernels
 
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
-    """An executor over a file that is gone when the executor is closed."""
+    """Return an executor over a temporary file, which is deleted when the executor is closed."""
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
@@ -124,7 +124,10 @@ class Attempt:
         return self.wrong[0] if self.wrong else self.unproven
 
     def proven(self, device: Device | None) -> CompiledModel:
-        """The model that says how far off it was on the device; None: it was not compared."""
+        """Return the model with its largest errors on the device in its proof.
+
+        Without a device the model was not compared, and is returned unchanged.
+        """
         if device is None or self.model.proof is None:
             return self.model
         worst = tuple(
@@ -172,11 +175,11 @@ class Prover:
         return self.cut is not None and bool(self.cut.between)
 
     def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
-        """A compiled form, compared where there is a device.
+        """Return a compiled model, compared with the reference where there is a device.
 
-        A model whose probes are wrong is proven part by part where it has steps; `more` are notes. Parts of
-        the CPU engine are optimised by ONNX Runtime as far as the model is right with that. Raises
-        ModelRefused where the part behind it is wrong.
+        A model whose probes are wrong is verified part by part where it has steps; `more` are notes. ONNX
+        Runtime optimises the partitions of the CPU engine to the highest level at which the model is right.
+        Raises ModelRefused where the partition behind the compiled program is wrong.
         """
         if self.cut is None:
             return self._attempt(lowered, first, tell, done, *more)
@@ -313,7 +316,7 @@ def expect(
 
 
 def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
-    """The inputs of a compiled form's probes, where they fit the model."""
+    """Return the inputs of the probes of a compiled model, where they fit this model."""
     if like is None:
         return []
     wanted = [(spec.name, spec.dtype, spec.shape) for spec in normalised.inputs]

@@ -105,9 +105,9 @@ _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 def first_kernels(
     func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
 ) -> tuple[str, Lowered, list[str]]:
-    """The kernels that need no trial: where they come from, themselves, and why others were passed over.
+    """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
+    The result is deterministic for one function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
     for origin, scheduled in islice(_picked(func, target, profile), _TRIED):
@@ -122,7 +122,7 @@ def first_kernels(
 def _picked(
     func: tirx.PrimFunc, target: Target, profile: DeviceProfile
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
-    """What to take before the rules, the best first, with where it comes from."""
+    """Yield the schedules to try before the rules, the best first, each with where it comes from."""
     small, family = _small(func), profile.rules.family
     several = small and _several(func, profile)  # of which rules make a kernel each
     image = len(func.params[-1].shape) > _PRODUCT_AXES

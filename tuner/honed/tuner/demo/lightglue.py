@@ -37,12 +37,12 @@ _EPSILON = 1e-5
 
 
 def build(keypoints: int | None = KEYPOINTS, seed: int = 0) -> onnx.ModelProto:
-    """The matcher as an ONNX model (opset 17) for `keypoints` points per image; None: symbolic, named N.
+    """Build the matcher as an ONNX model (opset 17) of `keypoints` points per image; None: symbolic, named N.
 
     Inputs, float32: kpts0 and kpts1 [1, N, 2] (x and y, each normalised to -1..1), desc0 and desc1
     [1, N, 256] (elements of about unit size). Outputs, float32: scores [1, N, N], the log-probability
     that point i of image 0 is point j of image 1; matchability0 and matchability1 [1, N], the
-    probability that a point has a partner at all. The same seed gives the same weights. Raises
+    probability that a point has a partner at all. Equal seeds give equal weights. Raises
     InvalidArgument for a number of keypoints outside 1..4096.
     """
     _check(keypoints)
@@ -103,7 +103,10 @@ def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.nd
 
 
 def partners(keypoints: int = KEYPOINTS, seed: int = 0) -> np.ndarray:
-    """The true matches of `example_inputs`: int64 [keypoints], per point of image 0 its index in image 1."""
+    """Return the true matches of `example_inputs`, int64 [keypoints].
+
+    Element i is the index in image 1 of point i of image 0.
+    """
     _check(keypoints)
     order = np.random.default_rng([seed, 1]).permutation(keypoints)
     return np.argsort(order)
@@ -136,15 +139,15 @@ class GraphBuilder:
         return name
 
     def scalar(self, value: float) -> str:
-        """A float32 scalar, shared by all who use the same value."""
+        """Return a float32 scalar constant; equal values share one."""
         return self.constant(f"const/{value:.9g}", np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
-        """An int64 vector, shared by all who use the same values."""
+        """Return an int64 vector constant; equal values share one."""
         return self.constant(f"const/[{','.join(map(str, values))}]", np.array(values, np.int64))
 
     def index(self, value: int) -> str:
-        """An int64 scalar, which makes Gather drop the axis it picks from."""
+        """Return an int64 scalar constant, which makes Gather drop the axis it picks from."""
         return self.constant(f"const/at{value}", np.array(value, np.int64))
 
     def model(
@@ -156,7 +159,7 @@ class GraphBuilder:
         opset: int,
         ir_version: int,
     ) -> onnx.ModelProto:
-        """The model so far; inputs and outputs are float32 of the shapes given."""
+        """Return the model built so far; inputs and outputs are float32 of the shapes given."""
         graph = helper.make_graph(
             self._nodes,
             name,
@@ -295,7 +298,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/half", "Mul", product, self.scalar(0.5))
 
     def assignment(self, desc0: str, desc1: str) -> None:
-        """The three outputs: log-assignment scores and both images' matchability."""
+        """Add the three outputs: log-assignment scores and both images' matchability."""
         projected = [
             self.op(
                 f"assignment/scaled{i}",
@@ -328,7 +331,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))
 
     def weight(self, name: str, inputs: int, outputs: int, deviation: float) -> str:
-        """A random matrix; the final projection is near the identity, so that matches stand out."""
+        """Return a random matrix; the final projection is near the identity, so that matches stand out."""
         if name not in self._initializers:
             value = self._rng.standard_normal((inputs, outputs), np.float32) * np.float32(deviation)
             if name == "assignment.final_proj.weight":
@@ -337,7 +340,7 @@ class _Matcher(GraphBuilder):
         return name
 
     def vector(self, name: str, length: int, *, mean: float = 0.0) -> str:
-        """A bias or a norm's weights: small random values around `mean`."""
+        """Return a bias or the weights of a norm: small random values around `mean`."""
         if name not in self._initializers:
             value = self._rng.standard_normal(length, np.float32) * np.float32(0.05) + np.float32(mean)
             if name == "assignment.matchability.bias":

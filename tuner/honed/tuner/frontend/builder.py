@@ -51,7 +51,7 @@ def swells(made_bytes: int, used_bytes: int) -> bool:
 
 
 def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list[Any]:
-    """The node's outputs (arrays, or lists of arrays for sequences), in order.
+    """Evaluate a node and return its outputs in order: arrays, or lists of arrays for sequences.
 
     Raises NodeRefused where the reference evaluator cannot evaluate it.
     """
@@ -127,7 +127,7 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
 
 
 def static_shape(found: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """The shape where it is a tensor's and wholly known, else None."""
+    """Return the shape where it is a tensor's and every size is known, else None."""
     if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
         return None
     dims = found.tensor_type.shape.dim
@@ -157,7 +157,7 @@ class Builder:
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
     def unique(self, hint: str) -> str:
-        """A name that nothing else in the graph has."""
+        """Return a name that nothing else in the graph has."""
         hint = hint or "value"
         name, count = hint, 1
         while name in self._names:
@@ -167,7 +167,7 @@ class Builder:
         return name
 
     def input(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
-        """A graph input under its own (reserved) name; a constant where it has no elements."""
+        """Add a graph input under its own (reserved) name; an input without elements becomes a constant."""
         if 0 in shape:
             return self.constant(np.zeros(shape, dtype), hint=name)
         value = Value(name, np.dtype(dtype), shape)
@@ -175,7 +175,7 @@ class Builder:
         return value
 
     def constant(self, data: Any, dtype: Any = None, hint: str = "") -> Value:
-        """A constant; equal small ones are one."""
+        """Add a constant; small constants that are equal are added once."""
         array = np.ascontiguousarray(data, dtype=dtype).reshape(np.shape(data))
         if array.dtype.kind in "OUS":
             raise NodeRefused("it works on strings, which are not compiled")
@@ -192,15 +192,15 @@ class Builder:
         return value
 
     def ints(self, *numbers: int) -> Value:
-        """A one-dimensional int64 constant."""
+        """Add a one-dimensional int64 constant."""
         return self.constant(np.array(numbers, np.int64))
 
     def like(self, number: float, value: Value) -> Value:
-        """A scalar constant of the type of `value`."""
+        """Add a scalar constant of the type of `value`."""
         return self.constant(np.asarray(number).astype(value.dtype))
 
     def cast(self, value: Value, dtype: Any) -> Value:
-        """The value in a NumPy dtype, or itself where it has that."""
+        """Return the value cast to a NumPy dtype, or the value itself where it has that dtype."""
         return value if value.dtype == dtype else self("Cast", value, to=elem_type(np.dtype(dtype)))
 
     def __call__(self, op: str, *inputs: Value | float | None, **attrs: Any) -> Value:

@@ -138,7 +138,10 @@ def _deduplicate(graph: onnx.GraphProto) -> None:
 
 
 def _in_order(graph: onnx.GraphProto) -> list[int]:
-    """The numbers of the nodes, each behind what it reads, else as they are; all as they are in a circle."""
+    """Return the numbers of the nodes in topological order, which keeps the given order where it can.
+
+    Returns the given order where there is a cycle.
+    """
     maker = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
     before = [{maker[name] for name in reads(node) if name in maker} for node in graph.node]
     done: dict[int, None] = {}

@@ -22,14 +22,14 @@ Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
 def flow(b: Builder, c: Call, body: Body) -> Sequence[Item]:
-    """What the node becomes; raises NodeRefused where only running it tells."""
+    """Return what an If, Loop or Scan becomes; raises NodeRefused where only running the model can tell."""
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
 
 
 def graph_of(c: Call, name: str) -> onnx.GraphProto:
-    """A graph within the node."""
+    """Return a graph within the node, by the name of its attribute."""
     for attribute in c.node.attribute:
         if attribute.name == name:
             return attribute.g

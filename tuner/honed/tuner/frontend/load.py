@@ -159,6 +159,9 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
 
 
 def _body(nodes: Iterable[onnx.NodeProto], known: set[_Key]) -> _Body:
-    """The nodes of a graph or function with those of its branches, and how often they call which function."""
+    """Return how many nodes a graph or function has and how often it calls which function.
+
+    Nodes of its subgraphs count, too.
+    """
     found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
     return _Body(len(found), Counter(key for key in found if key in known))

@@ -88,7 +88,7 @@ def normalise(
 
 
 def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
-    """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
+    """Return a model whose floats are all float32 converted to fp16, except for what `keep` exempts."""
     model = deepcopy(normalised.model)
     _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
     return replace(normalised, model=model, precision=_label(model.graph))
@@ -100,7 +100,7 @@ def all_single(graph: onnx.GraphProto) -> bool:
 
 
 def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:
-    """What the outputs are; the types computed hold, not what the file declares."""
+    """Return the types of the outputs; computed types take precedence over those that the file declares."""
     specs: list[TensorSpec] = []
     for info, item in zip(model.graph.output, items, strict=True):
         try:
@@ -127,7 +127,7 @@ def _assemble(
     values: list[Value],
     name: str,
 ) -> onnx.GraphProto:
-    """The graph of what the outputs need, each output under the user's name."""
+    """Return the graph of what the outputs need, with each output under the user's name."""
     needed = {v.name for v in values}
     kept: list[onnx.NodeProto] = []
     for node in reversed(builder.nodes):
@@ -213,7 +213,7 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
 
 
 def _label(graph: onnx.GraphProto) -> str:
-    """The precision of the arithmetic; "mixed" where some of it is in fp16, else the coarser."""
+    """Return the precision of the arithmetic: "mixed" where some of it is in fp16, else the coarser."""
     present = _float_types(graph)
     if _HALF in present:
         return "fp16" if present == {_HALF} else "mixed"

@@ -47,7 +47,10 @@ class Learnt:
     met: tuple[int, ...] | None  # None: the model did not run
 
     def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
-        """What ONNX's inference found, where it can be so; sizes that a run did not have are open."""
+        """Return the type that ONNX's inference found, where it is possible.
+
+        Sizes that a run did not have are open.
+        """
         if kind is not None and not kind.HasField("tensor_type"):
             return kind
         tensor = kind.tensor_type if kind is not None and _typed(kind) else None
@@ -236,7 +239,10 @@ def _typed(kind: onnx.TypeProto | None) -> bool:
 
 
 def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.TypeProto | None:
-    """A tensor of the sizes that both have in common; None where they are no tensors of one rank."""
+    """Return a tensor type with the sizes that agree, others open.
+
+    Returns None where the two are not tensors of one rank and element type.
+    """
     if one is None or other is None or not (_typed(one) and _typed(other)):
         return None
     sizes, others = _sizes(one.tensor_type), _sizes(other.tensor_type)
@@ -247,7 +253,7 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
 
 
 def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
-    """A tensor with sizes for those that are not known: those `met`, else `size`."""
+    """Return the type with sizes in place of unknown ones: those of `met`, else `size`."""
     if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
         return kind
     tensor = kind.tensor_type

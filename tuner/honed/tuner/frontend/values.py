@@ -45,7 +45,7 @@ class Value:
         return self.dtype.kind == "f"
 
     def type_proto(self) -> onnx.TypeProto:
-        """The same type as ONNX writes it."""
+        """Return this type as ONNX writes it."""
         return helper.make_tensor_type_proto(elem_type(self.dtype), self.shape)
 
 

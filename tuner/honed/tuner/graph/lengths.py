@@ -190,7 +190,7 @@ _PRODUCTS = 2  # for each value that is extended or cut off on the way, at least
 
 
 def round_lengths(graph: Graph) -> tuple[Graph, int]:
-    """The graph with such lengths rounded up, and how many products are of one."""
+    """Return the graph with lengths rounded up, and how many products have such a length."""
     times = 0
     for length in _lengths(graph):
         rewriting = _Rewriting(graph, length)
@@ -234,7 +234,7 @@ class _Rewriting:
         self.changes = 0  # values that are extended or cut off
 
     def graph_of_all(self) -> Graph:
-        """The whole graph, rewritten."""
+        """Return the whole graph, rewritten."""
         for name in self._old.inputs:
             axes = {n for n, extent in enumerate(self._old.shape(name)) if extent == self._length}
             if axes:
@@ -275,11 +275,11 @@ class _Rewriting:
             self._made[name, frozenset(found.result)] = made.name
 
     def _named(self, name: str, axes: Iterable[int]) -> str:
-        """What a value is called: as it was where none of its axes is rounded up."""
+        """Return the name of a value: its own where none of its axes is rounded up."""
         return self._graph.unique(f"{name}/rounded") if set(axes) else name
 
     def _version(self, name: str, axes: frozenset[int]) -> str:
-        """A value with just these axes rounded up."""
+        """Return a value in which exactly these axes are rounded up."""
         there = self._axes.get(name, {})
         if axes == (frozenset() if name in self._old.inputs else frozenset(there)):
             return self._made.get((name, axes), name)
@@ -319,7 +319,7 @@ class _Rewriting:
         )
 
     def _masked(self, value: str, axis: int, to: str) -> str:
-        """The value with the least of its type added beyond the last element of an axis."""
+        """Return the value with the least of its type added beyond the last element of an axis."""
         kind = self._graph.types[value]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem)
         mask = np.zeros([self._more if n == axis else 1 for n in range(len(kind.shape))], dtype)

@@ -113,11 +113,11 @@ class Operators:
         self._made: dict[bytes, Run] = {}
 
     def of(self, node: onnx.NodeProto) -> Run:
-        """What evaluates a node; the type of its result does not depend on that of its operands."""
+        """Return a function that evaluates a node; operands' types do not change the type of its result."""
         return self._evaluator(_alone(node, self._types))
 
     def halved(self) -> Callable[[Array], Array]:
-        """What rounds float32 to fp16 and gives it as float32; what is too large becomes infinite.
+        """Return a function that rounds float32 to fp16 and returns float32; overflow becomes infinite.
 
         ONNX Runtime does so several times as fast as NumPy.
         """
@@ -140,7 +140,7 @@ class Operators:
 
 
 def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
-    """A graph of one node, whose values have names that say nothing and no shapes."""
+    """Return a graph of one node, whose values have generic names and no shapes."""
     copy = deepcopy(node)
     copy.name = "node"
     given = []
@@ -288,7 +288,7 @@ class Simulation:
         return self._walk(values, computed)
 
     def _in_single(self, number: int) -> dict[str, Array]:
-        """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
+        """Return the outputs in float32, and measure on the way what adding products up in fp16 costs."""
         values = dict(self._sets[number])
 
         def computed(step: _SimulatedStep) -> Array:
@@ -332,7 +332,7 @@ class Simulation:
 
 
 def _with_errors(array: Array, errors: Array) -> Array:
-    """The array with the errors added to its elements, each to one in turn."""
+    """Return the array with the errors added to its elements, one error for each element in turn."""
     found = np.array(array).reshape(-1)
     whole = found.size - found.size % errors.size
     rows = found[:whole].reshape(-1, errors.size)
@@ -369,7 +369,7 @@ class PrecisionTrials:
         self._known: dict[Exemptions, float] = {}
 
     def __call__(self, keep: Exemptions) -> float:
-        """The error; a trial more where it is not known."""
+        """Return the error; where it is not known yet, finding it uses up a trial."""
         if keep not in self._known:
             self.left -= 1
             self._known[keep] = self._error(keep)
@@ -383,7 +383,7 @@ def search(
     trials: PrecisionTrials,
     bound: float,
 ) -> KeptOperators | None:
-    """The least that has to be kept in float32 for an error within the bound; None: everything.
+    """Return the least that has to be kept in float32 for an error within the bound; None: everything.
 
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
     products are added up in fp16 where the error allows.
@@ -503,7 +503,7 @@ def decided(
     threads: int = 1,
     operations: int = _OPERATIONS,
 ) -> PrecisionAnswer:
-    """The decision on a normalised model whose floats are all float32, within so many operations."""
+    """Decide on a normalised model whose floats are all float32, within the given number of operations."""
     simulation = Simulation(model, sets, threads)
     names, work = simulation.operators, simulation.multiply_adds
     usual = usually(model.graph).single

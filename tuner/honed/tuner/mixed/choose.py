@@ -46,11 +46,11 @@ def decide(
     calibration: Path | None = None,
     like: CompiledModel | None = None,
 ) -> PrecisionChoice:
-    """The choice for a model as given, normalised in its own types.
+    """Return the precision to compute a model in, with the reason.
 
-    `calibration` is a folder with inputs of the user's, `like` a compiled form of the same model whose choice
-    holds for others; where another version of honed made that and names operators otherwise, it is chosen
-    anew. Raises InvalidArgument where the inputs are not what the model takes.
+    `model` is the model as given, `normalised` keeps its own types. `calibration` is a folder with the user's
+    inputs. `like` is a compiled model of this model whose choice is used again, unless another version of
+    honed made it and names operators differently. Raises InvalidArgument where the inputs do not fit.
     """
     if like is not None:
         earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
@@ -74,7 +74,7 @@ def decide(
 
 
 def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
-    """The model as the choice has it. Raises InvalidArgument where the choice does not fit it."""
+    """Return the model in the chosen precision. Raises InvalidArgument where the choice does not fit it."""
     if not choice.half:
         return normalised
     if not _fits(choice, normalised):
@@ -124,7 +124,7 @@ def _gain(profile: DeviceProfile) -> float | None:
 
 
 def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
-    """What a child of ours finds, or why it found nothing."""
+    """Return the decision of a child process, or why it made none."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
         confined.write(folder, model, [info.name for info in model.graph.input], given)
@@ -166,7 +166,7 @@ _DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZi
 
 
 def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
-    """The sets of a folder, in the order of their files' names.
+    """Return the sets of inputs in a folder, in the order of their files' names.
 
     Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
     """

@@ -73,7 +73,7 @@ def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequ
 
 
 def sets_in(folder: Path, names: Sequence[str], count: int) -> Iterator[dict[str, np.ndarray]]:
-    """The sets of inputs that were put there."""
+    """Yield the sets of inputs that `write` stored in the folder."""
     for i in range(count):
         yield {name: np.load(folder / f"input.{i}.{j}.npy") for j, name in enumerate(names)}
 
@@ -112,7 +112,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def _failure(death: Death, limits: EvaluationLimits) -> dict[str, Any]:
-    """What to make of a child that ended without a result."""
+    """Return the answer for a child that ended without a result."""
     if death.late:
         return {"failure": f"it was not done after {limits.seconds:g} s", "kind": "time"}
     if death.signal is signal.SIGXCPU:

@@ -36,7 +36,7 @@ Run = Callable[[dict[str, np.ndarray]], list[object]]
 
 
 def at_level(level: str) -> str:
-    """The evaluator that is ONNX Runtime at one of `LEVELS`."""
+    """Return the name of the evaluator that is ONNX Runtime at one of `LEVELS`."""
     return EVALUATORS[0] if level == LOWEST else f"{EVALUATORS[0]}, {level}"
 
 
@@ -217,7 +217,7 @@ def _read_last(model: onnx.ModelProto) -> list[set[str]]:
 
 
 def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
-    """The value as an array of the declared type; only rounding of floats is allowed on the way."""
+    """Return the value as an array of the declared type; only rounding of floats is allowed on the way."""
     if isinstance(value, (list, tuple, dict)) or value is None:
         raise _Failed(f"output {name!r} is not a tensor")
     array = np.asarray(value)
@@ -231,7 +231,7 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
 
 
 def _one_line(error: Exception) -> str:
-    """An error as part of a sentence, without the paths and signatures of other people's source code."""
+    """Return an error as one line, without the paths and signatures of other projects' source code."""
     if isinstance(error, (_Failed, confined.InputsRefused)):
         return str(error)
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))

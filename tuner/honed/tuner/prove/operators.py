@@ -158,7 +158,7 @@ def _centred(values: Array, zero: Array | None) -> Array:
 
 
 def _filters(values: Array, zero: Array | None) -> Array:
-    """Filters less their zero point, which may be one for each."""
+    """Return filters less their zero point, of which there may be one for each filter."""
     if zero is None or zero.size == 1:
         return _centred(values, None if zero is None else zero.reshape(()))
     return _centred(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))

@@ -139,10 +139,10 @@ class SpecialProbe:
 
 
 def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> SpecialProbe | None:
-    """A probe made of an ordinary one; None where it would say nothing.
+    """Return a probe made from an ordinary one; None where it would say nothing.
 
-    That is: where an operator of OPERATORS but Conv, or a graph within the graph, has a part in it, no input
-    of floats is unbounded, or the reference cannot be evaluated.
+    It says nothing where the model has a subgraph or an operator of OPERATORS other than Conv, where no
+    float input is unbounded, or where the reference cannot be evaluated.
     """
     nested = any(a.HasField("g") for node in model.graph.node for a in node.attribute)
     others = OPERATORS.keys() - {"Conv"}
@@ -158,7 +158,7 @@ def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -
 
 
 def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-    """The inputs with NaN and both infinities in each that may hold them; None where none may."""
+    """Return the inputs with NaN and both infinities in each that may hold them; None where none may."""
     allowed, rng = inputs.of_inputs(model), np.random.default_rng(0)
     given, holds = dict(ordinary), False
     for value in graphs.inputs(model):
@@ -173,7 +173,7 @@ def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[s
 
 
 def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str, float]) -> list[str]:
-    """What the compiled form makes otherwise, one sentence for each output."""
+    """Return one sentence for each output in which the compiled model differs."""
     try:
         found = executor.run_compiled(dict(probe.inputs))
     except HonedError as error:
@@ -360,7 +360,7 @@ def _noise(calm: Mapping[str, np.ndarray], moved: Mapping[str, np.ndarray]) -> t
 
 
 def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:
-    """The largest share of its tolerance that the noise of an output uses up."""
+    """Return the largest share of its tolerance that the noise of an output uses up."""
     return max(
         (n / a if a else (np.inf if n else 0.0) for n, a in zip(noise, allowed, strict=True)), default=0.0
     )

@@ -46,12 +46,12 @@ class Work:
     reduction: int  # terms of the longest sum
 
     def allowed(self, dtype: str, precision: str) -> float:
-        """The tolerance of a value of such a model, as `for_output` has it."""
+        """Return the tolerance of a value of such a model, as `for_output` computes it."""
         return for_output(dtype, precision, depth=self.depth, reduction=self.reduction)
 
 
 def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1) -> float:
-    """The tolerance of one output of NumPy type `dtype` where the arithmetic was done in `precision`.
+    """Return the tolerance of an output of NumPy type `dtype`, computed in `precision`.
 
     `precision` is "fp16", "fp32", "fp64" or "mixed" (some of it in fp16). 0 means equal. `depth` and
     `reduction` matter for float16 only, `reduction` only where sums may be accumulated in it. Raises
@@ -76,7 +76,7 @@ def compared(expected: np.ndarray, found: np.ndarray, allowed: float, name: str)
 
 
 def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
-    """The tolerance of every output of a model with static shapes, in order.
+    """Return the tolerance of every output of a model with static shapes, in order.
 
     Raises InvalidArgument where an output is of a type honed does not carry.
     """

@@ -36,7 +36,11 @@ class Extractor:
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
     def spec(self, name: str) -> TensorSpec:
-        """The type of a value; what the file says of an output where inference does not know."""
+        """Return the type of a value, or the declared type of an output that inference does not know.
+
+        Declared sizes are not trusted and become -1. Raises NodeRefused where the rank is unknown, or where
+        honed does not carry the type.
+        """
         known = self._survey.types.get(name)
         if known is None:
             declared = next((v.type.tensor_type for v in self._model.graph.output if v.name == name), None)
@@ -50,7 +54,7 @@ class Extractor:
         return known
 
     def part(self, nodes: Sequence[SurveyedNode], elsewhere: Container[str], *, sized: bool) -> PartModel:
-        """The nodes alone; `elsewhere` are the values that are read outside of them."""
+        """Return a partition of these nodes alone; `elsewhere` are the values that other nodes read."""
         made = dict.fromkeys(name for one in nodes for name in one.node.output if name)
         given = dict.fromkeys(name for one in nodes for name in one.reads)
         taken = tuple(self.spec(name) for name in given if name not in made and not self.constant(name))
@@ -70,9 +74,9 @@ class Extractor:
         )
 
     def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
-        """The model as it was given without some of its nodes, by number, and without what only they need.
+        """Return the original model without some of its nodes, by number, and without what only they need.
 
-        What is known of their values while compiling, as a shape is, is a constant where it was a node.
+        A value that is known while compiling, such as a shape, becomes a constant in place of its node.
         """
         gone: set[str] = set()
         for one in self._survey.nodes:
@@ -161,8 +165,10 @@ MAX_NODES = 20_000  # dividing more may take minutes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModel:
-    """A part for the CPU engine. Sizes that depend on the data are -1; where they are all that keeps it from
-    being compiled it is `sized`, and `by_rows` where more rows do no harm.
+    """A partition for the CPU engine. Sizes that depend on the data are -1.
+
+    `sized`: such sizes alone keep it from being compiled. `by_rows`: rows are independent, so computing more
+    rows than there are does no harm.
     """
 
     model: onnx.ModelProto
@@ -223,7 +229,10 @@ class Cut:
 
 
 def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
-    """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
+    """Cut a checked model into as few partitions as are worth it, or return why it is not cut.
+
+    The reason is a clause, and "" where the model's inputs are the reason.
+    """
     found = survey(model, shapes)
     if found is None:
         return ""
@@ -272,7 +281,7 @@ class _Places:
 
 
 def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _Places:
-    """The nodes of the last part in stages of their own, of which the lowest takes its place."""
+    """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
     begin = max(placed, default=0) + 1  # the last part's is odd, and the highest
     for n, stage in zip(last, stages, strict=True):
@@ -334,7 +343,7 @@ def _sized_stages(
 
 
 def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
-    """The stages, or one for all where what could be compiled has too little work."""
+    """Return the stages, or stage 1 for all nodes where what could be compiled has too little work."""
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
     for unit, stage in zip(units, stages, strict=True):
@@ -392,7 +401,7 @@ def _cut(
 def _compiled_outputs(
     found: NodeSurvey, outputs: Sequence[TensorSpec], behind: Sequence[PartModel]
 ) -> tuple[TensorSpec, ...]:
-    """What the compiled form gives: the model's outputs, and what parts behind it take of it."""
+    """Return the outputs of the compiled program: the model's own, and what partitions behind it read."""
     by_parts = {spec.name for part in behind for spec in part.outputs}
     elsewhere = by_parts | {spec.name for spec in found.inputs}
     gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}

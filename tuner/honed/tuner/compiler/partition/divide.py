@@ -219,7 +219,7 @@ class _NodeGraph:
         return changed
 
     def _root(self, unit: int) -> int:
-        """What is the same for units that must be in one part."""
+        """Return the unit that stands for a unit's group; one partition must hold the whole group."""
         while self.group[unit] != unit:
             self.group[unit] = self.group[self.group[unit]]
             unit = self.group[unit]
@@ -233,14 +233,14 @@ class _NodeGraph:
         return len(roots) > 1
 
     def _members(self) -> dict[int, list[int]]:
-        """The units of each group, in order."""
+        """Return the units of each group, in order."""
         members: dict[int, list[int]] = {}
         for n in range(len(self.units)):
             members.setdefault(self._root(n), []).append(n)
         return members
 
     def _fill(self, able: list[bool]) -> bool:
-        """What is on a way out of a group and back into it joins it."""
+        """Join to each group the units on paths that leave it and return; return whether any joined."""
         members, changed = self._members(), False
         for group in members.values():
             if len(group) == 1:
@@ -273,7 +273,10 @@ class _NodeGraph:
         return seen
 
     def behind(self, able: Sequence[bool]) -> set[int]:
-        """What the last part runs: all from tied outputs on, and parts that lead nowhere else."""
+        """Return the units of the last partition.
+
+        These are all units from tied outputs on, and partitions that lead nowhere else.
+        """
         found: set[int] = set()
         members = self._members()
         open_ = self.tied & self.outputs
@@ -309,7 +312,7 @@ class _NodeGraph:
                     waiting.append(root)
 
     def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
-        """The earliest stage of each unit that is not behind, and 0 for those."""
+        """Return the earliest stage of each unit; 0 for the units that run behind all stages."""
         members = self._members()
         stage = [0] * len(self.units)
         changed = True

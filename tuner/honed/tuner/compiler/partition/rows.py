@@ -107,7 +107,7 @@ class _KnownRows:
         return rows and axis % max(1, rank) > 0
 
     def axes(self, node: onnx.NodeProto) -> Sequence[int]:
-        """What an attribute or the second input says; none where neither does."""
+        """Return the axes that the attribute or the second input gives; none where neither does."""
         given = _attribute(node, "axes", None)
         if given is None and len(node.input) > 1:
             given = self.survey.constants.get(node.input[1], np.array([])).ravel()
