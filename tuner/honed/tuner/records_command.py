@@ -42,7 +42,7 @@ def _choice(job: commands.Export) -> Choose:
 
 
 def import_(job: commands.Import, emit: Emit) -> events.Imported:
-    """Take in what fits the device."""
+    """Import the records that fit the device."""
     from honed.machine import devices
 
     from .setup import setup_for
@@ -72,7 +72,7 @@ def _check(done: ImportCounts, file: Path) -> None:
 
 
 def history(job: commands.ShowHistory, emit: Emit) -> events.History:
-    """Tell a model's estimates and versions; raises NotFound where it has none."""
+    """Return a model's estimates and versions; raises NotFound where it has none."""
     with _opened(job.records, emit) as records:
         progress, versions = records.progress(job.name), records.versions(job.name)
         if not progress and not versions:
@@ -108,7 +108,7 @@ def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.T
 
 
 def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
-    """Tell every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
+    """Return every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
     with _opened(job.records, emit) as records:
         setups = {setup.device_key: setup for setup in records.setups()}
         found = [(candidate, setup) for setup in setups.values() for candidate in records.quarantined(setup)]

@@ -77,7 +77,7 @@ def assemble(
 
 
 def _operators(normalised: Normalised) -> dict[str, Operator]:
-    """Those of the model as it was compiled, by the values they make."""
+    """Return the operators of the model as it was compiled, by the values they make."""
     return {
         value: Operator(name=value, op=node.op_type, passes=passes_behind(normalised.applied, value))
         for node in normalised.model.graph.node

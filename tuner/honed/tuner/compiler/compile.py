@@ -53,9 +53,10 @@ def prepare(
     precision: Precision,
     profile: DeviceProfile,
 ) -> Prepared:
-    """Normalise a checked model for a device, cut in parts where it cannot be compiled whole.
+    """Normalise a checked model for a device, and partition it where it cannot be compiled whole.
 
-    That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
+    Partitions need the CPU engine. Raises as `frontend.normalise` does, with the reason why the model was
+    not cut among the reasons.
     """
     limits = profile.limits
     normalised = partial(
@@ -206,7 +207,7 @@ def _compile(
 def _compiled_parts(
     request: CompileRequest, cut: Cut, sizes: Sequence[MetSizes], stage: _Stages, *, slower_too: bool
 ) -> Iterator[sized.CompiledPart | SizesLeftOut]:
-    """Parts compiled for sizes, and the sizes with which one is not right, or slower."""
+    """Yield partitions compiled for sizes, and the sizes for which one is wrong, or slower."""
     for n, met in enumerate(sizes):
         told = ", ".join(map(str, met.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
@@ -306,7 +307,7 @@ def _prover(
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
-    """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
+    """Check for nearly all that a model is refused for, far faster than compiling; raise what that raises."""
     stage = _Stages(report)
     _import(_prepare(request, stage).normalised, stage)
 
@@ -363,11 +364,11 @@ class _Stages:
         self.report(stage, _STARTS[n] + fraction * (_STARTS[n + 1] - _STARTS[n]), text)
 
     def of(self, stage: str, start: float = 0.0, share: float = 1.0) -> Callable[[float, str], None]:
-        """Tells of a stage, or of the `share` of it that begins at `start`."""
+        """Return a function that reports a stage, or the `share` of it that begins at `start`."""
         return lambda done, text: self(stage, start + share * done, text)
 
     def rest(self) -> _Stages:
-        """Another compilation as the rest of the proof."""
+        """Return stages that report another compilation as the rest of the proof."""
         tell = self.of("prove", 0.9, 0.1)
         return _Stages(lambda _stage, done, text: tell(done, text))
 
@@ -385,7 +386,7 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
 
 
 def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
-    """With schedules recorded, else those that need no trial."""
+    """Lower a model with recorded schedules, else with those that need no trial."""
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
     joining = joins(profile, known.times)

@@ -139,7 +139,7 @@ class Attempt:
         return replace(self.model, proof=done, source=source)
 
     def refusal(self, where: str) -> ModelRefused:
-        """Of wrong answers; `where` says of which node."""
+        """Return the refusal of a model with wrong answers; `where` says which node is wrong."""
         return ModelRefused(
             f"the compiled model does not give the reference's answers ({self.wrong[0]}); {where}",
             (*self.wrong, where),
@@ -186,7 +186,7 @@ class Prover:
         cut = self.cut
 
         def at(level: str, *notes: str) -> Attempt | ModelRefused:
-            """With parts at this level of optimisation; a part behind that is wrong is a value."""
+            """Return an attempt with partitions at this level, or the refusal of a wrong last partition."""
             prover = replace(self, cut=replace(cut, level=level))
             try:
                 return prover._attempt(lowered, first, tell, done, *more, *notes)
@@ -237,7 +237,10 @@ class Prover:
         return replace(made, results=results, apart=apart, notes=tried.notes)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
-        """Of a model whose answers are wrong, with the first node that differs, or that nothing verifies."""
+        """Return the refusal of a model whose answers are wrong or that nothing verifies.
+
+        It names the first node that differs.
+        """
         assert self.device is not None  # nothing is known to be wrong without one
         device, precision = self.device, self.precision
         if not tried.wrong:
@@ -279,7 +282,7 @@ def _not_optimised(level: str, why: str) -> str:
 
 
 def unverified(why: str) -> ModelRefused:
-    """Of a model whose answers may be right, which nothing shows."""
+    """Return the refusal of a model whose answers may be right, but cannot be verified."""
     return ModelRefused(
         f"the compiled form cannot be verified, because {why}; give real inputs with --calibration, a folder "
         "with one .npz file for each set",
@@ -352,7 +355,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
 def _probed(
     device: Device, draft: Attempt, expected: Expected
 ) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
-    """How far off the probes are, and what is to be told of NaN and infinities."""
+    """Return how far off the probes are, and notes on NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in proof.check_behind(executor, probe)]

@@ -53,9 +53,9 @@ class FormTiming:
 
 
 def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> FormTiming:
-    """Time part `number` of the compiled file `main` in both, on the inputs of its form's first probe.
+    """Time partition `number` of the compiled file `main` in both engines, on its form's first probe.
 
-    With `slower_too` the form is to run whatever it takes. Raises as running does.
+    With `slower_too` the form is to run whatever its time is. Raises what running the model raises.
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
         proof, split = file.model.proof, whole.model.split
@@ -138,13 +138,13 @@ class _Both:
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
     def _in_form(self, given: Values) -> float:
-        """Seconds of a run."""
+        """Return the seconds of a run of the form."""
         began = time.perf_counter_ns()
         self.form.run(given)
         return (time.perf_counter_ns() - began) / 1e9
 
     def _in_cpu(self, given: Values) -> tuple[float, float]:
-        """Seconds of a run, and of the way there and back, which a form needs as well."""
+        """Return the seconds of a run in the CPU engine, and of the transfers, which a form needs as well."""
         began = time.perf_counter_ns()
         ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
         return ran.ns / 1e9, (time.perf_counter_ns() - began - ran.ns) / 1e9
@@ -186,7 +186,7 @@ def wanted(
 
 
 def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
-    """Whether a compiled form of the model has forms of parts with which the CPU engine was faster."""
+    """Return whether a compiled model has size specialisations that are slower than the CPU engine."""
     if like is None:
         return False
     times = [form.times for form in like.forms if form.times is not None]
@@ -195,7 +195,10 @@ def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
 
 
 def precision(asked: Precision) -> Precision:
-    """Of parts: fp16 only where that was asked for, as what follows may choose by what they make."""
+    """Return the precision of partitions: fp16 only where that was asked for.
+
+    What follows a partition may choose by its outputs.
+    """
     return "fp16" if asked == "fp16" else "fp32"
 
 

@@ -84,7 +84,7 @@ def write(
 
 
 def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.ndarray]:
-    """Two views of one scene for the model, float32: image 1 shows the points of image 0 in another order.
+    """Return two views of one scene for the model, float32: image 1 shows image 0's points in another order.
 
     Its points are turned and shifted a little and its descriptors carry noise; point `i` of image 0 is
     point `partners(keypoints, seed)[i]` of image 1.
@@ -183,7 +183,7 @@ class _Matcher(GraphBuilder):
         self._rng = rng
 
     def matcher(self) -> None:
-        """Everything from the four inputs to the three outputs."""
+        """Add everything from the four inputs to the three outputs."""
         desc0, desc1 = "desc0", "desc1"
         rotary0 = self.rotary("posenc0", "kpts0")
         rotary1 = self.rotary("posenc1", "kpts1")
@@ -195,7 +195,7 @@ class _Matcher(GraphBuilder):
         self.assignment(desc0, desc1)
 
     def rotary(self, name: str, keypoints: str) -> tuple[str, str]:
-        """Cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of the positions, each one twice."""
+        """Return cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of positions, each twice."""
         weight = self.weight("posenc.Wr.weight", 2, HEAD_WIDTH // 2, 1.0)
         angles = self.op(f"{name}/Wr/matmul", "MatMul", keypoints, weight)
         pair = []
@@ -222,7 +222,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/add", "Add", by_cos, by_sin)
 
     def self_block(self, layer: str, image: int, x: str, rotary: tuple[str, str]) -> str:
-        """Attention of one image's points to each other, then the update of x [1, N, 256]."""
+        """Apply attention of one image's points to each other, then the update of x [1, N, 256]."""
         weights, name = f"{layer}.self", f"{layer}/self{image}"
         qkv = self.linear(f"{name}/qkv", x, f"{weights}.qkv", WIDTH, 3 * WIDTH)
         split = self.op(f"{name}/split", "Reshape", qkv, self.integers(1, -1, HEADS, HEAD_WIDTH, 3))
@@ -238,7 +238,7 @@ class _Matcher(GraphBuilder):
         return self.update(f"{name}/ffn", x, message, f"{weights}.ffn")
 
     def cross_block(self, layer: str, x0: str, x1: str) -> tuple[str, str]:
-        """Attention of each image's points to the other's, then the update of both [1, N, 256]."""
+        """Apply attention of each image's points to the other's, then the update of both [1, N, 256]."""
         weights = f"{layer}.cross"
         names = (f"{layer}/cross0", f"{layer}/cross1")
         points = (x0, x1)
@@ -258,12 +258,12 @@ class _Matcher(GraphBuilder):
         return updated[0], updated[1]
 
     def heads(self, name: str, x: str) -> str:
-        """[1, N, 256] to [1, 4, N, 64]."""
+        """Split [1, N, 256] into heads [1, 4, N, 64]."""
         split = self.op(f"{name}/split", "Reshape", x, self.integers(1, -1, HEADS, HEAD_WIDTH))
         return self.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3])
 
     def attention(self, name: str, q: str, k: str, v: str) -> str:
-        """softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
+        """Return softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
         keys = self.op(f"{name}/attention/keys", "Transpose", k, perm=[0, 1, 3, 2])
         products = self.op(f"{name}/attention/scores", "MatMul", q, keys)
         scaled = self.op(f"{name}/attention/scaled", "Mul", products, self.scalar(HEAD_WIDTH**-0.5))
@@ -273,7 +273,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/attention/merged", "Reshape", rows, self.integers(1, -1, WIDTH))
 
     def update(self, name: str, x: str, message: str, weights: str) -> str:
-        """Give x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
+        """Return x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
         both = self.op(f"{name}/concat", "Concat", x, message, axis=2)
         wide = self.linear(f"{name}/fc1", both, f"{weights}.fc1", 2 * WIDTH, 2 * WIDTH)
         normed = self.op(
@@ -290,7 +290,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/add", "Add", x, change)
 
     def gelu(self, name: str, x: str) -> str:
-        """Give x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
+        """Return x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
         scaled = self.op(f"{name}/div", "Div", x, self.scalar(math.sqrt(2.0)))
         erf = self.op(f"{name}/erf", "Erf", scaled)
         shifted = self.op(f"{name}/add", "Add", erf, self.scalar(1.0))
@@ -325,7 +325,7 @@ class _Matcher(GraphBuilder):
         self.op("scores", "Add", assigned, certainty)
 
     def linear(self, name: str, x: str, weights: str, inputs: int, outputs: int, *, gain: float = 1.0) -> str:
-        """Give x W + b, with W [inputs, outputs] as exporters transpose it."""
+        """Return x W + b, with W [inputs, outputs] as exporters transpose it."""
         matrix = self.weight(f"{weights}.weight", inputs, outputs, gain / math.sqrt(inputs))
         product = self.op(f"{name}/matmul", "MatMul", x, matrix)
         return self.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))

@@ -34,7 +34,7 @@ _MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
 
 
 def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> bool:
-    """Whether evaluating `op` on the host is deterministic and bounded in time and memory."""
+    """Return whether evaluating `op` on the host is deterministic and bounded in time and memory."""
     present = [a for a in arrays if a is not None]
     if op in _RANDOM or sum(a.nbytes for a in present) > limit_bytes:
         return False
@@ -46,7 +46,7 @@ def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> 
 
 
 def swells(made_bytes: int, used_bytes: int) -> bool:
-    """Whether a constant is so much larger than its parts that computing it at run time is cheaper."""
+    """Return whether a constant is so much larger than its parts that computing it at run time is cheaper."""
     return made_bytes > _SWELLING_BYTES and made_bytes > _SWELLING_TIMES * used_bytes
 
 
@@ -77,7 +77,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
 
 
 def _truncated(x: Array, y: Array) -> Array:
-    """Integer division towards zero, as ONNX defines it; its evaluator rounds down."""
+    """Return the integer quotient rounded towards zero, as ONNX defines it; ONNX's evaluator rounds down."""
     if not y.all():
         raise NodeRefused("it divides integers by a constant 0")
     quotient = np.floor_divide(x, y)
@@ -91,7 +91,7 @@ _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
 
 
 def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
-    """ONNX's definition of an operator at an opset, or None where it has none."""
+    """Return ONNX's definition of an operator at an opset, or None where it has none."""
     key = (op, opset, domain)
     if key not in _SCHEMAS:
         try:
@@ -102,7 +102,10 @@ def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
 
 
 def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> list[onnx.TypeProto | None]:
-    """ONNX's types of the node's outputs, None where it cannot tell; raises NodeRefused where they clash."""
+    """Return the types that ONNX infers for a node's outputs, each None where it cannot.
+
+    Raises NodeRefused where the types contradict each other.
+    """
     definition = schema(node.op_type, opset, node.domain)
     if definition is None:
         return [None] * len(node.output)

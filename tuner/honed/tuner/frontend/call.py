@@ -29,25 +29,25 @@ class Call:
         return tuple(self.node.output)
 
     def wants(self, index: int) -> bool:
-        """Whether output `index` is used."""
+        """Return whether output `index` is used."""
         return index < len(self.node.output) and bool(self.node.output[index])
 
     def x(self, index: int = 0) -> Value:
-        """Input `index`, a tensor that must be there."""
+        """Return input `index`, a tensor that must be there."""
         found = self.opt(index)
         if found is None:
             raise NodeRefused(f"its input {index} is missing")
         return found
 
     def opt(self, index: int) -> Value | None:
-        """Input `index`, a tensor, or None where it is left out."""
+        """Return input `index`, a tensor, or None where it is left out."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None or isinstance(found, Value):
             return found
         raise NodeRefused(f"its input {index} is a sequence or an optional, not a tensor")
 
     def listing(self, index: int = 0) -> Listing:
-        """Input `index`, a sequence."""
+        """Return input `index`, a sequence."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if isinstance(found, Listing):
             return found
@@ -73,7 +73,7 @@ class Call:
         return None if self.opt(index) is None else self.numbers(index, what)
 
     def tensors(self) -> list[Value]:
-        """All inputs, each a tensor."""
+        """Return all inputs, each a tensor."""
         return [self.x(i) for i in range(len(self.inputs))]
 
     def integer(self, name: str, default: int = 0) -> int:

@@ -108,7 +108,7 @@ class Node:
         return [int(v) for v in self.inputs[index].value.numpy().reshape(-1)]
 
     def lists(self, *names: str) -> list[list[int]]:
-        """Attributes that are lists of integers."""
+        """Return the attributes that are lists of integers."""
         return [list(self.attrs[name]) for name in names]
 
 

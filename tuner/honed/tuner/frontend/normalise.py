@@ -95,7 +95,7 @@ def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
 
 
 def all_single(graph: onnx.GraphProto) -> bool:
-    """Whether a graph has floats and all are of float32."""
+    """Return whether a graph has floats and all are of float32."""
     return _float_types(graph) == {_SINGLE}
 
 
@@ -157,7 +157,7 @@ def _assemble(
 def _name_outputs(
     nodes: list[onnx.NodeProto], produced: Collection[str], names: list[str], values: list[Value]
 ) -> dict[str, str]:
-    """Have nodes make the outputs under their names, which are given by the names before."""
+    """Let nodes make the outputs under the user's names; return these by the earlier names."""
     renamed: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
         if value.name in produced and value.name not in renamed:
@@ -184,7 +184,7 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: bool) -> tuple[str, ...]:
-    """Convert a graph (in place) to the precision asked for, as far as the device has it; what to tell of it.
+    """Convert a graph (in place) to the precision asked for, as far as the device has it; return notes.
 
     Raises InvalidArgument for fp16 on a device without it.
     """
@@ -226,7 +226,7 @@ def _float_types(graph: onnx.GraphProto) -> set[int]:
 
 
 def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str]) -> None:
-    """Change element types, but for the values named in `kept`."""
+    """Change element types, except those of the values named in `kept`."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         if info.name not in kept:
             tensor_type = info.type.tensor_type

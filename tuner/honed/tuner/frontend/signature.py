@@ -127,7 +127,10 @@ def _bind(
     inner: Collection[str],
     notes: list[str],
 ) -> TensorSpec:
-    """`inner` holds the names of dimensions that stand in other than leading places: no batch sizes."""
+    """Return an input with a static shape.
+
+    `inner` holds the names of dimensions that stand in other than leading places, and so are no batch sizes.
+    """
     dtype = carried(info)
     if not info.type.tensor_type.HasField("shape"):
         if given is None:

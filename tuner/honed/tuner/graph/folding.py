@@ -268,7 +268,10 @@ def fold_pads(graph: Graph) -> tuple[Graph, int]:
 
 
 def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
-    """How much a Pad adds before and behind each axis of an image; None where it is not for convolutions."""
+    """Return how much a Pad adds before and behind each axis of an image.
+
+    Returns None where the Pad is not for convolutions.
+    """
     readers = graph.uses(node.output[0])
     image = all(one.op_type == "Conv" and one.input[1] != node.output[0] for one in readers)
     if not readers or not image or graph.constants[node.input[2]].any():

@@ -49,7 +49,7 @@ class Typed:
 
 
 def singles(graph: onnx.GraphProto) -> frozenset[str]:
-    """Every value and constant that is of float32."""
+    """Return every value and constant that is of float32."""
     known = (*graph.input, *graph.output, *graph.value_info)
     return frozenset(
         {i.name for i in known if i.type.tensor_type.elem_type == _SINGLE}
@@ -89,7 +89,7 @@ def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
 
 
 def put_casts(graph: onnx.GraphProto, keep: Exemptions) -> frozenset[str]:
-    """Put casts (in place) where fp16 and float32 meet; returns the values that are to stay in float32.
+    """Put casts (in place) where fp16 and float32 meet; return the values that are to stay in float32.
 
     All are of float32 still. A product of `keep.wide` gives float32, which the next node makes fp16.
     """
@@ -169,5 +169,5 @@ def _cast(source: str, target: str) -> onnx.NodeProto:
 
 
 def _follows(node: onnx.NodeProto, single: frozenset[str]) -> bool:
-    """Whether a node has the type of its floats; so have casts that make none."""
+    """Return whether a node's result has the type of its floats; so do casts that make none."""
     return node.op_type in _FOLLOWING or (node.op_type == "Cast" and node.output[0] not in single)

@@ -83,7 +83,7 @@ class Graph:
         return replace(self, nodes=list(self.nodes), types=dict(self.types), constants=dict(self.constants))
 
     def shape(self, name: str) -> Shape:
-        """Of a value or constant."""
+        """Return the shape of a value or constant."""
         return self.types[name].shape
 
     def numbers(self, name: str) -> list[int]:
@@ -122,7 +122,7 @@ class Graph:
         return self._digests[name]
 
     def unique(self, name: str) -> str:
-        """`name`, or one like it that is not taken."""
+        """Return `name`, or a similar name that is not taken."""
         candidate, n = name, 2
         while candidate in self.types:
             candidate, n = f"{name}_{n}", n + 1
@@ -161,7 +161,7 @@ class Graph:
         return self.node("Slice", (given, *inputs), output, self.types[given])
 
     def _ints(self, output: str, *numbers: int) -> list[str]:
-        """One-dimensional constants of one element each, named after the output they are for."""
+        """Return one-dimensional constants of one element each, named after the output they are for."""
         return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
 
     def replacing(self, replaced: Replaced) -> Graph:
@@ -210,7 +210,7 @@ def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
 
 
 def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Every node after those it reads, otherwise in the order given."""
+    """Return every node after those it reads, otherwise in the order given."""
     ordered: list[onnx.NodeProto] = []
     done: set[str] = set()
     open_: set[str] = set()

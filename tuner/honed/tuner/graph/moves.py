@@ -110,7 +110,7 @@ def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> A
 
 
 def _axes(places: Array) -> list[tuple[int, int]] | None:
-    """Extents and strides of the axes, outer ones first, that count through places; None where none do."""
+    """Return extents and strides of the axes, outer ones first, that count through places, or None."""
     found: list[tuple[int, int]] = []
     while len(places) > 1:
         stride = int(places[1] - places[0])
@@ -129,7 +129,10 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
 def _turned(
     graph: Graph, source: str, value: str, extents: Shape, perm: Sequence[int]
 ) -> list[onnx.NodeProto]:
-    """Nodes that make `value` out of `source`. A leading axis of 1 stays one: other passes go by it."""
+    """Return nodes that make `value` from `source`.
+
+    A leading axis of 1 stays one, because other passes rely on it.
+    """
     elem, shape = graph.types[source].elem, graph.shape(value)
     ones = (1,) if shape[:1] == graph.shape(source)[:1] == (1,) else ()
     extents, perm = (*ones, *extents), [*range(len(ones)), *(len(ones) + axis for axis in perm)]

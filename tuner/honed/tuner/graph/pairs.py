@@ -55,7 +55,7 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
 
 
 def _neighbours(graph: Graph) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Slices of equal width along one axis of a value, of which the second begins where the first ends."""
+    """Yield slices of equal width along one axis of a value, the second beginning where the first ends."""
     for value in graph.makers:
         begins = {b: node for node in graph.uses(value) if (b := _bounds(graph, node)) is not None}
         for node in graph.uses(value):
@@ -114,7 +114,7 @@ def _twin(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | N
 
 
 def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
-    """Whether an operand of the second's node is the one that its place in the first's asks for."""
+    """Return whether an operand of the second's node is the one that its place in the first's asks for."""
     if one in pair.others:
         return pair.others[one] == other
     if one in graph.constants and other in graph.constants:
@@ -160,7 +160,7 @@ def _broadcast_axis(graph: Graph, node: onnx.NodeProto, pair: _Pair, axes: set[i
 
 
 def _extent(shape: Shape, axis: int) -> int:
-    """Of an axis counted from the last; 1 where there is none."""
+    """Return the extent of an axis counted from the last; 1 where there is none."""
     return shape[axis] if -axis <= len(shape) else 1
 
 
@@ -192,14 +192,14 @@ def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
 
 
 def _leaves(graph: Graph, name: str, inside: Container[str]) -> bool:
-    """Whether a value is an output, or read outside a region."""
+    """Return whether a value is an output, or read outside a region."""
     return name in graph.outputs or any(user.output[0] not in inside for user in graph.readers.get(name, []))
 
 
 def _for_products(graph: Graph, value: str) -> bool:
-    """Whether products alone read a value, as it is or transposed: they read slices where they lie.
+    """Return whether only products read a value, as it is or transposed: they read slices in place.
 
-    All else would be fused with what is computed before, or take a copy.
+    Any other reader would be fused with what is computed before, or need a copy.
     """
     turned = _transpose(graph, value)
     readers = graph.uses(value if turned is None else turned.output[0])

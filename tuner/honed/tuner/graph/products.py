@@ -66,7 +66,7 @@ def by_rows(graph: Graph, node: onnx.NodeProto, op: str, value: str) -> str | No
 
 
 def exact(array: Array, like: Array) -> Array | None:
-    """Constants computed in float64, in the type of others; None where that type does not hold them."""
+    """Return constants computed in float64 in the type of others; None where that type cannot hold them."""
     with np.errstate(over="ignore"):
         found: Array = array.astype(like.dtype)
     return found if np.isfinite(found).all() else None
@@ -199,7 +199,7 @@ def split_parts(graph: Graph) -> tuple[Graph, int]:
 
 
 def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether two different values are joined along the last axis."""
+    """Return whether two different values are joined along the last axis."""
     if node.op_type != "Concat" or len(node.input) != 2 or node.input[0] == node.input[1]:
         return False
     rank = len(graph.shape(node.output[0]))
@@ -249,7 +249,7 @@ def combine_siblings(graph: Graph) -> tuple[Graph, int]:
 
 
 def _moved(graph: Graph, one: Product) -> bool:
-    """Whether all that becomes of a product is that it is moved, with whatever shape, or added to another."""
+    """Return whether a product is only moved, with whatever shape, or added to another product."""
     readers = graph.uses(one.value)
     if len(readers) == 1 and readers[0].op_type == "Add":
         return _added_to_product(graph, readers[0], one)
@@ -259,7 +259,7 @@ def _moved(graph: Graph, one: Product) -> bool:
 
 
 def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
-    """Whether an Add adds a product, in its own shape, to what a MatMul makes of another value."""
+    """Return whether an Add adds a product, in its own shape, to a MatMul's result for another value."""
     same = graph.types[node.output[0]] == graph.types[one.value]
     others = [n for n in graph.nodes if n.op_type == "MatMul" and n.input[0] != one.given]
     return same and any(n.output[0] in node.input for n in others)
@@ -293,7 +293,7 @@ def _combined(graph: Graph, family: list[Product]) -> Replaced:
 
 
 def _taken(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
-    """Slices of the combined product in the place of a value, or of the slices of its columns."""
+    """Return slices of the combined product in the place of a value, or of the slices of its columns."""
     axis, readers = len(graph.shape(value)) - 1, graph.uses(value)
     if not readers or not all(_takes_columns(graph, reader, axis) for reader in readers):
         return {value: [graph.slice(whole, value, axis, columns.start, columns.stop)]}
@@ -306,7 +306,7 @@ def _taken(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
 
 
 def _takes_columns(graph: Graph, node: onnx.NodeProto, axis: int) -> bool:
-    """Whether a node is a Slice of neighbours along the last axis, as the passes make them."""
+    """Return whether a node is a Slice of neighbours along the last axis, as the passes make them."""
     if node.op_type != "Slice" or graph.numbers(node.input[3]) != [axis]:
         return False
     return graph.numbers(node.input[4]) == [1] and graph.numbers(node.input[1])[0] >= 0

@@ -69,7 +69,7 @@ def _product(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
 
 
 def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether an operator treats the parts of its first operand along axis 0 each by itself."""
+    """Return whether an operator treats the parts of its first operand along axis 0 independently."""
     op, rank = node.op_type, len(graph.shape(node.input[0]))
     if op in ("Conv", "MaxPool", "AveragePool", "Reshape"):
         return True
@@ -107,7 +107,7 @@ class Group:
 
 
 def places(groups: Sequence[Group]) -> Places:
-    """Where each value of twins is."""
+    """Return the group and the place in it of each value of twins."""
     return {v: (n, at) for n, group in enumerate(groups) for at, v in enumerate(group.values)}
 
 
@@ -153,9 +153,10 @@ class _GroupFinder:
         self.groups.append(Group(tuple(nodes), given))
 
     def _ordered(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """Nodes in the order of the twins that they follow, by an operand of which each reads another one.
+        """Return nodes in the order of the twins that they follow.
 
-        None of them where there is no such operand, or it has more twins.
+        They follow by an operand of which each reads another twin. Returns no nodes where there is no such
+        operand, or it has more twins.
         """
         for position, name in enumerate(nodes[0].input):
             given = [self.member.get(node.input[position]) for node in nodes]
@@ -167,7 +168,7 @@ class _GroupFinder:
 
 
 def find_groups(graph: Graph) -> list[Group]:
-    """Twins, every group after those it reads.
+    """Return the groups of twins, each after those it reads.
 
     Only nodes as far from the inputs as each other are grouped, so that no twin can depend on another and the
     graph of groups has no cycle.
@@ -197,7 +198,7 @@ def _levels(graph: Graph) -> list[list[onnx.NodeProto]]:
 
 
 def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether a node multiplies by weights."""
+    """Return whether a node multiplies by weights."""
     return node.op_type in ("MatMul", "Conv") and node.input[1] in graph.constants
 
 
@@ -307,12 +308,12 @@ def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict
 
 
 def shared(names: Sequence[str], role: Role) -> bool:
-    """Whether all twins read one value that need not be repeated."""
+    """Return whether all twins read one value that need not be repeated."""
     return role is Role.SAME or (role is not Role.STACKED and len(set(names)) == 1)
 
 
 def _free(graph: Graph, groups: Sequence[Group], place: Places, names: tuple[str, ...]) -> bool:
-    """Whether operands are stacked already, or when compiling."""
+    """Return whether stacking operands costs nothing: they are stacked already, or are constants."""
     if names[0] in place and groups[place[names[0]][0]].values == names:
         return True
     return all(name in graph.constants for name in names)
@@ -372,7 +373,7 @@ class _Merger:
         return self._aligned(names, rank)
 
     def _stack(self, names: tuple[str, ...]) -> str:
-        """Values with a leading axis of 1, one after the other along it."""
+        """Return values with a leading axis of 1, stacked along it."""
         if names not in self.stacks:
             name = self.graph.unique(f"{names[0]}/stacked")
             kind = self.graph.types[names[0]]
@@ -399,7 +400,7 @@ class _Merger:
         return self.groups[number] if number >= 0 and not found else None
 
     def _aligned(self, names: tuple[str, ...], rank: int) -> str:
-        """Values of a lower rank stacked as broadcasting sees them: with leading axes of 1."""
+        """Return values of a lower rank stacked as broadcasting sees them: with leading axes of 1."""
         shape = self.graph.shape(names[0])
         ones = (1,) * (rank - len(shape))
         if shape[:1] == (1,):

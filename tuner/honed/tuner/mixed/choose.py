@@ -83,7 +83,7 @@ def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
 
 
 def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
-    """Whether the model has all operators that the choice names."""
+    """Return whether the model has all operators that the choice names."""
     if not choice.half:
         return True
     known = {n.output[0] for n in operators(normalised.model.graph)}
@@ -91,7 +91,7 @@ def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
 
 
 def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
-    """Why fp16 need not be tried."""
+    """Return why fp16 need not be tried."""
     if not all_single(normalised.model.graph):
         return "the model's own types, which are not all float32"
     if any(node.op_type == PART_OP for node in normalised.model.graph.node):
@@ -102,9 +102,9 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
 
 
 def why_not_half(profile: DeviceProfile) -> str:
-    """Why fp16 does not pay on a device, "" where it does.
+    """Return why fp16 does not pay on a device, "" where it does.
 
-    By its measured peaks; where there are none, by what is known of its model.
+    The device's measured peaks decide; where there are none, what is known of its model.
     """
     if not profile.limits.fp16:
         return "the device has no fp16 arithmetic"
@@ -208,7 +208,7 @@ def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> N
 
 
 def _check_header(path: Path, member: IO[bytes], spec: TensorSpec) -> None:
-    """Look at type and shape before memory is taken for them."""
+    """Check type and shape before memory is allocated for them."""
     first = npy.read_magic(member) == (1, 0)
     shape, _, dtype = (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(member)
     if dtype != spec.numpy or shape != spec.shape:

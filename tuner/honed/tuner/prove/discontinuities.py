@@ -440,7 +440,7 @@ def judge(
 def allowance(
     model: onnx.ModelProto, inputs: Sequence[Arrays], tolerance: Sequence[float], limits: EvaluationLimits
 ) -> tuple[float, ...]:
-    """How far each output of a model with static shapes may be off, told from the reference alone.
+    """Return how far each output of a model with static shapes may be off, from the reference alone.
 
     That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
     otherwise before them.
@@ -474,7 +474,7 @@ class _Parts:
         self._work = work(apart.model, graphs.infer(apart.model))
 
     def compared_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
-        """Each output of one run on what it was given."""
+        """Yield the difference of each output of one run from the reference on what it was given."""
         for name in found:
             difference = self.compared(name, reference, found)
             if not difference.right and name in self._apart.inside:
@@ -504,7 +504,10 @@ class _Parts:
         return min(2 * max(_change(reference[original], each[name]) for each in moved.outputs), _INSIDE)
 
     def compared(self, name: str, reference: Arrays, found: Arrays) -> Difference:
-        """How far output `name` of the opened model is off; one quantum where that may be is not."""
+        """Return how far output `name` of the opened model is off.
+
+        An error of one quantum does not count where it is permitted.
+        """
         original = self._original.get(name, name)
         expected, got = reference[original], found[name]
         allowed = self._work.allowed(expected.dtype.name, self._precision)
@@ -537,7 +540,7 @@ def _spread(
     chosen: Sequence[Selection] = (),
     tolerance: Sequence[float] = (),
 ) -> dict[str, float]:
-    """By output: how far the reference moves when it rounds otherwise, as a share of its range.
+    """Return by output how far the reference moves when it rounds otherwise, as a share of its range.
 
     It does so where it is `optimised`, and where its values before the steps are moved.
     """

@@ -83,7 +83,7 @@ def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
+    """Yield every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
     for node in graph.node:
         yield from within(node)
 
@@ -166,7 +166,7 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def numpy_name(element: int) -> str | None:
-    """NumPy's name of an ONNX element type; None where honed does not carry it."""
+    """Return NumPy's name of an ONNX element type; None where honed does not carry it."""
     try:
         name = helper.tensor_dtype_to_np_dtype(element).name
     except KeyError:
@@ -175,7 +175,7 @@ def numpy_name(element: int) -> str | None:
 
 
 def carried(name: str) -> bool:
-    """Whether honed carries the element type NumPy calls `name`."""
+    """Return whether honed carries the element type NumPy calls `name`."""
     return any(d.name == name for d in DTYPES)
 
 
@@ -225,7 +225,7 @@ _FOLDED = {
 
 
 def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
-    """Every value of the main graph whose type and static shape can be found out, by name.
+    """Return every value of the main graph whose type and static shape can be inferred, by name.
 
     Raises ModelRefused where the shapes the model states contradict each other.
     """

@@ -313,7 +313,7 @@ _HIDING = 1e4  # what is multiplied by a constant as large, and added to scores,
 
 
 def _compared(use: _Use) -> Range:
-    """Values that are compared with what the graph fixes: some should be on either side, some equal."""
+    """Return the range of values compared with constants: some on either side, some equal."""
     other = use.node.input[1 - use.position]
     if not use.whole:
         return Range(low=0, high=1) if other in use.shares else _UNBOUNDED
@@ -355,7 +355,10 @@ def _gather(use: _Use) -> Range:
 
 
 def _tuples(use: _Use) -> Range:
-    """Index tuples: every component must fit its own axis, so the smallest indexed axis bounds all."""
+    """Return the range of index tuples.
+
+    Every component must fit its own axis, so the smallest indexed axis bounds all.
+    """
     batch = graphs.attribute(use.node, "batch_dims", 0)
     sizes = use.shape(0)[batch:][: use.shape(1)[-1]]
     size = min(sizes, default=1)
@@ -408,36 +411,39 @@ def _exponent(use: _Use) -> Range:
 
 
 def _slots(use: _Use) -> Range:
-    """Where TensorScatter starts to write: the whole update must fit."""
+    """Return the range of positions at which TensorScatter starts to write: the whole update must fit."""
     axis = graphs.attribute(use.node, "axis", -2)
     return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis])
 
 
 def _places(use: _Use) -> Range:
-    """Positions in the flattened planes that MaxUnpool fills: at least as many as it is given."""
+    """Return the range of positions in the planes that MaxUnpool fills.
+
+    The flattened planes have at least as many positions as the operator is given.
+    """
     return Range(low=0, high=math.prod(use.shape(0)) - 1)
 
 
 def _below(position: int, axis: int) -> Rule:
-    """Numbers of the rows of another input along an axis."""
+    """Return a rule for numbers of the rows of another input along an axis."""
     return lambda use: Range(low=0, high=use.shape(position)[axis] - 1)
 
 
 def _turns(use: _Use) -> Range:
-    """Places to turn by: one for each, or the first of as many as the input is long."""
+    """Return the range of places to turn by: one for each, or the first of as many as the input is long."""
     rows = use.shape(2)[0]
     first = math.prod(use.shape(1)) == 1
     return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
 
 
 def _mask(use: _Use) -> Range:
-    """0 and 1 for places, or how many places there are to see."""
+    """Return the range of a mask of 0 and 1 for places, or of how many places there are to see."""
     shape = use.shape(use.position)
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
 def _up_to(axis: str, default: int = 0) -> Rule:
-    """How many an operator takes of the axis of its first input that this attribute names."""
+    """Return a rule for a count, at most the extent of the first input's axis that an attribute names."""
     return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
 
 
@@ -511,12 +517,12 @@ def generate(
     shrink: int = 0,
     whole: onnx.ModelProto | None = None,
 ) -> list[dict[str, np.ndarray]]:
-    """`count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
+    """Generate `count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
 
     Set 0 is normally distributed, set 1 uniform and not negative, set 2 normal with half the elements
     zero, and so on in turn. Integers are drawn within the range their consumers allow, with negative
-    indices in every third set only; booleans and masks are mixed. The same model, count and seed give the
-    same arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
+    indices in every third set only; booleans and masks are mixed. Equal models, counts and seeds give equal
+    arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more. `whole` is the model that `model` is a part of; its nodes count as well.
     Raises InvalidArgument where a shape is not static and ModelRefused where no input can be made.
     """
@@ -545,7 +551,7 @@ def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrin
 
 
 def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Half true, half false, so that both occur wherever there are two elements."""
+    """Return half true, half false, so that both occur wherever there are two elements."""
     size = math.prod(shape)
     return rng.permutation(np.arange(size) % 2 == rng.integers(2)).reshape(shape)
 

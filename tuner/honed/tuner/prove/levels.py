@@ -216,7 +216,7 @@ class _Runs:
 
 
 def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
-    """Which node of the graph that ONNX Runtime makes at `level` differs first; "" where it is not found."""
+    """Return which node of the graph that ONNX Runtime makes at `level` differs first; "" for none found."""
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)
@@ -263,7 +263,7 @@ def _values(graph: onnx.GraphProto) -> list[str]:
 
 
 def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: str) -> str:
-    """Says which node makes a value, and which nodes of the file it stands for."""
+    """Return a sentence on which node makes a value, and which nodes of the file it stands for."""
     node = next(each for each in made.node if value in each.output)
     kept = set(_values(made))
     by = {name: each for each in plain.node for name in each.output}

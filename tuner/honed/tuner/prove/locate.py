@@ -187,7 +187,7 @@ class _Search:
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:
-    """At most `count` of the names, evenly spread, the last one among them."""
+    """Return at most `count` of the names, evenly spread, the last one among them."""
     if len(names) <= count:
         return list(names)
     return [names[(i + 1) * len(names) // count - 1] for i in range(count)]

@@ -52,7 +52,7 @@ class Covered:
 
 
 def of_values(values: Sequence[np.ndarray]) -> Covered:
-    """How much one value, as the reference has it for several probes, says."""
+    """Return how much one value says, as the reference has it for several probes."""
     flat = np.concatenate([np.asarray(each).reshape(-1) for each in values])
     if not flat.size:
         return Covered(1.0, 1.0)
@@ -72,7 +72,10 @@ def of_values(values: Sequence[np.ndarray]) -> Covered:
 
 
 def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:
-    """By output: how much the reference's values say. Outputs that no input decides are covered whole."""
+    """Return by output how much the reference's values say.
+
+    Outputs that depend on no input are fully covered.
+    """
     decided = graphs.varying(model, _OF_SHAPES)
     return {
         name: of_values([each[name] for each in outputs]) if name in decided else Covered(1.0, 1.0)
@@ -81,7 +84,7 @@ def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, C
 
 
 def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Covered:
-    """How much a verification at the steps of `apart` says about output `name`.
+    """Return how much a verification at the steps of `apart` says about output `name`.
 
     `reference` has the values at the steps for each probe. Looks behind operators that choose, saturate or
     move only, as far as values that say enough or that the inputs hold; the least of them counts.
@@ -314,7 +317,10 @@ def _told(shares: Mapping[str, Covered]) -> float:
 
 
 def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -> Expected:
-    """Say how much of each output the probes cover, by themselves or with the values at the model's steps."""
+    """Return the probes, with how much of each output they cover.
+
+    They cover it by themselves or with the values at the model's steps.
+    """
     plain = of_outputs(model, made.outputs)
     hidden = [name for name, share in plain.items() if share.told < ENOUGH <= share.finite]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
@@ -329,7 +335,7 @@ def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -
 def _behind(
     model: onnx.ModelProto, made: Expected, names: Sequence[str], limits: EvaluationLimits
 ) -> dict[str, Covered]:
-    """How much of these outputs a verification at the model's steps covers, where it can be made."""
+    """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
     model = graphs.inlined(model)
     known = opened_with(model, made.inputs, limits)
     if known is None:
@@ -340,9 +346,9 @@ def _behind(
 
 
 def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Every float32 and float64 element one unit in the last place up or down; zeros and others stay.
+    """Return every float32 and float64 element moved by one unit in the last place; zeros and others stay.
 
-    The unit of float16 is no small change, and what it does is in the tolerance already.
+    A unit of float16 is not small, and its effect is part of the tolerance already.
     """
     rng = np.random.default_rng([seed, 2])
     moved = {}

@@ -69,7 +69,7 @@ def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1
 
 
 def compared(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
-    """How far off a value is, infinitely far where its type or shape is another."""
+    """Return how far off a value is: infinitely far where its type or shape differs."""
     if expected.dtype != found.dtype or expected.shape != found.shape:
         return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
     return compare(expected, found, allowed, name)
@@ -99,7 +99,7 @@ def _declared(output: onnx.ValueInfoProto) -> str:
 
 
 def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work:
-    """Depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
+    """Return depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
     depth: dict[str, int] = {}
     longest = 1
     for node in model.graph.node:
@@ -111,7 +111,7 @@ def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work
 
 
 def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
-    """How many terms the sums of a node have, at most; 1 where it has none or its shapes are unknown."""
+    """Return how many terms a node's sums have, at most; 1 where it has none or its shapes are unknown."""
     shapes = [known[n].shape for n in node.input if n in known]
     if not shapes or not shapes[0]:
         return 1

@@ -32,7 +32,7 @@ class Extractor:
         self._sparse = {tensor.values.name: tensor for tensor in model.graph.sparse_initializer}
 
     def constant(self, name: str) -> bool:
-        """Whether a value is known when compiling, or kept in the file."""
+        """Return whether a value is known when compiling, or kept in the file."""
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
     def spec(self, name: str) -> TensorSpec:
@@ -101,7 +101,10 @@ class Extractor:
         stretches: Sequence[Sequence[SurveyedNode] | tuple[int, Sequence[str], Sequence[str]]],
         outputs: Sequence[TensorSpec],
     ) -> onnx.ModelProto:
-        """Stretches of nodes, with a node for each part between them: its number, what it reads and makes."""
+        """Return a model of stretches of nodes, with one node for each partition between them.
+
+        The node holds the partition's number, what it reads and what it makes.
+        """
         nodes: list[onnx.NodeProto] = []
         read: set[str] = {spec.name for spec in outputs}
         for stretch in stretches:
@@ -156,7 +159,7 @@ def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
 
 
 def carried(spec: TensorSpec | None) -> bool:
-    """Whether a value can be handed from part to part: a tensor of known sizes and of a type that travels."""
+    """Return whether partitions can exchange a value: a tensor of known sizes, of a type honed carries."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
 
@@ -272,11 +275,11 @@ class _Places:
     behind: int
 
     def part(self, stage: int) -> bool:
-        """Whether the CPU engine has to be able to run it."""
+        """Return whether the CPU engine must be able to run a stage."""
         return stage % 2 == 1 or stage >= self.behind
 
     def sized(self, stage: int) -> bool:
-        """Whether it could be compiled if its sizes were known."""
+        """Return whether a stage could be compiled if its sizes were known."""
         return stage % 2 == 0 and stage >= self.behind
 
 
@@ -294,7 +297,7 @@ def _nbytes(spec: TensorSpec | None) -> int:
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
-    """Those that an output comes of; what is known while compiling comes of none."""
+    """Return the nodes that an output depends on; nodes known while compiling are left out."""
     wanted, kept = set(outputs), []
     for one in reversed(nodes):
         if not one.folded and not wanted.isdisjoint(one.node.output):
@@ -304,7 +307,7 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
 
 
 def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit], set[str]]:
-    """Nodes as they are divided, judged by a survey, and the values that cannot be handed over."""
+    """Return the nodes as units to divide, judged by a survey, and the values that cannot be handed over."""
     able = {one.index: not one.why for one in found.nodes}
     units = [
         Unit(
@@ -327,10 +330,10 @@ def _sized_stages(
     outputs: Collection[str],
     worth: Worth,
 ) -> list[int]:
-    """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
+    """Return for each node of the last partition its stage; the CPU engine runs odd stages in any case.
 
-    Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
-    depend on the data. All are 1 where there is none. Of sizes of one's own and those of a run that which
+    Even stages have enough work and could be compiled if the sizes that depend on the data were known. All
+    are 1 where there is none. Two sets of sizes are tried, made-up ones and those of a run, and the one that
     compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
     """
     found = [[1] * len(last)]

@@ -74,13 +74,13 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Tell of the values; the exit status is 0 wherever it answered."""
+    """Answer with what is known of the values; the exit status is 0 wherever it answered."""
     args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
     return confined.answer(lambda: {"types": _types(args.folder, args.sets)})
 
 
 def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, list[int] | None]]:
-    """For each value its dtype, its shape as ONNX Runtime infers it, and as a run has it."""
+    """Return for each value its dtype, its shape as ONNX Runtime infers it, and as a run has it."""
     model = onnx.load(folder / confined.MODEL)
     names = json.loads((folder / "names.json").read_text())
     there = {value.name for value in model.graph.output}
@@ -132,7 +132,7 @@ def _session(model: onnx.ModelProto) -> Any:
 
 
 def _sizes(shape: Sequence[int | str | None]) -> list[int] | None:
-    """As ONNX Runtime tells of a shape; None for [], which may be a scalar's or an unknown one."""
+    """Return a shape as ONNX Runtime infers it; None for [], which may be a scalar's or an unknown one."""
     return [size if isinstance(size, int) else -1 for size in shape] or None
 
 
