@@ -28,7 +28,7 @@ MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 done, 1 refused or failed, 2 used wrongly."""
+    """Run a command; the exit status is 0 done, 1 refused or failed, 2 used wrongly."""
     job: commands.Job[Any] | InvalidArgument
     try:
         job = commands.parse(sys.argv[1:] if argv is None else argv, __doc__ or "")

@@ -42,7 +42,7 @@ def _choice(job: commands.Export) -> Choose:
 
 
 def import_(job: commands.Import, emit: Emit) -> events.Imported:
-    """Take in what fits the device."""
+    """Import the records that fit the device."""
     from honed.machine import devices
 
     from .setup import setup_for
@@ -72,7 +72,7 @@ def _check(done: ImportCounts, file: Path) -> None:
 
 
 def history(job: commands.ShowHistory, emit: Emit) -> events.History:
-    """Tell a model's estimates and versions; raises NotFound where it has none."""
+    """Return a model's estimates and versions; raises NotFound where it has none."""
     with _opened(job.records, emit) as records:
         progress, versions = records.progress(job.name), records.versions(job.name)
         if not progress and not versions:
@@ -88,7 +88,7 @@ def history(job: commands.ShowHistory, emit: Emit) -> events.History:
 
 
 def _points(progress: Sequence[ProgressRecord]) -> list[events.Point]:
-    """The estimates in their order, with the trials made until then in all runs."""
+    """Return the estimates in their order, each with the number of trials made until then in all runs."""
     points, trials = list[events.Point](), 0
     for moment in progress:
         trials += moment.trials
@@ -108,7 +108,7 @@ def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.T
 
 
 def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
-    """Tell every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
+    """Return every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
     with _opened(job.records, emit) as records:
         setups = {setup.device_key: setup for setup in records.setups()}
         found = [(candidate, setup) for setup in setups.values() for candidate in records.quarantined(setup)]
@@ -133,7 +133,7 @@ def _fault(records: Records, candidate: TuningRecord, setup: Setup) -> events.Qu
 
 
 def _opened(path: Path, emit: Emit) -> Records:
-    """The records that are there; raises NotFound where there are none."""
+    """Open the records at a path; raises NotFound where there are none."""
     if not path.exists():
         raise NotFound(f"there are no records at {path} yet; tune a model with 'hone tune' first")
     records = Records.open(path)

@@ -24,20 +24,24 @@ PRIORS = Path(__file__).parent / "search" / "priors"
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:
-    """The setup of this installation on a device."""
+    """Return the setup of this installation on a device."""
     return Setup(device=identity, compiler=f"tvm {version('apache-tvm')}, lowering {_LOWERING}")
 
 
 def for_defaults(setup: Setup, family: str) -> Setup:
-    """What times of default schedules are kept under: which those are is for the family's prior to say."""
+    """Return the setup under which times of default schedules are kept.
+
+    The family's prior decides which schedules are the defaults, so its digest is part of the setup.
+    """
     prior = _prior(family)
     return setup if prior is None else replace(setup, compiler=f"{setup.compiler}, prior {prior.digest}")
 
 
 def tuned_as(source: str, setup: Setup) -> str:
-    """What a model is tuned as, by its file's SHA-256: where any of it changes, it is looked at again.
+    """Return the key under which a model counts as tuned, from its file's SHA-256.
 
-    Priors of all families are in it, for a device's identity does not tell its family.
+    A model whose key changes is examined again. The key holds the priors of all families, because a device's
+    identity does not tell its family.
     """
     priors = [prior.digest for prior in map(_prior, sorted(FAMILIES)) if prior]
     return " ".join((source, setup.device_key, setup.driver, setup.compiler, *priors))
@@ -45,11 +49,11 @@ def tuned_as(source: str, setup: Setup) -> str:
 
 @cache
 def shipped_prior(family: str) -> PriorFile | None:
-    """The prior of a family that ships; None where there is none."""
+    """Return the prior of a family that ships with honed; None where there is none."""
     path = PRIORS / f"{family}{SUFFIX}"
     return priorfile.usable(path) if path.exists() else None
 
 
 def _prior(family: str) -> PriorFile | None:
-    """The prior that is used: an administrator's own, else the one that ships; None where there is none."""
+    """Return the prior in use: an administrator's own, else the one that ships; None where there is none."""
     return priorfile.own(family) or shipped_prior(family)

@@ -45,9 +45,9 @@ def assemble(
     expected: Expected | None,
     cut: Cut | None = None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """The compiled model and its constants by buffer; the files of parts and the probes are the last.
+    """Return the compiled model and its constants by buffer; the partitions' files and the probes come last.
 
-    Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
+    Raises Internal where the model breaks a rule of the format, which is a fault of the compiler.
     """
     parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
@@ -77,7 +77,7 @@ def assemble(
 
 
 def _operators(normalised: Normalised) -> dict[str, Operator]:
-    """Those of the model as it was compiled, by the values they make."""
+    """Return the operators of the model as it was compiled, by the values they make."""
     return {
         value: Operator(name=value, op=node.op_type, passes=passes_behind(normalised.applied, value))
         for node in normalised.model.graph.node
@@ -94,13 +94,16 @@ def _parts(known: Mapping[str, Operator], plan: Plan) -> tuple[Part, ...]:
 
 
 def _files(cut: Cut | None) -> list[np.ndarray]:
-    """The ONNX files of the parts, as constants."""
+    """Return the ONNX files of the partitions, as constants."""
     parts = cut.parts if cut is not None else ()
     return [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in parts]
 
 
 def _split(cut: Cut | None, first: int) -> Split | None:
-    """What the header says of the parts, whose files are the constant buffers from `first` on."""
+    """Return the header's entry on partitions; their files are the constant buffers from `first` on.
+
+    Returns None where the model is not partitioned.
+    """
     if cut is None:
         return None
     parts = tuple(
@@ -126,7 +129,7 @@ def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tenso
 
 
 def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:
-    """What the probes are given and are to give, one after the other."""
+    """Return the probes' inputs and expected outputs, one after the other."""
     found: list[np.ndarray] = []
     if expected is not None:
         behind = expected.behind or ((),) * len(expected.inputs)
@@ -138,7 +141,7 @@ def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarra
 
 
 def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
-    """A proof not yet run; buffer `first` holds the first input of the first probe."""
+    """Return a proof that has not been run yet; buffer `first` holds the first input of the first probe."""
     numbers = itertools.count(first)
 
     def next_buffers(count: int) -> tuple[int, ...]:

@@ -53,9 +53,10 @@ def prepare(
     precision: Precision,
     profile: DeviceProfile,
 ) -> Prepared:
-    """Normalise a checked model for a device, cut in parts where it cannot be compiled whole.
+    """Normalise a checked model for a device, and partition it where it cannot be compiled whole.
 
-    That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
+    Partitions need the CPU engine. Raises as `frontend.normalise` does, with the reason why the model was
+    not cut among the reasons.
     """
     limits = profile.limits
     normalised = partial(
@@ -82,7 +83,11 @@ def prepare(
 
 
 def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
-    """What a compiled form of the same model says of itself, where there is one and it matters."""
+    """Return the header of `like`, an earlier compiled model of this model, or None.
+
+    None where there is no such model, or where it does not matter: the model is not partitioned and the
+    precision is not "auto".
+    """
     if like is None or (precision != "auto" and prepared.cut is None):
         return None
     with modelfile.read(like, verify=False) as file:
@@ -202,7 +207,7 @@ def _compile(
 def _compiled_parts(
     request: CompileRequest, cut: Cut, sizes: Sequence[MetSizes], stage: _Stages, *, slower_too: bool
 ) -> Iterator[sized.CompiledPart | SizesLeftOut]:
-    """Parts compiled for sizes, and the sizes with which one is not right, or slower."""
+    """Yield partitions compiled for sizes, and the sizes for which one is wrong, or slower."""
     for n, met in enumerate(sizes):
         told = ", ".join(map(str, met.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
@@ -216,7 +221,10 @@ def _compiled_parts(
 def _compiled_part(
     request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
 ) -> sized.CompiledPart | str:
-    """A part compiled and proven as a model of its own, timed where there is a device; or why it is not."""
+    """Compile and verify a partition as a model of its own, and time it where there is a device.
+
+    Returns a sentence that says why, where it cannot be compiled.
+    """
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
         onnx.save(cut.parts[met.part].model, path)
@@ -299,15 +307,15 @@ def _prover(
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
-    """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
+    """Check for nearly all that a model is refused for, far faster than compiling; raise what that raises."""
     stage = _Stages(report)
     _import(_prepare(request, stage).normalised, stage)
 
 
 def fit_file(request: CompileRequest) -> Fitted:
-    """What would run where, without making a kernel; flops are 0 where sizes are open.
+    """Return what would run on which engine, without generating a kernel; flops are 0 where sizes are open.
 
-    Raises ModelRefused or InvalidArgument for what is no model at all.
+    Raises ModelRefused or InvalidArgument for a file that is not a valid model.
     """
     model = frontend.load(request.path)
     found = survey(model, request.shapes)
@@ -356,11 +364,11 @@ class _Stages:
         self.report(stage, _STARTS[n] + fraction * (_STARTS[n + 1] - _STARTS[n]), text)
 
     def of(self, stage: str, start: float = 0.0, share: float = 1.0) -> Callable[[float, str], None]:
-        """Tells of a stage, or of the `share` of it that begins at `start`."""
+        """Return a function that reports a stage, or the `share` of it that begins at `start`."""
         return lambda done, text: self(stage, start + share * done, text)
 
     def rest(self) -> _Stages:
-        """Another compilation as the rest of the proof."""
+        """Return stages that report another compilation as the rest of the proof."""
         tell = self.of("prove", 0.9, 0.1)
         return _Stages(lambda _stage, done, text: tell(done, text))
 
@@ -378,7 +386,7 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
 
 
 def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
-    """With schedules recorded, else those that need no trial."""
+    """Lower a model with recorded schedules, else with those that need no trial."""
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
     joining = joins(profile, known.times)
@@ -398,7 +406,7 @@ def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> Lo
 def _by_rules(
     lowered: LoweredModel, given: ImportedModule, request: CompileRequest, stage: _Stages
 ) -> LoweredModel | None:
-    """The model with default rules alone; None where it has no other kernels already."""
+    """Return the model lowered with default rules alone, or None where its kernels already are those."""
     plain = lower_module(
         given.module,
         request.profile,

@@ -32,7 +32,7 @@ _TAKEN: tuple[tuple[Form, str], ...] = (
 
 
 def other(form: Form) -> Form:
-    """The one that is not this."""
+    """Return the other of the two forms."""
     return "apart" if form == "joined" else "joined"
 
 
@@ -44,7 +44,7 @@ class ContestTimes:
     apart: float | None
 
     def of(self, form: Form) -> float | None:
-        """Of one form."""
+        """Return the seconds of one form; None where they are not known."""
         return self.joined if form == "joined" else self.apart
 
 
@@ -63,15 +63,15 @@ class Contest:
     expected: Form  # by the roofline; taken where times are not known
 
     def keys(self, form: Form) -> tuple[str, ...]:
-        """The tasks that a form runs, one for each of its functions."""
+        """Return the keys of the tasks that a form runs, one for each of its functions."""
         return (self.joined,) if form == "joined" else self.apart
 
     def times(self, seconds: Mapping[str, float]) -> ContestTimes:
-        """What both forms take, by what their tasks do (`seconds`, by key)."""
+        """Return the times of both forms, from the times of their tasks (`seconds`, by key)."""
         return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
 
     def taken(self, seconds: Mapping[str, float]) -> Form:
-        """The form that is compiled: the one expected, unless the other was measured to be faster."""
+        """Return the form to compile: the expected one, unless the other was measured to be faster."""
         times = self.times(seconds)
         mine, theirs = times.of(self.expected), times.of(other(self.expected))
         if mine is None or theirs is None or theirs >= LESS * mine:
@@ -86,7 +86,10 @@ class Contest:
 
 
 def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """A sentence on those that are one kernel, as measured and not as expected, another on the opposite."""
+    """Return one sentence for each direction in which measurements contradicted the expectation.
+
+    One lists the functions that are one kernel although several were expected, the other the opposite.
+    """
     sentences = []
     for form, text in _TAKEN:
         found = [one for one in contests if one.taken(seconds) == form != one.expected]
@@ -133,7 +136,7 @@ class Joining:
         return list(self._met.values())
 
     def __call__(self, forms: TwoForms) -> bool:
-        """Whether to join these."""
+        """Return whether to join these functions."""
         figures = self._profile.family.joined
         if figures is None:
             return False
@@ -159,7 +162,7 @@ class Joining:
         return contest.taken(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
-        """What recorded times decided, for the user."""
+        """Return notes for the user on what recorded times decided."""
         return told([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:
@@ -169,20 +172,23 @@ class Joining:
 def joins(
     profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
 ) -> Joining:
-    """Whether parts of an attention, or two convolutions, are better one function; see `join_functions`.
+    """Return a rule on whether parts of an attention, or two convolutions, are better one function.
 
-    With `sorts` functions of these alone are joined.
+    See `join_functions`. With `sorts` only functions of these are joined.
     """
     return Joining(profile, sorts or (attention_seconds, separable_seconds), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
-    """Of a function that keeps all compute units busy."""
+    """Return the expected seconds of a function that keeps all compute units busy."""
     return _roofline(function_flops(func), function_bytes(func), profile.limits.compute_units, figures)
 
 
 def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
-    """Of an attention as it is first served; None where it is none, or its rows do not fit."""
+    """Return the expected seconds of an attention with its first schedule.
+
+    Returns None where the function is no attention, or its rows do not fit.
+    """
     func = narrow_indices(func)
     one = attention_of(func)
     groups = _groups(func, profile) if one is not None else None
@@ -197,7 +203,10 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 
 
 def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
-    """Of two convolutions as they are first served together; None where these are none."""
+    """Return the expected seconds of two convolutions as one function with its first schedule.
+
+    Returns None where the function is no such pair.
+    """
     func = narrow_indices(func)
     tiled = rules.separable_space(func, profile)
     rows = [row for sketch in tiled for row in starts([read(traces.to_text(sketch.trace))])]
@@ -213,7 +222,7 @@ def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 
 
 def _groups(func: tirx.PrimFunc, profile: DeviceProfile) -> int | None:
-    """Work-groups of the schedule that is first served; None where there is none."""
+    """Return the number of work-groups of the schedule that is first served; None where there is none."""
     budget = rules.budget(profile)
     for sketch in rules.attention_space(func, profile):
         for tile in starts([read(traces.to_text(sketch.trace))]):
@@ -224,7 +233,7 @@ def _groups(func: tirx.PrimFunc, profile: DeviceProfile) -> int | None:
 
 
 def _again(one: Attention) -> int:
-    """Bytes of keys and values that each tile of rows reads."""
+    """Return the bytes of keys and values that each tile of rows reads."""
     return one.keys * (one.inner + one.columns) * one.element_bytes
 
 

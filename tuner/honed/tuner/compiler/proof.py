@@ -36,7 +36,7 @@ from .schedules import first_kernels
 
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
-    """An executor over a file that is gone when the executor is closed."""
+    """Return an executor over a temporary file, which is deleted when the executor is closed."""
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
@@ -124,7 +124,10 @@ class Attempt:
         return self.wrong[0] if self.wrong else self.unproven
 
     def proven(self, device: Device | None) -> CompiledModel:
-        """The model that says how far off it was on the device; None: it was not compared."""
+        """Return the model with its largest errors on the device in its proof.
+
+        Without a device the model was not compared, and is returned unchanged.
+        """
         if device is None or self.model.proof is None:
             return self.model
         worst = tuple(
@@ -136,7 +139,7 @@ class Attempt:
         return replace(self.model, proof=done, source=source)
 
     def refusal(self, where: str) -> ModelRefused:
-        """Of wrong answers; `where` says of which node."""
+        """Return the refusal of a model with wrong answers; `where` says which node is wrong."""
         return ModelRefused(
             f"the compiled model does not give the reference's answers ({self.wrong[0]}); {where}",
             (*self.wrong, where),
@@ -172,18 +175,18 @@ class Prover:
         return self.cut is not None and bool(self.cut.between)
 
     def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
-        """A compiled form, compared where there is a device.
+        """Return a compiled model, compared with the reference where there is a device.
 
-        A model whose probes are wrong is proven part by part where it has steps; `more` are notes. Parts of
-        the CPU engine are optimised by ONNX Runtime as far as the model is right with that. Raises
-        ModelRefused where the part behind it is wrong.
+        A model whose probes are wrong is verified part by part where it has steps; `more` are notes. ONNX
+        Runtime optimises the partitions of the CPU engine to the highest level at which the model is right.
+        Raises ModelRefused where the partition behind the compiled program is wrong.
         """
         if self.cut is None:
             return self._attempt(lowered, first, tell, done, *more)
         cut = self.cut
 
         def at(level: str, *notes: str) -> Attempt | ModelRefused:
-            """With parts at this level of optimisation; a part behind that is wrong is a value."""
+            """Return an attempt with partitions at this level, or the refusal of a wrong last partition."""
             prover = replace(self, cut=replace(cut, level=level))
             try:
                 return prover._attempt(lowered, first, tell, done, *more, *notes)
@@ -234,7 +237,10 @@ class Prover:
         return replace(made, results=results, apart=apart, notes=tried.notes)
 
     def refusal(self, tried: Attempt, first: First) -> ModelRefused:
-        """Of a model whose answers are wrong, with the first node that differs, or that nothing verifies."""
+        """Return the refusal of a model whose answers are wrong or that nothing verifies.
+
+        It names the first node that differs.
+        """
         assert self.device is not None  # nothing is known to be wrong without one
         device, precision = self.device, self.precision
         if not tried.wrong:
@@ -276,7 +282,7 @@ def _not_optimised(level: str, why: str) -> str:
 
 
 def unverified(why: str) -> ModelRefused:
-    """Of a model whose answers may be right, which nothing shows."""
+    """Return the refusal of a model whose answers may be right, but cannot be verified."""
     return ModelRefused(
         f"the compiled form cannot be verified, because {why}; give real inputs with --calibration, a folder "
         "with one .npz file for each set",
@@ -313,7 +319,7 @@ def expect(
 
 
 def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str, np.ndarray]]:
-    """The inputs of a compiled form's probes, where they fit the model."""
+    """Return the inputs of the probes of a compiled model, where they fit this model."""
     if like is None:
         return []
     wanted = [(spec.name, spec.dtype, spec.shape) for spec in normalised.inputs]
@@ -349,7 +355,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
 def _probed(
     device: Device, draft: Attempt, expected: Expected
 ) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
-    """How far off the probes are, and what is to be told of NaN and infinities."""
+    """Return how far off the probes are, and notes on NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in proof.check_behind(executor, probe)]

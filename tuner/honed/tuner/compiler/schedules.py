@@ -47,10 +47,10 @@ NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
 
 
 def recorded(path: Path, profile: DeviceProfile) -> Recorded:
-    """All that compiling takes from a file of records, of this device, driver and compiler.
+    """Return all that compiling takes from a file of records, of this device, driver and compiler.
 
-    It chooses the fastest right schedule of a task; where the default schedule was measured to be faster,
-    that one is left in place. What was never timed has no time.
+    It holds the fastest right schedule of a task; where the default schedule was measured to be faster, that
+    one is left in place. What was never timed has no time.
     """
     identity = profile.identity
     setup = setup_for(identity)
@@ -105,9 +105,9 @@ _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 def first_kernels(
     func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
 ) -> tuple[str, Lowered, list[str]]:
-    """The kernels that need no trial: where they come from, themselves, and why others were passed over.
+    """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
+    The result is deterministic for one function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
     for origin, scheduled in islice(_picked(func, target, profile), _TRIED):
@@ -122,7 +122,7 @@ def first_kernels(
 def _picked(
     func: tirx.PrimFunc, target: Target, profile: DeviceProfile
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
-    """What to take before the rules, the best first, with where it comes from."""
+    """Yield the schedules to try before the rules, the best first, each with where it comes from."""
     small, family = _small(func), profile.rules.family
     several = small and _several(func, profile)  # of which rules make a kernel each
     image = len(func.params[-1].shape) > _PRODUCT_AXES
@@ -153,9 +153,9 @@ def _picked(
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFunc]:
-    """Contractions with rows of the tables that give most of the device work, sums in slices first.
+    """Return contractions with rows of the tables that give most of the device work, sums in slices first.
 
-    After them those with most groups, but not for products of a vector, whose sums the rules share out.
+    After them come those with most groups, but not for products of a vector, whose sums the rules share out.
     """
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     sliced = drawing.that_take(_SLICE)
@@ -169,7 +169,7 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
 
 
 def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:
-    """Draws, one from each of the sketches first, then more from those whose draws the prior scores best."""
+    """Return draws, one from each sketch first, then more from those whose draws the prior scores best."""
     found = [one for sketch in sketches for one in islice(drawing.of(sketch), 1)]
     scores = {one.sketch: [score] for one, score in zip(found, _scores(found, prior), strict=True)}
     most = _MORE_DRAWS if flops >= _MANY_FLOPS else _DRAWS
@@ -198,9 +198,9 @@ def _best_first(found: Sequence[tuple[tirx.PrimFunc, Array]], prior: Prior) -> l
 
 
 def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
-    """Whether a function has parts that work-items compute one after another: an attention's, a processor's.
+    """Return whether work-items compute parts of a function one after another: of an attention, or on a CPU.
 
-    On processors a launch costs as much as what is small.
+    On processors a launch costs as much as a small function.
     """
     if attention_of(func) is not None:
         return True

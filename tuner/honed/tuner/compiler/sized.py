@@ -53,9 +53,9 @@ class FormTiming:
 
 
 def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> FormTiming:
-    """Time part `number` of the compiled file `main` in both, on the inputs of its form's first probe.
+    """Time partition `number` of the compiled file `main` in both engines, on its form's first probe.
 
-    With `slower_too` the form is to run whatever it takes. Raises as running does.
+    With `slower_too` the form is to run whatever its time is. Raises what running the model raises.
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
         proof, split = file.model.proof, whole.model.split
@@ -113,7 +113,11 @@ class _Both:
         return runs
 
     def least(self, given: Values, *, slower_too: bool) -> int:
-        """The fewest rows, of those tried, for which the CPU engine is not faster; 0: none but all."""
+        """Return the fewest rows, of those tried, for which the CPU engine is not faster.
+
+        Returns 0 where the form runs for its full number of rows only, because rows are not independent or
+        the inputs differ in their number of rows; else 1 where `slower_too` is set.
+        """
         counts = {int(array.shape[0]) for array, _ in self._open(given)}
         if not self.part.by_rows or len(counts) != 1:
             return 0
@@ -130,17 +134,17 @@ class _Both:
         return found
 
     def _open(self, given: Values) -> list[tuple[NDArray[Any], PartTensor]]:
-        """The inputs whose size depends on the data."""
+        """Return the inputs whose size depends on the data, each with its declaration."""
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
     def _in_form(self, given: Values) -> float:
-        """Seconds of a run."""
+        """Return the seconds of a run of the form."""
         began = time.perf_counter_ns()
         self.form.run(given)
         return (time.perf_counter_ns() - began) / 1e9
 
     def _in_cpu(self, given: Values) -> tuple[float, float]:
-        """Seconds of a run, and of the way there and back, which a form needs as well."""
+        """Return the seconds of a run in the CPU engine, and of the transfers, which a form needs as well."""
         began = time.perf_counter_ns()
         ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
         return ran.ns / 1e9, (time.perf_counter_ns() - began - ran.ns) / 1e9
@@ -163,10 +167,10 @@ class CompiledPart:
 def wanted(
     cut: Cut | None, given: Sequence[MetSizes], like: CompiledModel | None
 ) -> tuple[tuple[MetSizes, ...], tuple[SizesLeftOut, ...]]:
-    """The sizes to compile parts for, and those that were left out before and stay so.
+    """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
-    These are the sizes given, else those that `like`, a compiled form of the model, was compiled for,
-    whatever came of it. Sizes that no part of the model has are passed over.
+    These are the sizes given, else those that `like`, a compiled model of this model, was compiled for,
+    those it left out included. Sizes that no partition of the model has are skipped.
     """
     if cut is None:
         return (), ()
@@ -182,7 +186,7 @@ def wanted(
 
 
 def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
-    """Whether a compiled form of the model has forms of parts with which the CPU engine was faster."""
+    """Return whether a compiled model has size specialisations that are slower than the CPU engine."""
     if like is None:
         return False
     times = [form.times for form in like.forms if form.times is not None]
@@ -191,12 +195,15 @@ def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
 
 
 def precision(asked: Precision) -> Precision:
-    """Of parts: fp16 only where that was asked for, as what follows may choose by what they make."""
+    """Return the precision of partitions: fp16 only where that was asked for.
+
+    What follows a partition may choose by its outputs.
+    """
     return "fp16" if asked == "fp16" else "fp32"
 
 
 def shapes_of(cut: Cut, met: MetSizes) -> dict[str, tuple[int, ...]]:
-    """The shapes of the part's inputs for these sizes."""
+    """Return the shapes of the partition's inputs for these sizes."""
     left = iter(met.sizes)
     return {
         spec.name: tuple(next(left) if size == -1 else size for size in spec.shape)
@@ -210,9 +217,9 @@ def with_forms(
     parts: Sequence[CompiledPart],
     left_out: Sequence[SizesLeftOut],
 ) -> tuple[CompiledModel, list[Constants]]:
-    """The compiled model with forms of its parts, and the constants of each.
+    """Return the compiled model with size specialisations of its partitions, and the constants of each.
 
-    What has equal contents is in the file once.
+    Constants with equal contents are in the file once.
     """
     if model.split is None:
         return model, []
@@ -245,7 +252,7 @@ class _Section:
             self._known.setdefault(_contents(value), model.buffers[index].offset)
 
     def moved(self, model: CompiledModel, constants: Constants) -> tuple[Buffer, ...]:
-        """The buffers of another model, whose constants are found or added; no two are in one place."""
+        """Return the buffers of another model, whose constants are found or added; no two share an offset."""
         buffers = list(model.buffers)
         taken: set[int] = set()
         for index, value in constants.items():

@@ -37,12 +37,12 @@ _EPSILON = 1e-5
 
 
 def build(keypoints: int | None = KEYPOINTS, seed: int = 0) -> onnx.ModelProto:
-    """The matcher as an ONNX model (opset 17) for `keypoints` points per image; None: symbolic, named N.
+    """Build the matcher as an ONNX model (opset 17) of `keypoints` points per image; None: symbolic, named N.
 
     Inputs, float32: kpts0 and kpts1 [1, N, 2] (x and y, each normalised to -1..1), desc0 and desc1
     [1, N, 256] (elements of about unit size). Outputs, float32: scores [1, N, N], the log-probability
     that point i of image 0 is point j of image 1; matchability0 and matchability1 [1, N], the
-    probability that a point has a partner at all. The same seed gives the same weights. Raises
+    probability that a point has a partner at all. Equal seeds give equal weights. Raises
     InvalidArgument for a number of keypoints outside 1..4096.
     """
     _check(keypoints)
@@ -84,7 +84,7 @@ def write(
 
 
 def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.ndarray]:
-    """Two views of one scene for the model, float32: image 1 shows the points of image 0 in another order.
+    """Return two views of one scene for the model, float32: image 1 shows image 0's points in another order.
 
     Its points are turned and shifted a little and its descriptors carry noise; point `i` of image 0 is
     point `partners(keypoints, seed)[i]` of image 1.
@@ -103,7 +103,10 @@ def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.nd
 
 
 def partners(keypoints: int = KEYPOINTS, seed: int = 0) -> np.ndarray:
-    """The true matches of `example_inputs`: int64 [keypoints], per point of image 0 its index in image 1."""
+    """Return the true matches of `example_inputs`, int64 [keypoints].
+
+    Element i is the index in image 1 of point i of image 0.
+    """
     _check(keypoints)
     order = np.random.default_rng([seed, 1]).permutation(keypoints)
     return np.argsort(order)
@@ -136,15 +139,15 @@ class GraphBuilder:
         return name
 
     def scalar(self, value: float) -> str:
-        """A float32 scalar, shared by all who use the same value."""
+        """Return a float32 scalar constant; equal values share one."""
         return self.constant(f"const/{value:.9g}", np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
-        """An int64 vector, shared by all who use the same values."""
+        """Return an int64 vector constant; equal values share one."""
         return self.constant(f"const/[{','.join(map(str, values))}]", np.array(values, np.int64))
 
     def index(self, value: int) -> str:
-        """An int64 scalar, which makes Gather drop the axis it picks from."""
+        """Return an int64 scalar constant, which makes Gather drop the axis it picks from."""
         return self.constant(f"const/at{value}", np.array(value, np.int64))
 
     def model(
@@ -156,7 +159,7 @@ class GraphBuilder:
         opset: int,
         ir_version: int,
     ) -> onnx.ModelProto:
-        """The model so far; inputs and outputs are float32 of the shapes given."""
+        """Return the model built so far; inputs and outputs are float32 of the shapes given."""
         graph = helper.make_graph(
             self._nodes,
             name,
@@ -180,7 +183,7 @@ class _Matcher(GraphBuilder):
         self._rng = rng
 
     def matcher(self) -> None:
-        """Everything from the four inputs to the three outputs."""
+        """Add everything from the four inputs to the three outputs."""
         desc0, desc1 = "desc0", "desc1"
         rotary0 = self.rotary("posenc0", "kpts0")
         rotary1 = self.rotary("posenc1", "kpts1")
@@ -192,7 +195,7 @@ class _Matcher(GraphBuilder):
         self.assignment(desc0, desc1)
 
     def rotary(self, name: str, keypoints: str) -> tuple[str, str]:
-        """Cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of the positions, each one twice."""
+        """Return cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of positions, each twice."""
         weight = self.weight("posenc.Wr.weight", 2, HEAD_WIDTH // 2, 1.0)
         angles = self.op(f"{name}/Wr/matmul", "MatMul", keypoints, weight)
         pair = []
@@ -219,7 +222,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/add", "Add", by_cos, by_sin)
 
     def self_block(self, layer: str, image: int, x: str, rotary: tuple[str, str]) -> str:
-        """Attention of one image's points to each other, then the update of x [1, N, 256]."""
+        """Apply attention of one image's points to each other, then the update of x [1, N, 256]."""
         weights, name = f"{layer}.self", f"{layer}/self{image}"
         qkv = self.linear(f"{name}/qkv", x, f"{weights}.qkv", WIDTH, 3 * WIDTH)
         split = self.op(f"{name}/split", "Reshape", qkv, self.integers(1, -1, HEADS, HEAD_WIDTH, 3))
@@ -235,7 +238,7 @@ class _Matcher(GraphBuilder):
         return self.update(f"{name}/ffn", x, message, f"{weights}.ffn")
 
     def cross_block(self, layer: str, x0: str, x1: str) -> tuple[str, str]:
-        """Attention of each image's points to the other's, then the update of both [1, N, 256]."""
+        """Apply attention of each image's points to the other's, then the update of both [1, N, 256]."""
         weights = f"{layer}.cross"
         names = (f"{layer}/cross0", f"{layer}/cross1")
         points = (x0, x1)
@@ -255,12 +258,12 @@ class _Matcher(GraphBuilder):
         return updated[0], updated[1]
 
     def heads(self, name: str, x: str) -> str:
-        """[1, N, 256] to [1, 4, N, 64]."""
+        """Split [1, N, 256] into heads [1, 4, N, 64]."""
         split = self.op(f"{name}/split", "Reshape", x, self.integers(1, -1, HEADS, HEAD_WIDTH))
         return self.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3])
 
     def attention(self, name: str, q: str, k: str, v: str) -> str:
-        """softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
+        """Return softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
         keys = self.op(f"{name}/attention/keys", "Transpose", k, perm=[0, 1, 3, 2])
         products = self.op(f"{name}/attention/scores", "MatMul", q, keys)
         scaled = self.op(f"{name}/attention/scaled", "Mul", products, self.scalar(HEAD_WIDTH**-0.5))
@@ -270,7 +273,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/attention/merged", "Reshape", rows, self.integers(1, -1, WIDTH))
 
     def update(self, name: str, x: str, message: str, weights: str) -> str:
-        """Give x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
+        """Return x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
         both = self.op(f"{name}/concat", "Concat", x, message, axis=2)
         wide = self.linear(f"{name}/fc1", both, f"{weights}.fc1", 2 * WIDTH, 2 * WIDTH)
         normed = self.op(
@@ -287,7 +290,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/add", "Add", x, change)
 
     def gelu(self, name: str, x: str) -> str:
-        """Give x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
+        """Return x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
         scaled = self.op(f"{name}/div", "Div", x, self.scalar(math.sqrt(2.0)))
         erf = self.op(f"{name}/erf", "Erf", scaled)
         shifted = self.op(f"{name}/add", "Add", erf, self.scalar(1.0))
@@ -295,7 +298,7 @@ class _Matcher(GraphBuilder):
         return self.op(f"{name}/half", "Mul", product, self.scalar(0.5))
 
     def assignment(self, desc0: str, desc1: str) -> None:
-        """The three outputs: log-assignment scores and both images' matchability."""
+        """Add the three outputs: log-assignment scores and both images' matchability."""
         projected = [
             self.op(
                 f"assignment/scaled{i}",
@@ -322,13 +325,13 @@ class _Matcher(GraphBuilder):
         self.op("scores", "Add", assigned, certainty)
 
     def linear(self, name: str, x: str, weights: str, inputs: int, outputs: int, *, gain: float = 1.0) -> str:
-        """Give x W + b, with W [inputs, outputs] as exporters transpose it."""
+        """Return x W + b, with W [inputs, outputs] as exporters transpose it."""
         matrix = self.weight(f"{weights}.weight", inputs, outputs, gain / math.sqrt(inputs))
         product = self.op(f"{name}/matmul", "MatMul", x, matrix)
         return self.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))
 
     def weight(self, name: str, inputs: int, outputs: int, deviation: float) -> str:
-        """A random matrix; the final projection is near the identity, so that matches stand out."""
+        """Return a random matrix; the final projection is near the identity, so that matches stand out."""
         if name not in self._initializers:
             value = self._rng.standard_normal((inputs, outputs), np.float32) * np.float32(deviation)
             if name == "assignment.final_proj.weight":
@@ -337,7 +340,7 @@ class _Matcher(GraphBuilder):
         return name
 
     def vector(self, name: str, length: int, *, mean: float = 0.0) -> str:
-        """A bias or a norm's weights: small random values around `mean`."""
+        """Return a bias or the weights of a norm: small random values around `mean`."""
         if name not in self._initializers:
             value = self._rng.standard_normal(length, np.float32) * np.float32(0.05) + np.float32(mean)
             if name == "assignment.matchability.bias":

@@ -34,7 +34,7 @@ _MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
 
 
 def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> bool:
-    """Whether evaluating `op` on the host is deterministic and bounded in time and memory."""
+    """Return whether evaluating `op` on the host is deterministic and bounded in time and memory."""
     present = [a for a in arrays if a is not None]
     if op in _RANDOM or sum(a.nbytes for a in present) > limit_bytes:
         return False
@@ -46,12 +46,12 @@ def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> 
 
 
 def swells(made_bytes: int, used_bytes: int) -> bool:
-    """Whether a constant is so much larger than its parts that computing it at run time is cheaper."""
+    """Return whether a constant is so much larger than its parts that computing it at run time is cheaper."""
     return made_bytes > _SWELLING_BYTES and made_bytes > _SWELLING_TIMES * used_bytes
 
 
 def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list[Any]:
-    """The node's outputs (arrays, or lists of arrays for sequences), in order.
+    """Evaluate a node and return its outputs in order: arrays, or lists of arrays for sequences.
 
     Raises NodeRefused where the reference evaluator cannot evaluate it.
     """
@@ -77,7 +77,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
 
 
 def _truncated(x: Array, y: Array) -> Array:
-    """Integer division towards zero, as ONNX defines it; its evaluator rounds down."""
+    """Return the integer quotient rounded towards zero, as ONNX defines it; ONNX's evaluator rounds down."""
     if not y.all():
         raise NodeRefused("it divides integers by a constant 0")
     quotient = np.floor_divide(x, y)
@@ -91,7 +91,7 @@ _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
 
 
 def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
-    """ONNX's definition of an operator at an opset, or None where it has none."""
+    """Return ONNX's definition of an operator at an opset, or None where it has none."""
     key = (op, opset, domain)
     if key not in _SCHEMAS:
         try:
@@ -102,7 +102,10 @@ def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
 
 
 def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> list[onnx.TypeProto | None]:
-    """ONNX's types of the node's outputs, None where it cannot tell; raises NodeRefused where they clash."""
+    """Return the types that ONNX infers for a node's outputs, each None where it cannot.
+
+    Raises NodeRefused where the types contradict each other.
+    """
     definition = schema(node.op_type, opset, node.domain)
     if definition is None:
         return [None] * len(node.output)
@@ -127,7 +130,7 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
 
 
 def static_shape(found: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """The shape where it is a tensor's and wholly known, else None."""
+    """Return the shape where it is a tensor's and every size is known, else None."""
     if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
         return None
     dims = found.tensor_type.shape.dim
@@ -157,7 +160,7 @@ class Builder:
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
     def unique(self, hint: str) -> str:
-        """A name that nothing else in the graph has."""
+        """Return a name that nothing else in the graph has."""
         hint = hint or "value"
         name, count = hint, 1
         while name in self._names:
@@ -167,7 +170,7 @@ class Builder:
         return name
 
     def input(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
-        """A graph input under its own (reserved) name; a constant where it has no elements."""
+        """Add a graph input under its own (reserved) name; an input without elements becomes a constant."""
         if 0 in shape:
             return self.constant(np.zeros(shape, dtype), hint=name)
         value = Value(name, np.dtype(dtype), shape)
@@ -175,7 +178,7 @@ class Builder:
         return value
 
     def constant(self, data: Any, dtype: Any = None, hint: str = "") -> Value:
-        """A constant; equal small ones are one."""
+        """Add a constant; small constants that are equal are added once."""
         array = np.ascontiguousarray(data, dtype=dtype).reshape(np.shape(data))
         if array.dtype.kind in "OUS":
             raise NodeRefused("it works on strings, which are not compiled")
@@ -192,15 +195,15 @@ class Builder:
         return value
 
     def ints(self, *numbers: int) -> Value:
-        """A one-dimensional int64 constant."""
+        """Add a one-dimensional int64 constant."""
         return self.constant(np.array(numbers, np.int64))
 
     def like(self, number: float, value: Value) -> Value:
-        """A scalar constant of the type of `value`."""
+        """Add a scalar constant of the type of `value`."""
         return self.constant(np.asarray(number).astype(value.dtype))
 
     def cast(self, value: Value, dtype: Any) -> Value:
-        """The value in a NumPy dtype, or itself where it has that."""
+        """Return the value cast to a NumPy dtype, or the value itself where it has that dtype."""
         return value if value.dtype == dtype else self("Cast", value, to=elem_type(np.dtype(dtype)))
 
     def __call__(self, op: str, *inputs: Value | float | None, **attrs: Any) -> Value:

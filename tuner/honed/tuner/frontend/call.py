@@ -29,68 +29,68 @@ class Call:
         return tuple(self.node.output)
 
     def wants(self, index: int) -> bool:
-        """Whether output `index` is used."""
+        """Return whether output `index` is used."""
         return index < len(self.node.output) and bool(self.node.output[index])
 
     def x(self, index: int = 0) -> Value:
-        """Input `index`, a tensor that must be there."""
+        """Return input `index`, a tensor that must be there."""
         found = self.opt(index)
         if found is None:
             raise NodeRefused(f"its input {index} is missing")
         return found
 
     def opt(self, index: int) -> Value | None:
-        """Input `index`, a tensor, or None where it is left out."""
+        """Return input `index`, a tensor, or None where it is left out."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None or isinstance(found, Value):
             return found
         raise NodeRefused(f"its input {index} is a sequence or an optional, not a tensor")
 
     def listing(self, index: int = 0) -> Listing:
-        """Input `index`, a sequence."""
+        """Return input `index`, a sequence."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if isinstance(found, Listing):
             return found
         raise NodeRefused(f"its input {index} is not a sequence known when compiling")
 
     def const(self, index: int, what: str) -> Array:
-        """The data of input `index`, which must be constant."""
+        """Return the data of input `index`, which must be constant."""
         found = self.x(index)
         if found.data is None:
             raise NodeRefused(f"its {what} (input {index}) is computed at run time; it must be a constant")
         return found.data
 
     def opt_const(self, index: int, what: str) -> Array | None:
-        """The data of input `index`, or None where it is left out."""
+        """Return the data of constant input `index`, or None where it is left out."""
         return None if self.opt(index) is None else self.const(index, what)
 
     def numbers(self, index: int, what: str) -> list[int]:
-        """The data of input `index`, which must be constant, as integers."""
+        """Return the data of input `index`, which must be constant, as integers."""
         return [int(v) for v in self.const(index, what).reshape(-1)]
 
     def opt_numbers(self, index: int, what: str) -> list[int] | None:
-        """The data of input `index` as integers, or None where it is left out."""
+        """Return the data of constant input `index` as integers, or None where it is left out."""
         return None if self.opt(index) is None else self.numbers(index, what)
 
     def tensors(self) -> list[Value]:
-        """All inputs, each a tensor."""
+        """Return all inputs, each a tensor."""
         return [self.x(i) for i in range(len(self.inputs))]
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An integer attribute."""
+        """Return an integer attribute, or its default."""
         return int(self.attrs.get(name, default))
 
     def number(self, name: str, default: float) -> float:
-        """A floating point attribute."""
+        """Return a floating point attribute, or its default."""
         return float(self.attrs.get(name, default))
 
     def text(self, name: str, default: str) -> str:
-        """A string attribute."""
+        """Return a string attribute, or its default."""
         found = self.attrs.get(name, default)
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
 
     def ints(self, name: str) -> list[int] | None:
-        """A list of integers, or None where it is not given."""
+        """Return an attribute that is a list of integers, or None where it is not given."""
         found = self.attrs.get(name)
         return None if found is None else [int(v) for v in found]
 
@@ -115,7 +115,10 @@ def rule(*ops: str, domain: str = "") -> Callable[[_Rule], _Rule]:
 
 
 def normal_axis(axis: int, rank: int, *, end: bool = False) -> int:
-    """The axis counted from the front; `end` allows one past the last. Raises NodeRefused out of range."""
+    """Return the axis counted from the front; `end` allows one past the last.
+
+    Raises NodeRefused where the axis is out of range.
+    """
     top = rank + 1 if end else rank
     if not -rank <= axis < top:
         raise NodeRefused(f"axis {axis} is out of range for a tensor of {rank} dimensions")

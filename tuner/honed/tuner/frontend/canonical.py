@@ -34,7 +34,7 @@ def canonise(model: onnx.ModelProto) -> None:
 
 
 def drop_unneeded(graph: onnx.GraphProto) -> None:
-    """Take nodes away that no output comes of, given nodes that follow what they read."""
+    """Remove nodes on which no output depends; nodes must follow what they read."""
     wanted, kept = {value.name for value in graph.output}, []
     for n in reversed(range(len(graph.node))):
         if not wanted.isdisjoint(graph.node[n].output):
@@ -57,7 +57,7 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def stand_in_types(graph: onnx.GraphProto) -> list[tuple[onnx.ValueInfoProto, onnx.TypeProto]]:
-    """Give inputs and outputs without a shape or type one for ONNX's checker; what they had, to put back."""
+    """Give inputs and outputs without a shape or type one for ONNX's checker; return the old ones."""
     had: list[tuple[onnx.ValueInfoProto, onnx.TypeProto]] = []
     for value, may_lack_type in (*((v, False) for v in graph.input), *((v, True) for v in graph.output)):
         kind = value.type.WhichOneof("value")
@@ -119,7 +119,10 @@ def _newest(domain: str) -> int:
 
 
 def _deduplicate(graph: onnx.GraphProto) -> None:
-    """One initialiser of each name, the last; one output of each; no input that an initialiser fixes."""
+    """Keep the last initialiser of each name and the first output of each name.
+
+    Inputs that an initialiser fixes are removed.
+    """
     last = {tensor.name: n for n, tensor in enumerate(graph.initializer)}
     for n in reversed(range(len(graph.initializer))):
         name = graph.initializer[n].name
@@ -138,7 +141,10 @@ def _deduplicate(graph: onnx.GraphProto) -> None:
 
 
 def _in_order(graph: onnx.GraphProto) -> list[int]:
-    """The numbers of the nodes, each behind what it reads, else as they are; all as they are in a circle."""
+    """Return the numbers of the nodes in topological order, which keeps the given order where it can.
+
+    Returns the given order where there is a cycle.
+    """
     maker = {name: n for n, node in enumerate(graph.node) for name in node.output if name}
     before = [{maker[name] for name in reads(node) if name in maker} for node in graph.node]
     done: dict[int, None] = {}
@@ -158,7 +164,7 @@ def _in_order(graph: onnx.GraphProto) -> list[int]:
 
 
 def _keep(graph: onnx.GraphProto, order: list[int]) -> None:
-    """Have a graph the nodes of these numbers, in this order."""
+    """Keep the nodes of these numbers in a graph, in this order."""
     if order != list(range(len(graph.node))):
         kept = [deepcopy(graph.node[n]) for n in order]
         del graph.node[:]

@@ -22,14 +22,14 @@ Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
 def flow(b: Builder, c: Call, body: Body) -> Sequence[Item]:
-    """What the node becomes; raises NodeRefused where only running it tells."""
+    """Return what an If, Loop or Scan becomes; raises NodeRefused where only running the model can tell."""
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
 
 
 def graph_of(c: Call, name: str) -> onnx.GraphProto:
-    """A graph within the node."""
+    """Return a graph within the node, by the name of its attribute."""
     for attribute in c.node.attribute:
         if attribute.name == name:
             return attribute.g
@@ -37,7 +37,7 @@ def graph_of(c: Call, name: str) -> onnx.GraphProto:
 
 
 def _both(b: Builder, c: Call, body: Body) -> Sequence[Item]:
-    """Both branches, and the elements of one of them: where both give the same types and shapes."""
+    """Compute both branches and select the elements of one; their outputs must agree in types and shapes."""
     condition = c.x(0)
     if condition.size != 1:
         raise NodeRefused(f"its condition has {condition.size} elements, not one")
@@ -67,7 +67,7 @@ def _bounded(b: Builder, before: int) -> None:
 
 
 def _going(condition: Item | None) -> bool:
-    """Whether a loop goes on, as it does where no condition is given."""
+    """Return whether a loop goes on, as it does where no condition is given."""
     if not isinstance(condition, Value):
         return True
     if condition.data is None:
@@ -143,7 +143,7 @@ def _each(c: Call, name: str, count: int) -> list[int]:
 
 
 def _stacked(b: Builder, row: Sequence[Item], axis: int) -> Value:
-    """Tensors of one shape along a new axis."""
+    """Return tensors of one shape stacked along a new axis."""
     parts = [item for item in row if isinstance(item, Value)]
     if not parts or len(parts) < len(row) or len({(p.dtype, p.shape) for p in parts}) != 1:
         raise NodeRefused("what it gathers over its steps is empty, or not of one shape")

@@ -34,15 +34,15 @@ class ImportedModule:
 
 
 def import_relax(normalised: Normalised) -> tvm.IRModule:
-    """The model as an IRModule; see `import_named`."""
+    """Import the model as an IRModule, without the names that `import_named` gives as well."""
     return import_named(normalised).module
 
 
 def import_named(normalised: Normalised) -> ImportedModule:
-    """The model as an IRModule with one function `main`.
+    """Import the model as an IRModule with one function `main`.
 
     Parameters are the model's inputs in order (in the types of the arithmetic), the result is a tuple of
-    its outputs in order. Raises ModelRefused naming the node Relax does not take.
+    its outputs in order. Raises ModelRefused with the name of the node that Relax does not support.
     """
     graph = normalised.model.graph
     builder = relax.BlockBuilder()
@@ -100,15 +100,15 @@ class Node:
     attrs: dict[str, Any]
 
     def shape(self) -> list[int]:
-        """The first input's shape."""
+        """Return the shape of the first input."""
         return [int(d) for d in self.inputs[0].ty.shape]
 
     def numbers(self, index: int) -> list[int]:
-        """A constant input as a list of integers."""
+        """Return a constant input as a list of integers."""
         return [int(v) for v in self.inputs[index].value.numpy().reshape(-1)]
 
     def lists(self, *names: str) -> list[list[int]]:
-        """Attributes that are lists of integers."""
+        """Return the attributes that are lists of integers."""
         return [list(self.attrs[name]) for name in names]
 
 

@@ -51,7 +51,7 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
 
 
 def _check_operators(file: Path, model: onnx.ModelProto) -> None:
-    """Name every operator ONNX does not define; its own checker stops at the first."""
+    """Raise a refusal that names every operator ONNX does not define; ONNX's checker stops at the first."""
     opsets = {o.domain: o.version for o in model.opset_import}
     opset = opsets.get("", 1)
     for domain, version in opsets.items():
@@ -97,7 +97,7 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
 
 
 def _moved_apart(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Nodes that only ONNX Runtime knows in ONNX's domain, now in one that is not checked."""
+    """Move nodes that only ONNX Runtime knows from ONNX's domain to an unchecked one, and return them."""
     opset = next((o.version for o in model.opset_import if not o.domain), 1)
     moved = [
         node
@@ -136,7 +136,7 @@ def check_expansion(model: onnx.ModelProto, limit: int) -> None:
 
 
 def _measure(key: _Key, bodies: dict[_Key, _Body], sizes: dict[_Key, int]) -> None:
-    """Find the size of a function and of all that it calls; without recursion, which they could exhaust."""
+    """Find the size of a function and of all that it calls; avoid recursion, which a model could exhaust."""
     open_calls: list[tuple[_Key, Iterator[_Key]]] = [(key, iter(bodies[key].calls))]
     within = {key}
     while open_calls:
@@ -159,6 +159,9 @@ def _size(body: _Body, sizes: dict[_Key, int]) -> int:
 
 
 def _body(nodes: Iterable[onnx.NodeProto], known: set[_Key]) -> _Body:
-    """The nodes of a graph or function with those of its branches, and how often they call which function."""
+    """Return how many nodes a graph or function has and how often it calls which function.
+
+    Nodes of its subgraphs count, too.
+    """
     found = [(node.domain, node.op_type) for node in all_nodes(nodes)]
     return _Body(len(found), Counter(key for key in found if key in known))

@@ -88,19 +88,19 @@ def normalise(
 
 
 def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
-    """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
+    """Return a model whose floats are all float32 converted to fp16, except for what `keep` exempts."""
     model = deepcopy(normalised.model)
     _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
     return replace(normalised, model=model, precision=_label(model.graph))
 
 
 def all_single(graph: onnx.GraphProto) -> bool:
-    """Whether a graph has floats and all are of float32."""
+    """Return whether a graph has floats and all are of float32."""
     return _float_types(graph) == {_SINGLE}
 
 
 def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:
-    """What the outputs are; the types computed hold, not what the file declares."""
+    """Return the types of the outputs; computed types take precedence over those that the file declares."""
     specs: list[TensorSpec] = []
     for info, item in zip(model.graph.output, items, strict=True):
         try:
@@ -127,7 +127,7 @@ def _assemble(
     values: list[Value],
     name: str,
 ) -> onnx.GraphProto:
-    """The graph of what the outputs need, each output under the user's name."""
+    """Return the graph of what the outputs need, with each output under the user's name."""
     needed = {v.name for v in values}
     kept: list[onnx.NodeProto] = []
     for node in reversed(builder.nodes):
@@ -157,7 +157,7 @@ def _assemble(
 def _name_outputs(
     nodes: list[onnx.NodeProto], produced: Collection[str], names: list[str], values: list[Value]
 ) -> dict[str, str]:
-    """Have nodes make the outputs under their names, which are given by the names before."""
+    """Let nodes make the outputs under the user's names; return these by the earlier names."""
     renamed: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
         if value.name in produced and value.name not in renamed:
@@ -184,7 +184,7 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: bool) -> tuple[str, ...]:
-    """Convert a graph (in place) to the precision asked for, as far as the device has it; what to tell of it.
+    """Convert a graph (in place) to the precision asked for, as far as the device has it; return notes.
 
     Raises InvalidArgument for fp16 on a device without it.
     """
@@ -213,7 +213,7 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
 
 
 def _label(graph: onnx.GraphProto) -> str:
-    """The precision of the arithmetic; "mixed" where some of it is in fp16, else the coarser."""
+    """Return the precision of the arithmetic: "mixed" where some of it is in fp16, else the coarser."""
     present = _float_types(graph)
     if _HALF in present:
         return "fp16" if present == {_HALF} else "mixed"
@@ -226,7 +226,7 @@ def _float_types(graph: onnx.GraphProto) -> set[int]:
 
 
 def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str]) -> None:
-    """Change element types, but for the values named in `kept`."""
+    """Change element types, except those of the values named in `kept`."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         if info.name not in kept:
             tensor_type = info.type.tensor_type

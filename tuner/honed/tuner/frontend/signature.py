@@ -34,7 +34,7 @@ class TensorSpec:
         return np.dtype(self.dtype)
 
     def type_proto(self) -> onnx.TypeProto:
-        """The same type as ONNX writes it; sizes of -1 are left out."""
+        """Return this type as ONNX writes it; sizes of -1 are left out."""
         shape = [size if size >= 0 else None for size in self.shape]
         return helper.make_tensor_type_proto(elem_type(self.numpy), shape)
 
@@ -42,11 +42,11 @@ class TensorSpec:
 def bind_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], found: Reasons
 ) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], frozenset[str]]:
-    """The inputs with static shapes, notes on what was assumed, and names of inputs that were refused.
+    """Return the inputs with static shapes, notes on what was assumed, and the names of refused inputs.
 
-    A symbolic dimension takes what `shapes` says of it, here or at another input; a leading one that
-    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where it has every
-    input, names bind nothing: there are files that call by one name what differs.
+    A symbolic dimension takes the size that `shapes` gives it, at this or another input; a leading one
+    without a size becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where `shapes` has
+    every input, names bind nothing: some files give one name to dimensions that differ.
     """
     frozen = {t.name for t in model.graph.initializer} | {
         s.values.name for s in model.graph.sparse_initializer
@@ -72,7 +72,10 @@ def bind_inputs(
 
 
 def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
-    """The NumPy dtype of an input or output; raises NodeRefused where it is no tensor honed carries."""
+    """Return the NumPy dtype of an input or output.
+
+    Raises NodeRefused where it is no tensor that honed carries.
+    """
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         what = kind.removesuffix("_type").replace("_", " ") if kind else "value without a type"
@@ -113,7 +116,7 @@ def _named_dimensions(
 
 
 def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
-    """The name that stands for one number wherever it is used; empty where there is none."""
+    """Return the name that stands for one size wherever it is used; empty where there is none."""
     return "" if dim.dim_param == UNNAMED else str(dim.dim_param)
 
 
@@ -124,7 +127,10 @@ def _bind(
     inner: Collection[str],
     notes: list[str],
 ) -> TensorSpec:
-    """`inner` holds the names of dimensions that stand in other than leading places: no batch sizes."""
+    """Return an input with a static shape.
+
+    `inner` holds the names of dimensions that stand in other than leading places, and so are no batch sizes.
+    """
     dtype = carried(info)
     if not info.type.tensor_type.HasField("shape"):
         if given is None:

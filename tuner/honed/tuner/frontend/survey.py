@@ -47,7 +47,10 @@ class Learnt:
     met: tuple[int, ...] | None  # None: the model did not run
 
     def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
-        """What ONNX's inference found, where it can be so; sizes that a run did not have are open."""
+        """Return the type that ONNX's inference found, where it is possible.
+
+        Sizes that a run did not have are open.
+        """
         if kind is not None and not kind.HasField("tensor_type"):
             return kind
         tensor = kind.tensor_type if kind is not None and _typed(kind) else None
@@ -133,9 +136,10 @@ class _Surveyor(Walker):
     def _judged(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, opsets: Mapping[str, int]
     ) -> str:
-        """Why a node cannot be compiled, or ""; its outputs are in the scope then, or among those open.
+        """Return why a node cannot be compiled, or "".
 
-        Outputs without elements are constants, and a node that makes no others need not be compiled.
+        Where it can be, its outputs are in the scope or among the open ones. Outputs without elements are
+        constants, and a node that makes no others need not be compiled.
         """
         why = BEHIND if any(name in self.open for name in given) else self._emitted(node, scope, opsets)
         if not why:
@@ -162,7 +166,7 @@ class _Surveyor(Walker):
         return "" if all(_constant(scope[name]) for name in node.output if name) else why
 
     def _emitted(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> str:
-        """Emit a node; where it cannot be, why, and nothing is emitted."""
+        """Emit a node; where that is impossible, emit nothing and return why."""
         kept = len(self.builder.nodes)
         reasons, self._reasons = self._reasons, Reasons()
         try:
@@ -181,9 +185,9 @@ class _Surveyor(Walker):
     def _inferred(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope
     ) -> list[onnx.TypeProto | None]:
-        """ONNX's types of the outputs.
+        """Return the types that ONNX infers for the outputs.
 
-        Where it tells none for open sizes, what it tells for two others in their place has in common.
+        Where it infers none for open sizes, return what its answers for two other sizes have in common.
         """
         known = self._inferred_for(node, given, scope, None)
         if all(map(_typed, known)) or not any(self.open.get(name) for name in given):
@@ -195,7 +199,7 @@ class _Surveyor(Walker):
     def _inferred_for(
         self, node: onnx.NodeProto, given: Sequence[str], scope: Scope, size: int | None
     ) -> list[onnx.TypeProto | None]:
-        """ONNX's types by a model of this node alone, with `size` for sizes that are not known."""
+        """Return the types that ONNX infers for a model of this node alone, with `size` for unknown sizes."""
         graph = helper.make_graph([node], "node", [], [onnx.ValueInfoProto(name=n) for n in node.output if n])
         for name in given:
             item = scope.get(name)
@@ -229,14 +233,17 @@ def _constant(item: Item | None) -> bool:
 
 
 def _typed(kind: onnx.TypeProto | None) -> bool:
-    """Whether it is a tensor of known type and number of dimensions, or none at all."""
+    """Return whether a type is a tensor's, of known element type and rank, or of no tensor at all."""
     if kind is None or not kind.HasField("tensor_type"):
         return kind is not None
     return bool(kind.tensor_type.elem_type) and bool(kind.tensor_type.HasField("shape"))
 
 
 def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.TypeProto | None:
-    """A tensor of the sizes that both have in common; None where they are no tensors of one rank."""
+    """Return a tensor type with the sizes that agree, others open.
+
+    Returns None where the two are not tensors of one rank and element type.
+    """
     if one is None or other is None or not (_typed(one) and _typed(other)):
         return None
     sizes, others = _sizes(one.tensor_type), _sizes(other.tensor_type)
@@ -247,7 +254,7 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
 
 
 def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
-    """A tensor with sizes for those that are not known: those `met`, else `size`."""
+    """Return the type with sizes in place of unknown ones: those of `met`, else `size`."""
     if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
         return kind
     tensor = kind.tensor_type

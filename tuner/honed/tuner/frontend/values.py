@@ -45,7 +45,7 @@ class Value:
         return self.dtype.kind == "f"
 
     def type_proto(self) -> onnx.TypeProto:
-        """The same type as ONNX writes it."""
+        """Return this type as ONNX writes it."""
         return helper.make_tensor_type_proto(elem_type(self.dtype), self.shape)
 
 
@@ -74,12 +74,12 @@ class NodeRefused(Exception):
 
 
 def elem_type(dtype: np.dtype[Any]) -> int:
-    """ONNX's number for a NumPy dtype."""
+    """Return ONNX's number for a NumPy dtype."""
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def numpy_dtype(elem: int) -> np.dtype[Any]:
-    """NumPy's dtype for ONNX's number; raises NodeRefused where ONNX knows no such type."""
+    """Return NumPy's dtype for ONNX's number; raises NodeRefused where ONNX knows no such type."""
     try:
         found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(elem))
     except KeyError:
@@ -102,15 +102,15 @@ class Reasons:
             names.append(name)
 
     def count(self) -> int:
-        """How many nodes and other things were noted."""
+        """Return how many nodes and other things were noted."""
         return len(self.general) + sum(map(len, self._nodes.values()))
 
     def whys(self) -> tuple[str, ...]:
-        """One clause for each kind of node, without the nodes and without what to do about them."""
+        """Return one clause for each kind of node, without the nodes and without what to do about them."""
         return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
 
     def texts(self) -> tuple[str, ...]:
-        """One sentence for each reason."""
+        """Return one sentence for each reason."""
         found = [shown(text) for text in self.general]
         for (op, domain, opset, why), names in self._nodes.items():
             listed = ", ".join(names[:SHOWN_NODES]) + (", ..." if len(names) > SHOWN_NODES else "")

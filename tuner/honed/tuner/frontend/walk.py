@@ -219,7 +219,10 @@ class Walker:
             self._depth -= 1
 
     def _body(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
-        """A graph that is of use only as a whole: what it refuses is a reason of the node that it is in."""
+        """Return the outputs of a graph that is of use only as a whole.
+
+        Raises NodeRefused for the node that holds the graph, with the first reason found within it.
+        """
         self._bodies += 1
         if self._bodies > MAX_BODIES:
             raise NodeRefused(f"loops and branches of the model become more than {MAX_BODIES} graphs")
@@ -254,7 +257,7 @@ def _spelled(domain: str) -> str:
 
 
 def _renamed(call: Call) -> onnx.NodeProto:
-    """The node with its inputs under their names in the normalised graph."""
+    """Return the node with its inputs under their names in the normalised graph."""
     node = deepcopy(call.node)
     node.input[:] = [v.name if isinstance(v, Value) else "" for v in call.inputs]
     return node
@@ -269,7 +272,7 @@ def _refuse_foreign_types(call: Call) -> None:
 
 
 def _schema_function(call: Call) -> onnx.FunctionProto | None:
-    """The body ONNX itself defines for the operator, at the opset nearest below the model's."""
+    """Return the body ONNX itself defines for the operator, at the opset nearest below the model's."""
     definition = schema(call.op, call.opset, call.domain)
     if definition is None:
         return None
@@ -289,7 +292,7 @@ def _schema_function(call: Call) -> onnx.FunctionProto | None:
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """The node with references to a function's attributes replaced by the values given."""
+    """Return the node with references to a function's attributes replaced by the values given."""
     if not any(a.ref_attr_name for a in node.attribute):
         return node
     bound = deepcopy(node)
@@ -325,7 +328,7 @@ def _plain(attribute: onnx.AttributeProto) -> Any:
 def _part_values(
     builder: Builder, node: onnx.NodeProto, inputs: Sequence[Item | None], parts: Parts
 ) -> list[Item]:
-    """The outputs of a part."""
+    """Add one node for each output of a partition, and return these outputs."""
     given = [item for item in inputs if isinstance(item, Value)]
     if len(given) != len(inputs):
         raise NodeRefused("what it is given is not compiled")

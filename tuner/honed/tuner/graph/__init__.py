@@ -58,7 +58,7 @@ PASSES = (  # in the order in which they run
 def improve(
     proto: onnx.GraphProto, passes: Sequence[Pass] = PASSES
 ) -> tuple[onnx.GraphProto, tuple[Applied, ...]]:
-    """A normalised graph after the passes; itself where none applied."""
+    """Return a normalised graph after the passes, and which applied; the given graph where none did."""
     graph, applied = Graph.read(proto), []
     for one in passes:
         made, times = one.run(graph)
@@ -73,9 +73,9 @@ def improve(
 
 
 def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
-    """The passes that made or changed the operator that makes a value, or what it was made of.
+    """Return the passes behind a value: those that made or changed its operator, or what that was made from.
 
-    Passes name values after those they take the place of: `a/twins/columns` was made of `a/twins`.
+    Passes name a value after the one it replaces: `a/twins/columns` was made from `a/twins`.
     """
     names = list(accumulate(value.split("/"), lambda before, part: f"{before}/{part}"))
     return tuple(one.name for one in applied if not one.values.isdisjoint(names))

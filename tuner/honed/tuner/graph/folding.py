@@ -30,7 +30,7 @@ class _Part:
 
 
 def fold_chains(graph: Graph) -> tuple[Graph, int]:
-    """The graph without products that others can take in, and how many those were."""
+    """Return the graph with products folded into others, and how many were folded."""
     folded = 0
     while True:
         found, fewer = _folded_once(graph.copy())
@@ -76,7 +76,7 @@ def _parts(graph: Graph, outer: Product) -> list[_Part]:
 
 
 def _inner(graph: Graph, value: str, columns: int) -> Product | None:
-    """The product that a value is, where only one node reads it and taking it in costs no more."""
+    """Return the product that makes a value, where only one node reads it and folding it costs no more."""
     made = graph.makers.get(value)
     if made is not None and made.op_type == "Add":
         made = next((graph.makers[name] for name in made.input if name in graph.makers), None)
@@ -88,7 +88,7 @@ def _inner(graph: Graph, value: str, columns: int) -> Product | None:
 
 
 def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.NodeProto]:
-    """The product with the weights of some parts taken in; none where its type does not hold them."""
+    """Return the product with the weights of some parts folded in; none where its type cannot hold them."""
     constants = _constants(graph, outer, parts)
     if constants is None:
         return []
@@ -106,14 +106,14 @@ def _replacement(graph: Graph, outer: Product, parts: list[_Part]) -> list[onnx.
 
 
 def _joined(graph: Graph, like: str, given: list[str]) -> onnx.NodeProto:
-    """A concatenation along the last axis in the place of another."""
+    """Return a concatenation along the last axis in the place of another."""
     axis = len(graph.shape(like)) - 1
     kind = graph.types[like].along(axis, sum(graph.shape(name)[-1] for name in given))
     return graph.node("Concat", given, graph.unique(f"{like}/folded"), kind, axis=axis)
 
 
 def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, str] | None:
-    """The names of weight and bias of a product that takes parts in; "" for no bias."""
+    """Return the names of weight and bias of a product with parts folded in; "" for no bias."""
     whole = graph.constants[outer.weight]
     blocks = [whole[part.rows].astype(np.float64) for part in parts]
     taken = [
@@ -155,7 +155,7 @@ class _Linear:
 
 
 def fold_factors(graph: Graph) -> tuple[Graph, int]:
-    """The graph without such factors and offsets, and how many nodes fewer it has."""
+    """Return the graph with factors and offsets folded into weights, and how many nodes fewer it has."""
     found = graph.copy()
     linear: dict[str, _Linear] = {}
     for node in graph.nodes:
@@ -174,7 +174,7 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
 
 
 def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:
-    """A product with the columns, or a convolution with the channels, of one constant."""
+    """Return a MatMul or Conv with a constant weight and no bias as linear; None for other nodes."""
     if node.op_type not in ("MatMul", "Conv") or node.input[1] not in graph.constants:
         return None
     ranks = [len(graph.shape(name)) for name in node.input[:2]]
@@ -186,7 +186,10 @@ def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:
 
 
 def _followed(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear]) -> _Linear | None:
-    """What a node makes of a value known to be linear that it alone reads, with a constant."""
+    """Return a linear value extended by a node that combines it with a constant, or None.
+
+    Only this node may read the value.
+    """
     if node.op_type not in ("Add", "Sub", "Mul", "Div"):
         return None
     at = 0 if node.input[0] in linear else 1
@@ -210,7 +213,10 @@ def _followed(graph: Graph, node: onnx.NodeProto, linear: dict[str, _Linear]) ->
 
 
 def _by_column(graph: Graph, root: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> Array | None:
-    """A constant as float64, one element for each column or channel; None where it differs along others."""
+    """Return a constant as float64, one element for each column or channel.
+
+    Returns None where the constant differs along other axes.
+    """
     array = graph.constants[name]
     axis = len(shape) - 1 if root.op_type == "MatMul" else 1
     aligned = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
@@ -221,9 +227,9 @@ def _by_column(graph: Graph, root: onnx.NodeProto, name: str, shape: tuple[int, 
 
 
 def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
-    """The product or convolution with other weights, and an Add where there is a bias.
+    """Return the product or convolution with other weights, and an Add where there is a bias.
 
-    None of them where the type of the weights does not hold those.
+    Returns no nodes where the type of the weights cannot hold the new ones.
     """
     weight = graph.constants[one.root.input[1]]
     factor, offset, ones = one.factor, one.offset, (1,) * (weight.ndim - 2)
@@ -246,7 +252,7 @@ _KEPT = 2  # axes that a convolution does not pad: images and channels
 
 
 def fold_pads(graph: Graph) -> tuple[Graph, int]:
-    """The graph without such Pads, and how many there were."""
+    """Return the graph with Pads folded into convolutions, and how many were folded."""
     folded = {
         node.output[0]: widths
         for node in graph.nodes
@@ -262,7 +268,10 @@ def fold_pads(graph: Graph) -> tuple[Graph, int]:
 
 
 def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
-    """How much a Pad adds before and behind each axis of an image; None where it is not for convolutions."""
+    """Return how much a Pad adds before and behind each axis of an image.
+
+    Returns None where the Pad is not for convolutions.
+    """
     readers = graph.uses(node.output[0])
     image = all(one.op_type == "Conv" and one.input[1] != node.output[0] for one in readers)
     if not readers or not image or graph.constants[node.input[2]].any():
@@ -275,7 +284,7 @@ def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
 
 
 def _padding(node: onnx.NodeProto, image: str, widths: list[int]) -> onnx.NodeProto:
-    """The convolution with that much more padding, of the image that is not padded yet."""
+    """Return the convolution with `widths` added to its padding, and with the unpadded image as its input."""
     made = deepcopy(node)
     made.input[0] = image
     (pads,) = (attribute for attribute in made.attribute if attribute.name == "pads")

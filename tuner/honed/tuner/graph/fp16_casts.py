@@ -49,7 +49,7 @@ class Typed:
 
 
 def singles(graph: onnx.GraphProto) -> frozenset[str]:
-    """Every value and constant that is of float32."""
+    """Return every value and constant that is of float32."""
     known = (*graph.input, *graph.output, *graph.value_info)
     return frozenset(
         {i.name for i in known if i.type.tensor_type.elem_type == _SINGLE}
@@ -58,18 +58,18 @@ def singles(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that round in fp16, in order: those that `Exemptions` may name."""
+    """Return the nodes that round in fp16, in order: those that `Exemptions` may name."""
     single = singles(graph)
     return [n for n in graph.node if n.output[0] in single and not _follows(n, single)]
 
 
 def usually(graph: onnx.GraphProto) -> Exemptions:
-    """What stays in float32 where nobody has looked at what a model needs."""
+    """Return what stays in float32 unless the needs of a model were measured."""
     return Exemptions(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
 
 
 def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
-    """What is in float32: the operators kept, what follows from their values, and inputs that they read."""
+    """Return what is in float32: the operators kept, what follows from their values, and inputs they read."""
     single = singles(graph)
     constants = {t.name for t in graph.initializer}
     wanted: set[str] = set()
@@ -89,7 +89,7 @@ def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
 
 
 def put_casts(graph: onnx.GraphProto, keep: Exemptions) -> frozenset[str]:
-    """Put casts (in place) where fp16 and float32 meet; returns the values that are to stay in float32.
+    """Put casts (in place) where fp16 and float32 meet; return the values that are to stay in float32.
 
     All are of float32 still. A product of `keep.wide` gives float32, which the next node makes fp16.
     """
@@ -153,7 +153,10 @@ class _Casts:
 
 
 def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
-    """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
+    """Return the array in the type `to`, with finite values kept finite.
+
+    Masks of -1e9 so remain usable in fp16.
+    """
     limits = np.finfo(to)
     if np.finfo(array.dtype).max > limits.max:
         bounded = np.clip(array, array.dtype.type(limits.min), array.dtype.type(limits.max))
@@ -166,5 +169,5 @@ def _cast(source: str, target: str) -> onnx.NodeProto:
 
 
 def _follows(node: onnx.NodeProto, single: frozenset[str]) -> bool:
-    """Whether a node has the type of its floats; so have casts that make none."""
+    """Return whether a node's result has the type of its floats; so do casts that make none."""
     return node.op_type in _FOLLOWING or (node.op_type == "Cast" and node.output[0] not in single)

@@ -34,7 +34,7 @@ class TensorType:
     shape: Shape
 
     def along(self, axis: int, extent: int) -> TensorType:
-        """The type with another extent of one axis, counted from the front."""
+        """Return the type with another extent of one axis, counted from the front."""
         return TensorType(self.elem, (*self.shape[:axis], extent, *self.shape[axis + 1 :]))
 
 
@@ -52,7 +52,7 @@ class Graph:
 
     @classmethod
     def read(cls, proto: onnx.GraphProto) -> Graph:
-        """The graph of a normalised model."""
+        """Read the graph of a normalised model."""
         infos = (*proto.input, *proto.output, *proto.value_info)
         types = {i.name: _type(i.type.tensor_type) for i in infos}
         types |= {t.name: TensorType(t.data_type, tuple(t.dims)) for t in proto.initializer}
@@ -66,7 +66,7 @@ class Graph:
         )
 
     def proto(self) -> onnx.GraphProto:
-        """The same as ONNX writes it."""
+        """Return this graph as ONNX writes it."""
         shown = {*self.inputs, *self.outputs}
         graph = helper.make_graph(
             self.nodes,
@@ -79,15 +79,15 @@ class Graph:
         return graph
 
     def copy(self) -> Graph:
-        """A graph whose nodes, types and constants can be changed; nodes themselves are shared."""
+        """Return a graph whose nodes, types and constants can be changed; nodes themselves are shared."""
         return replace(self, nodes=list(self.nodes), types=dict(self.types), constants=dict(self.constants))
 
     def shape(self, name: str) -> Shape:
-        """Of a value or constant."""
+        """Return the shape of a value or constant."""
         return self.types[name].shape
 
     def numbers(self, name: str) -> list[int]:
-        """A constant as a list of integers."""
+        """Return a constant as a list of integers."""
         return [int(v) for v in self.constants[name].reshape(-1)]
 
     @cached_property
@@ -105,16 +105,16 @@ class Graph:
         return found
 
     def uses(self, value: str) -> list[onnx.NodeProto]:
-        """The nodes that read a value, none where it is an output as well."""
+        """Return the nodes that read a value; none where the value is an output of the graph."""
         return [] if value in self.outputs else self.readers.get(value, [])
 
     def only(self, value: str) -> onnx.NodeProto | None:
-        """The one node that reads a value, where there is one and the value is no output."""
+        """Return the only node that reads a value; None where there are others, or the value is an output."""
         found = self.uses(value)
         return found[0] if len(found) == 1 else None
 
     def digest(self, name: str) -> bytes:
-        """What is equal for constants of equal type and content."""
+        """Return a digest that is equal for constants of equal type, shape and content."""
         if name not in self._digests:
             array = np.ascontiguousarray(self.constants[name])
             kind = repr((self.types[name].elem, array.shape)).encode()
@@ -122,7 +122,7 @@ class Graph:
         return self._digests[name]
 
     def unique(self, name: str) -> str:
-        """`name`, or one like it that is not taken."""
+        """Return `name`, or a similar name that is not taken."""
         candidate, n = name, 2
         while candidate in self.types:
             candidate, n = f"{name}_{n}", n + 1
@@ -139,39 +139,39 @@ class Graph:
     def node(
         self, op: str, inputs: Sequence[str], output: str, kind: TensorType, **attrs: object
     ) -> onnx.NodeProto:
-        """A node that makes `output`, whose type is noted; it is not put among the nodes."""
+        """Return a node that makes `output`, and note the type; the node is not added to the graph."""
         self.types[output] = kind
         return helper.make_node(op, list(inputs), [output], name=output, **attrs)
 
     def reshape(self, given: str, output: str, shape: Shape) -> onnx.NodeProto:
-        """A Reshape that makes `output`."""
+        """Return a Reshape that makes `output`."""
         target = self.constant(np.array(shape, np.int64), f"{output}/shape")
         return self.node(
             "Reshape", (given, target), output, TensorType(self.types[given].elem, shape), allowzero=1
         )
 
     def slice(self, given: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
-        """A Slice of one axis, from `start` up to `end`, that makes `output`."""
+        """Return a Slice of one axis, from `start` up to `end`, that makes `output`."""
         kind = self.types[given].along(axis, end - start)
         return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
 
     def reversed(self, given: str, output: str, axis: int) -> onnx.NodeProto:
-        """A Slice of one whole axis backwards that makes `output`."""
+        """Return a Slice of one whole axis backwards that makes `output`."""
         inputs = self._ints(output, -1, -self.shape(given)[axis] - 1, axis, -1)
         return self.node("Slice", (given, *inputs), output, self.types[given])
 
     def _ints(self, output: str, *numbers: int) -> list[str]:
-        """One-dimensional constants of one element each, named after the output they are for."""
+        """Return one-dimensional constants of one element each, named after the output they are for."""
         return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
 
     def replacing(self, replaced: Replaced) -> Graph:
-        """The graph with others in the place of the nodes that make these values."""
+        """Return the graph with other nodes in the place of those that make these values."""
         return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
 
     def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
-        """The graph of other nodes, given in any order, without what no output needs.
+        """Return the graph of other nodes, given in any order, without what no output needs.
 
-        Their order is kept as far as it is topological. Raises ValueError where it cannot be made so.
+        The order is kept as far as it is topological. Raises ValueError where no order is.
         """
         made = {node.output[0]: node for node in nodes}
         needed: set[str] = set()
@@ -196,12 +196,12 @@ class Graph:
 
 
 def axis_of(node: onnx.NodeProto, rank: int) -> int:
-    """The attribute `axis` of a node, counted from the front."""
+    """Return the attribute `axis` of a node, counted from the front."""
     return int(helper.get_node_attr_value(node, "axis")) % rank
 
 
 def perm_of(node: onnx.NodeProto) -> list[int]:
-    """The axes of what a Transpose is given, in the order of its result."""
+    """Return the axes of a Transpose's input, in the order of its result."""
     return list(helper.get_node_attr_value(node, "perm"))
 
 
@@ -210,7 +210,7 @@ def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
 
 
 def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Every node after those it reads, otherwise in the order given."""
+    """Return every node after those it reads, otherwise in the order given."""
     ordered: list[onnx.NodeProto] = []
     done: set[str] = set()
     open_: set[str] = set()

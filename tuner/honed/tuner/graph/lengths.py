@@ -50,7 +50,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def rounding(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    """How a node takes operands of which the axes `given` are rounded up; None: only as they were.
+    """Return how a node takes operands of which the axes `given` are rounded up; None: only unrounded.
 
     Axes of an operand that the answer leaves out are to be cut off.
     """
@@ -125,7 +125,10 @@ def _reduction(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> R
 
 
 def _beside(given: tuple[Axes, ...], taken: set[int]) -> Rounding:
-    """Of an operator that treats each place along all axes but those `taken` of its first operand alike."""
+    """Return the rounding of an operator that treats places along all axes but `taken` independently.
+
+    The axes are those of its first operand.
+    """
     kept = {axis: kind for axis, kind in given[0].items() if axis not in taken and kind is Beyond.LAST}
     return Rounding(operands=(frozenset(kept), *(_NONE,) * (len(given) - 1)), result=kept)
 
@@ -145,7 +148,7 @@ def _reshape(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
 
 
 def _same_place(before: Shape, after: Shape, axis: int) -> int | None:
-    """Where an axis is after a reshape; None where it is split, or joined with another."""
+    """Return the number of an axis after a reshape; None where it is split, or joined with another."""
     outer = math.prod(before[:axis])
     places = (n for n, extent in enumerate(after) if extent == before[axis])
     return next((n for n in places if math.prod(after[:n]) == outer), None)
@@ -190,7 +193,7 @@ _PRODUCTS = 2  # for each value that is extended or cut off on the way, at least
 
 
 def round_lengths(graph: Graph) -> tuple[Graph, int]:
-    """The graph with such lengths rounded up, and how many products are of one."""
+    """Return the graph with lengths rounded up, and how many products have such a length."""
     times = 0
     for length in _lengths(graph):
         rewriting = _Rewriting(graph, length)
@@ -201,7 +204,10 @@ def round_lengths(graph: Graph) -> tuple[Graph, int]:
 
 
 def _lengths(graph: Graph) -> list[int]:
-    """Rows and columns of products, but for constants', to be rounded; those of most operations first."""
+    """Return the lengths to round up: rows and columns of products, those of most operations first.
+
+    Rows and columns of constants are not rounded up.
+    """
     found, total = Counter[int](), 0
     for node in graph.nodes:
         if node.op_type != "MatMul" or min(len(graph.shape(name)) for name in node.input) < 2:
@@ -234,7 +240,7 @@ class _Rewriting:
         self.changes = 0  # values that are extended or cut off
 
     def graph_of_all(self) -> Graph:
-        """The whole graph, rewritten."""
+        """Return the whole graph, rewritten."""
         for name in self._old.inputs:
             axes = {n for n, extent in enumerate(self._old.shape(name)) if extent == self._length}
             if axes:
@@ -275,11 +281,11 @@ class _Rewriting:
             self._made[name, frozenset(found.result)] = made.name
 
     def _named(self, name: str, axes: Iterable[int]) -> str:
-        """What a value is called: as it was where none of its axes is rounded up."""
+        """Return the name of a value: its own where none of its axes is rounded up."""
         return self._graph.unique(f"{name}/rounded") if set(axes) else name
 
     def _version(self, name: str, axes: frozenset[int]) -> str:
-        """A value with just these axes rounded up."""
+        """Return a value in which exactly these axes are rounded up."""
         there = self._axes.get(name, {})
         if axes == (frozenset() if name in self._old.inputs else frozenset(there)):
             return self._made.get((name, axes), name)
@@ -310,7 +316,7 @@ class _Rewriting:
         return value
 
     def _longer(self, value: str, to: str, axis: int) -> Iterator[onnx.NodeProto]:
-        """Nodes that repeat the last element of an axis."""
+        """Yield nodes that repeat the last element of an axis."""
         last = self._graph.unique(f"{to}/last")
         yield self._graph.slice(value, last, axis, self._length - 1, self._length)
         parts = (value, *(last,) * (self._more - self._length))
@@ -319,7 +325,7 @@ class _Rewriting:
         )
 
     def _masked(self, value: str, axis: int, to: str) -> str:
-        """The value with the least of its type added beyond the last element of an axis."""
+        """Return the value with the least of its type added beyond the last element of an axis."""
         kind = self._graph.types[value]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem)
         mask = np.zeros([self._more if n == axis else 1 for n in range(len(kind.shape))], dtype)

@@ -22,7 +22,7 @@ _MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for e
 
 
 def join_moves(graph: Graph) -> tuple[Graph, int]:
-    """The graph with a transpose in place of such nodes, and how many values are made so."""
+    """Return the graph with transposes for nodes that move elements, and how many values they make."""
     found = graph.copy()
     order = {node.output[0]: n for n, node in enumerate(graph.nodes)}
     replaced: Replaced = {}
@@ -46,7 +46,10 @@ def join_moves(graph: Graph) -> tuple[Graph, int]:
 
 
 def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[tuple[str, list[onnx.NodeProto]]]:
-    """The values that moving and joining alone make a value of, the nearest first, and all nodes between."""
+    """Return the values from which moving and joining alone make a value, the nearest first.
+
+    Each comes with all nodes between the two.
+    """
     nodes: list[onnx.NodeProto] = []
     found: list[tuple[str, list[onnx.NodeProto]]] = []
     given, joins = {value}, False
@@ -66,9 +69,9 @@ def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[tuple[str
 def _turn(
     graph: Graph, source: str, nodes: Sequence[onnx.NodeProto], value: str
 ) -> tuple[Shape, list[int]] | None:
-    """The transpose that nodes are, which sees its source with axes of some extents: these, and their order.
+    """Return the transpose that nodes amount to: extents of the axes that it sees, and their order.
 
-    None where they are none, or too large to find out.
+    Returns None where they are no transpose, or the value is too large to find out.
     """
     count = math.prod(graph.shape(source))
     if not 0 < count == math.prod(graph.shape(value)) <= _MOST_ELEMENTS:
@@ -90,7 +93,7 @@ def _turn(
 
 
 def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
-    """What a moving node makes of places."""
+    """Return the places of elements after a node that moves them."""
     given = places[node.input[0]]
     if node.op_type == "Reshape":
         return given.reshape(graph.shape(node.output[0]))
@@ -107,7 +110,7 @@ def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> A
 
 
 def _axes(places: Array) -> list[tuple[int, int]] | None:
-    """Extents and strides of the axes, outer ones first, that count through places; None where none do."""
+    """Return extents and strides of the axes, outer ones first, that count through places, or None."""
     found: list[tuple[int, int]] = []
     while len(places) > 1:
         stride = int(places[1] - places[0])
@@ -126,7 +129,10 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
 def _turned(
     graph: Graph, source: str, value: str, extents: Shape, perm: Sequence[int]
 ) -> list[onnx.NodeProto]:
-    """Nodes that make `value` out of `source`. A leading axis of 1 stays one: other passes go by it."""
+    """Return nodes that make `value` from `source`.
+
+    A leading axis of 1 stays one, because other passes rely on it.
+    """
     elem, shape = graph.types[source].elem, graph.shape(value)
     ones = (1,) if shape[:1] == graph.shape(source)[:1] == (1,) else ()
     extents, perm = (*ones, *extents), [*range(len(ones)), *(len(ones) + axis for axis in perm)]
@@ -140,7 +146,7 @@ def _turned(
 
 
 def join_norms(graph: Graph) -> tuple[Graph, int]:
-    """The graph with LayerNormalization wherever its parts stand, and how often they did."""
+    """Return the graph with LayerNormalization in place of its parts, and how many there are."""
     found = graph.copy()
     made = [one for node in graph.nodes if (one := _norm(graph, found, node)) is not None]
     replaced = {one.output[0]: one for one in made}
@@ -148,7 +154,10 @@ def join_norms(graph: Graph) -> tuple[Graph, int]:
 
 
 def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """A node for `to` in the place of a Div of a centred value by its deviation, with what follows."""
+    """Return a LayerNormalization in `to` for a Div of a centred value by its deviation, and what follows.
+
+    Returns None where the node is no such Div.
+    """
     if node.op_type != "Div" or graph.types[node.output[0]].elem not in WIDE:
         return None
     made = graph.makers
@@ -178,7 +187,7 @@ def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | Non
 
 
 def _meant(graph: Graph, node: onnx.NodeProto | None) -> str:
-    """The value whose mean along rows a node is, as its shape tells; empty where it is something else."""
+    """Return the value whose mean along rows a node computes, by its shape; empty for other nodes."""
     if node is None or node.op_type != "ReduceMean":
         return ""
     along = graph.shape(node.output[0]) == (*graph.shape(node.input[0])[:-1], 1)
@@ -186,7 +195,10 @@ def _meant(graph: Graph, node: onnx.NodeProto | None) -> str:
 
 
 def _step(graph: Graph, op: str, value: str, neutral: Array) -> tuple[str, Array]:
-    """What comes of a value and the constant that is next done to its rows; the value where there is none."""
+    """Return the result and the constant of the Add or Mul (`op`) that alone reads the rows of a value.
+
+    Returns the value itself and `neutral` where there is no such node.
+    """
     reader = graph.only(value)
     constant = by_rows(graph, reader, op, value) if reader is not None else None
     if reader is None or constant is None:

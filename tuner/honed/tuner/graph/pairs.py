@@ -40,7 +40,7 @@ class _Pair:
 
 
 def join_pairs(graph: Graph) -> tuple[Graph, int]:
-    """The graph with such slices joined, and how many are gone."""
+    """Return the graph with pairs of neighbouring slices joined, and how many nodes are gone."""
     found = graph.copy()
     replaced: Replaced = {}
     places = {node.output[0]: n for n, node in enumerate(graph.nodes)}
@@ -55,7 +55,7 @@ def join_pairs(graph: Graph) -> tuple[Graph, int]:
 
 
 def _neighbours(graph: Graph) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Slices of equal width along one axis of a value, of which the second begins where the first ends."""
+    """Yield slices of equal width along one axis of a value, the second beginning where the first ends."""
     for value in graph.makers:
         begins = {b: node for node in graph.uses(value) if (b := _bounds(graph, node)) is not None}
         for node in graph.uses(value):
@@ -67,7 +67,10 @@ def _neighbours(graph: Graph) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]
 
 
 def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
-    """The axis, start and end of a slice of neighbours along one axis, as passes write them."""
+    """Return the axis, start and end of a slice of neighbours along one axis, as passes write them.
+
+    Returns None for other nodes.
+    """
     if node.op_type != "Slice" or any(name not in graph.constants for name in node.input[1:]):
         return None
     starts, ends, axes, steps = (graph.numbers(name) for name in node.input[1:])
@@ -77,7 +80,7 @@ def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
 
 
 def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
-    """The largest region that two slices have in common; `places` are those of nodes in the graph."""
+    """Return the largest region that two slices have in common; `places` are those of nodes in the graph."""
     pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
     bounds = _bounds(graph, first)
     assert bounds is not None
@@ -98,7 +101,7 @@ def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: 
 
 
 def _twin(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
-    """The node that makes the same of the second's values."""
+    """Return the node that computes from the second's values what `node` computes from the first's."""
     given = next(name for name in node.input if name in pair.others)
     for other in graph.readers.get(pair.others[given], []):
         alike = other.op_type == node.op_type and list(other.attribute) == list(node.attribute)
@@ -111,7 +114,7 @@ def _twin(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | N
 
 
 def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
-    """Whether an operand of the second's node is the one that its place in the first's asks for."""
+    """Return whether an operand of the second's node is the one that its place in the first's asks for."""
     if one in pair.others:
         return pair.others[one] == other
     if one in graph.constants and other in graph.constants:
@@ -120,7 +123,7 @@ def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
 
 
 def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
-    """The axis along which the results of a node and its twin are parts of one; None where they are not."""
+    """Return the axis along which the results of a node and its twin are parts of one, or None."""
     shape = graph.shape(node.output[0])
     axes = {len(shape) - len(graph.shape(n)) + pair.axes[n] for n in node.input if n in pair.others}
     (given, *rest) = node.input
@@ -144,7 +147,10 @@ def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
 
 
 def _broadcast_axis(graph: Graph, node: onnx.NodeProto, pair: _Pair, axes: set[int]) -> int | None:
-    """The axis of a result along which all that the pair gives reaches, and nothing else does."""
+    """Return the axis of a result along which the pair's operands extend, and no other operand does.
+
+    Returns None where there is no such axis.
+    """
     axis, shape = min(axes), graph.shape(node.output[0])
     if len(axes) != 1:
         return None
@@ -154,20 +160,21 @@ def _broadcast_axis(graph: Graph, node: onnx.NodeProto, pair: _Pair, axes: set[i
 
 
 def _extent(shape: Shape, axis: int) -> int:
-    """Of an axis counted from the last; 1 where there is none."""
+    """Return the extent of an axis counted from the last; 1 where there is none."""
     return shape[axis] if -axis <= len(shape) else 1
 
 
 def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
-    """The axis along which parts are joined after a reshape of each."""
+    """Return the axis along which parts are joined after a reshape of each; None where there is none."""
     outer = math.prod(before[:axis])
     return next((n for n, extent in enumerate(after) if math.prod(after[:n]) == outer and extent > 1), None)
 
 
 def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
-    """The one value that others read of what the first becomes, and the transpose of one of the two.
+    """Return the one value of the first's that others read, and the transpose of one of the two.
 
-    None where there are several, or none.
+    Returns None where there are several such values, or none; the transpose is None where neither is
+    transposed.
     """
     ends = [name for name in pair.others if _leaves(graph, name, pair.others)]
     seconds = set(pair.others.values())
@@ -185,14 +192,14 @@ def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
 
 
 def _leaves(graph: Graph, name: str, inside: Container[str]) -> bool:
-    """Whether a value is an output, or read outside a region."""
+    """Return whether a value is an output, or read outside a region."""
     return name in graph.outputs or any(user.output[0] not in inside for user in graph.readers.get(name, []))
 
 
 def _for_products(graph: Graph, value: str) -> bool:
-    """Whether products alone read a value, as it is or transposed: they read slices where they lie.
+    """Return whether only products read a value, as it is or transposed: they read slices in place.
 
-    All else would be fused with what is computed before, or take a copy.
+    Any other reader would be fused with what is computed before, or need a copy.
     """
     turned = _transpose(graph, value)
     readers = graph.uses(value if turned is None else turned.output[0])
@@ -200,13 +207,13 @@ def _for_products(graph: Graph, value: str) -> bool:
 
 
 def _transpose(graph: Graph, value: str) -> onnx.NodeProto | None:
-    """The node that transposes a value, where nothing else reads it."""
+    """Return the node that transposes a value, where nothing else reads it."""
     node = graph.only(value)
     return node if node is not None and node.op_type == "Transpose" else None
 
 
 def _replaced(graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None) -> Replaced:
-    """What takes the place of the nodes of both, by their values."""
+    """Return what replaces the nodes of both slices, by the values of these nodes."""
     names = {name: graph.unique(f"{name}/pairs") for name in pair.others}
     replaced: Replaced = {name: [] for pair_of in pair.others.items() for name in pair_of}
     new = [_of_both(graph, node, pair, names) for node in pair.nodes]
@@ -229,7 +236,7 @@ def _replaced(graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None) -
 
 
 def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, str]) -> onnx.NodeProto:
-    """A node of both parts in the place of the first's."""
+    """Return a node that computes both halves, in place of the first's."""
     value = node.output[0]
     name, kind, axis = names[value], graph.types[value], pair.axes[value]
     both = kind.along(axis, 2 * kind.shape[axis])

@@ -40,7 +40,10 @@ class Product:
 
 
 def product(graph: Graph, node: onnx.NodeProto) -> Product | None:
-    """The product that a MatMul is, with the bias that is added to it alone; None where it is no such one."""
+    """Return the product that a MatMul is, with the bias that is added to it alone.
+
+    Returns None where the node is no product with a constant.
+    """
     if node.op_type != "MatMul" or node.input[1] not in graph.constants:
         return None
     given, weight = node.input
@@ -52,7 +55,7 @@ def product(graph: Graph, node: onnx.NodeProto) -> Product | None:
 
 
 def by_rows(graph: Graph, node: onnx.NodeProto, op: str, value: str) -> str | None:
-    """The constant that an Add or Mul adds to each row of a value, or multiplies it by."""
+    """Return the constant that an Add or Mul adds to each row of a value, or multiplies it by."""
     if node.op_type != op or node.input[0] == node.input[1]:
         return None
     other = node.input[1] if node.input[0] == value else node.input[0]
@@ -63,14 +66,14 @@ def by_rows(graph: Graph, node: onnx.NodeProto, op: str, value: str) -> str | No
 
 
 def exact(array: Array, like: Array) -> Array | None:
-    """Constants computed in float64, in the type of others; None where that type does not hold them."""
+    """Return constants computed in float64 in the type of others; None where that type cannot hold them."""
     with np.errstate(over="ignore"):
         found: Array = array.astype(like.dtype)
     return found if np.isfinite(found).all() else None
 
 
 def slice_first(graph: Graph) -> tuple[Graph, int]:
-    """The graph with slices before the transposes they stand behind, and how many transposes those were.
+    """Return the graph with slices moved before transposes, and how many transposes were concerned.
 
     Exporters write the queries, keys and values of an attention as one product, whose columns are split into
     axes, transposed and sliced along the last of them. Where slices come first, each is followed by its own
@@ -87,7 +90,7 @@ def slice_first(graph: Graph) -> tuple[Graph, int]:
 
 
 def _turned(graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A Slice of what a Transpose is given, and the Transpose behind it."""
+    """Return a Slice of a Transpose's input, and a Transpose of the result."""
     perm = perm_of(transpose)
     axes = np.array([perm[axis] for axis in graph.numbers(node.input[3])], np.int64)
     kind = graph.types[node.output[0]]
@@ -113,7 +116,7 @@ class _Split:
 
 
 def permute_columns(graph: Graph) -> tuple[Graph, int]:
-    """The graph with weights whose columns are in the order of slices, and how many products those are of.
+    """Return the graph with columns of weights in the order of slices, and how many products changed.
 
     Slices that would take every third column take neighbours then.
     """
@@ -143,7 +146,7 @@ def _split(graph: Graph, node: onnx.NodeProto) -> _Split | None:
 
 
 def _permuted(graph: Graph, split: _Split) -> Replaced:
-    """What takes the place of the product, its bias and the slices, by their values."""
+    """Return what replaces the product, its bias and the slices, by the values of these."""
     made, width = split.product, math.prod(split.extents) // split.extents[split.along]
     node = _with_columns(graph, made.node, made.weight, split)
     replaced = {made.node.output[0]: [node]}
@@ -159,7 +162,7 @@ def _permuted(graph: Graph, split: _Split) -> Replaced:
 
 
 def _with_columns(graph: Graph, node: onnx.NodeProto, constant: str, split: _Split) -> onnx.NodeProto:
-    """A node that reads a constant with permuted columns."""
+    """Return a node that reads a constant with permuted columns."""
     array = graph.constants[constant]
     lead = array.shape[:-1]
     parts = np.moveaxis(array.reshape(*lead, *split.extents), len(lead) + split.along, len(lead))
@@ -171,11 +174,11 @@ def _with_columns(graph: Graph, node: onnx.NodeProto, constant: str, split: _Spl
 
 
 def split_parts(graph: Graph) -> tuple[Graph, int]:
-    """The graph with products of both of two joined values, where one of them can join a sibling, summed up.
+    """Return the graph with products of joined values split into sums, and how many concatenations are gone.
 
-    As of a feed-forward network that reads what an attention gave beside what it was given, which its
-    queries, keys and values are products of as well. The sum is computed with the product, so the copy is
-    saved. Counts the concatenations that are gone.
+    A product of two joined values is split where one of them can join a sibling: a feed-forward network reads
+    the result of an attention beside its input, and the attention's queries, keys and values are products of
+    that input as well. The sum is computed with the product, so the copy is saved.
     """
     found = graph.copy()
     products = [one for node in graph.nodes if (one := product(graph, node)) is not None]
@@ -196,7 +199,7 @@ def split_parts(graph: Graph) -> tuple[Graph, int]:
 
 
 def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether two different values are joined along the last axis."""
+    """Return whether two different values are joined along the last axis."""
     if node.op_type != "Concat" or len(node.input) != 2 or node.input[0] == node.input[1]:
         return False
     rank = len(graph.shape(node.output[0]))
@@ -204,7 +207,7 @@ def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _summed(graph: Graph, one: Product, parts: list[str], sibling: int) -> list[onnx.NodeProto]:
-    """What takes the place of a product of two parts; the bias goes to the part that has a sibling."""
+    """Return what replaces a product of two parts; the bias goes to the part that has a sibling."""
     kind, weight = graph.types[one.value], graph.constants[one.weight]
     border = graph.shape(parts[0])[-1]
     made: list[onnx.NodeProto] = []
@@ -224,11 +227,11 @@ _MOVING = frozenset({"Transpose", "Slice", "Concat", "Pad"})
 
 
 def combine_siblings(graph: Graph) -> tuple[Graph, int]:
-    """The graph with products of one value combined, whose columns are taken apart, and how many are gone.
+    """Return the graph with products of one value combined, whose columns are split, and how many are gone.
 
-    Only where what reads each of them moves it anyway (queries, keys and values split into heads) or adds it
-    to a product of another value: the slice is fused into that, so there is a launch less for each product
-    but one. Otherwise it would be a copy instead.
+    Products are combined only where each of their readers moves its values anyway (queries, keys and values
+    split into heads) or adds them to a product of another value: the slice is fused into the reader, so each
+    product but one saves a launch. Otherwise the slice would be a copy instead.
     """
     found = graph.copy()
     families: dict[tuple[str, bool], list[Product]] = {}
@@ -246,7 +249,7 @@ def combine_siblings(graph: Graph) -> tuple[Graph, int]:
 
 
 def _moved(graph: Graph, one: Product) -> bool:
-    """Whether all that becomes of a product is that it is moved, with whatever shape, or added to another."""
+    """Return whether a product is only moved, with whatever shape, or added to another product."""
     readers = graph.uses(one.value)
     if len(readers) == 1 and readers[0].op_type == "Add":
         return _added_to_product(graph, readers[0], one)
@@ -256,14 +259,14 @@ def _moved(graph: Graph, one: Product) -> bool:
 
 
 def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
-    """Whether an Add adds a product, in its own shape, to what a MatMul makes of another value."""
+    """Return whether an Add adds a product, in its own shape, to a MatMul's result for another value."""
     same = graph.types[node.output[0]] == graph.types[one.value]
     others = [n for n in graph.nodes if n.op_type == "MatMul" and n.input[0] != one.given]
     return same and any(n.output[0] in node.input for n in others)
 
 
 def _combined(graph: Graph, family: list[Product]) -> Replaced:
-    """What takes the place of the first product, and of each value."""
+    """Return what replaces the first product, and each value."""
     first = family[0]
     rows = graph.shape(first.value)[:-1]
     widths = [graph.shape(one.weight)[1] for one in family]
@@ -290,7 +293,7 @@ def _combined(graph: Graph, family: list[Product]) -> Replaced:
 
 
 def _taken(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
-    """Slices of the combined product in the place of a value, or of the slices of its columns."""
+    """Return slices of the combined product in the place of a value, or of the slices of its columns."""
     axis, readers = len(graph.shape(value)) - 1, graph.uses(value)
     if not readers or not all(_takes_columns(graph, reader, axis) for reader in readers):
         return {value: [graph.slice(whole, value, axis, columns.start, columns.stop)]}
@@ -303,7 +306,7 @@ def _taken(graph: Graph, whole: str, value: str, columns: slice) -> Replaced:
 
 
 def _takes_columns(graph: Graph, node: onnx.NodeProto, axis: int) -> bool:
-    """Whether a node is a Slice of neighbours along the last axis, as the passes make them."""
+    """Return whether a node is a Slice of neighbours along the last axis, as the passes make them."""
     if node.op_type != "Slice" or graph.numbers(node.input[3]) != [axis]:
         return False
     return graph.numbers(node.input[4]) == [1] and graph.numbers(node.input[1])[0] >= 0

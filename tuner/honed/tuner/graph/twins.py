@@ -40,10 +40,10 @@ class Role(enum.Enum):
 
 
 def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
-    """The role of each operand; None where twins of the node cannot be one.
+    """Return the role of each operand; None where twins of the node cannot be merged.
 
-    Then its result has a leading axis of 1, and so has every operand that may be stacked (those of BROADCAST
-    and BATCHED once they have the rank of the result).
+    Where they can, the result has a leading axis of 1, and so has every operand that may be stacked (a
+    BROADCAST or BATCHED operand once it has the rank of the result).
     """
     shape = graph.shape(node.output[0])
     if not shape or shape[0] != 1 or "" in node.input:
@@ -69,7 +69,7 @@ def _product(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
 
 
 def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether an operator treats the parts of its first operand along axis 0 each by itself."""
+    """Return whether an operator treats the parts of its first operand along axis 0 independently."""
     op, rank = node.op_type, len(graph.shape(node.input[0]))
     if op in ("Conv", "MaxPool", "AveragePool", "Reshape"):
         return True
@@ -97,7 +97,7 @@ class Group:
     roles: tuple[Role, ...]
 
     def operand(self, position: int) -> tuple[str, ...]:
-        """What each twin reads there."""
+        """Return what each twin reads at a position."""
         return tuple(node.input[position] for node in self.nodes)
 
     @property
@@ -107,7 +107,7 @@ class Group:
 
 
 def places(groups: Sequence[Group]) -> Places:
-    """Where each value of twins is."""
+    """Return the group and the place in it of each value of twins."""
     return {v: (n, at) for n, group in enumerate(groups) for at, v in enumerate(group.values)}
 
 
@@ -118,7 +118,10 @@ class _GroupFinder:
     member: Places = field(default_factory=dict)
 
     def key(self, node: onnx.NodeProto, given: tuple[Role, ...], *, exact: bool) -> Key:
-        """What twins have in common. Constants of elementwise nodes may differ where it need not be exact."""
+        """Return the properties that twins of a node share.
+
+        Constants of elementwise nodes may differ unless `exact` is set.
+        """
         attrs = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
         parts = [self._part(node, n, role, exact=exact) for n, role in zip(node.input, given, strict=True)]
         return node.op_type, tuple(attrs), self.graph.types[node.output[0]], *parts
@@ -150,9 +153,10 @@ class _GroupFinder:
         self.groups.append(Group(tuple(nodes), given))
 
     def _ordered(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """Nodes in the order of the twins that they follow, by an operand of which each reads another one.
+        """Return nodes in the order of the twins that they follow.
 
-        None of them where there is no such operand, or it has more twins.
+        They follow by an operand of which each reads another twin. Returns no nodes where there is no such
+        operand, or it has more twins.
         """
         for position, name in enumerate(nodes[0].input):
             given = [self.member.get(node.input[position]) for node in nodes]
@@ -164,7 +168,7 @@ class _GroupFinder:
 
 
 def find_groups(graph: Graph) -> list[Group]:
-    """Twins, every group after those it reads.
+    """Return the groups of twins, each after those it reads.
 
     Only nodes as far from the inputs as each other are grouped, so that no twin can depend on another and the
     graph of groups has no cycle.
@@ -183,7 +187,7 @@ def find_groups(graph: Graph) -> list[Group]:
 
 
 def _levels(graph: Graph) -> list[list[onnx.NodeProto]]:
-    """The nodes by the length of the longest path that leads to them."""
+    """Return the nodes by the length of the longest path that leads to them."""
     depth: dict[str, int] = {}
     levels: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
@@ -194,7 +198,7 @@ def _levels(graph: Graph) -> list[list[onnx.NodeProto]]:
 
 
 def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether a node multiplies by weights."""
+    """Return whether a node multiplies by weights."""
     return node.op_type in ("MatMul", "Conv") and node.input[1] in graph.constants
 
 
@@ -204,7 +208,7 @@ _LONGEST = 8  # groups that are left out together at most, from an end of a regi
 
 
 def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
-    """The groups that save launches, in their order."""
+    """Return the groups that save launches, in their order."""
     readers = _readers(graph)
     kept: set[int] = set()
     for region in _regions(groups):
@@ -213,7 +217,7 @@ def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
 
 
 def _readers(graph: Graph) -> dict[str, list[str]]:
-    """What reads each value: the values of nodes, "" for an output of the model."""
+    """Return the readers of each value: the values that nodes make, "" for an output of the model."""
     found = {name: [n.output[0] for n in nodes] for name, nodes in graph.readers.items()}
     for name in graph.outputs:
         found.setdefault(name, []).append("")
@@ -221,7 +225,7 @@ def _readers(graph: Graph) -> dict[str, list[str]]:
 
 
 def _regions(groups: Sequence[Group]) -> list[set[int]]:
-    """Groups that read each other, together."""
+    """Return the connected sets of groups: groups that read each other are in one set."""
     place = places(groups)
     region = {n: {n} for n in range(len(groups))}
     for n, group in enumerate(groups):
@@ -237,7 +241,7 @@ def _regions(groups: Sequence[Group]) -> list[set[int]]:
 def _trimmed(
     graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]
 ) -> set[int]:
-    """What is left of a region when the ends that do not pay are cut off."""
+    """Return the region without the ends that do not pay; empty where nothing left saves launches."""
     best, most = set(region), _gain(graph, groups, region, readers)
     trials = _MOST_LOOKED_AT // len(region)
     while trials > 0:
@@ -252,7 +256,7 @@ def _trimmed(
 
 
 def _ends(groups: Sequence[Group], region: set[int]) -> list[set[int]]:
-    """Groups at the borders of a region, and chains from there inwards."""
+    """Return the groups at the borders of a region, and chains from there inwards."""
     place = places(groups)
     read = {
         n: {place[name][0] for node in groups[n].nodes for name in node.input if name in place} & region
@@ -282,7 +286,7 @@ def _chains(end: int, inwards: dict[int, set[int]], outwards: dict[int, set[int]
 
 
 def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> int:
-    """Launches that the groups of a region save, less those that stack, swap and take apart."""
+    """Return the launches that the groups of a region save, less those that stack, swap and take apart."""
     chosen = [groups[n] for n in sorted(region)]
     place = places(chosen)
     stacks: set[tuple[str, ...]] = set()
@@ -304,19 +308,19 @@ def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict
 
 
 def shared(names: Sequence[str], role: Role) -> bool:
-    """Whether all twins read one value that need not be repeated."""
+    """Return whether all twins read one value that need not be repeated."""
     return role is Role.SAME or (role is not Role.STACKED and len(set(names)) == 1)
 
 
 def _free(graph: Graph, groups: Sequence[Group], place: Places, names: tuple[str, ...]) -> bool:
-    """Whether operands are stacked already, or when compiling."""
+    """Return whether stacking operands costs nothing: they are stacked already, or are constants."""
     if names[0] in place and groups[place[names[0]][0]].values == names:
         return True
     return all(name in graph.constants for name in names)
 
 
 def merge_twins(graph: Graph) -> tuple[Graph, int]:
-    """The graph with twins merged where that saves launches, and how many nodes it has in place of twins."""
+    """Return the graph with twins merged where that saves launches, and how many merged nodes there are."""
     groups = worthwhile(graph, find_groups(graph))
     if not groups:
         return graph, 0
@@ -361,7 +365,7 @@ class _Merger:
         return node
 
     def _operand(self, names: tuple[str, ...], role: Role, rank: int) -> str:
-        """The name of an operand for all twins."""
+        """Return the name of an operand for all twins."""
         if shared(names, role):
             return names[0]
         if role is Role.STACKED or len(self.graph.shape(names[0])) == rank:
@@ -369,7 +373,7 @@ class _Merger:
         return self._aligned(names, rank)
 
     def _stack(self, names: tuple[str, ...]) -> str:
-        """Values with a leading axis of 1, one after the other along it."""
+        """Return values with a leading axis of 1, stacked along it."""
         if names not in self.stacks:
             name = self.graph.unique(f"{names[0]}/stacked")
             kind = self.graph.types[names[0]]
@@ -390,13 +394,13 @@ class _Merger:
         return self.stacks[names]
 
     def _source(self, names: tuple[str, ...]) -> Group | None:
-        """The group that makes all of them."""
+        """Return the group that makes all of these values; None where there is no such group."""
         found = {self.place[name][0] if name in self.place else -1 for name in names}
         number = found.pop()
         return self.groups[number] if number >= 0 and not found else None
 
     def _aligned(self, names: tuple[str, ...], rank: int) -> str:
-        """Values of a lower rank stacked as broadcasting sees them: with leading axes of 1."""
+        """Return values of a lower rank stacked as broadcasting sees them: with leading axes of 1."""
         shape = self.graph.shape(names[0])
         ones = (1,) * (rank - len(shape))
         if shape[:1] == (1,):

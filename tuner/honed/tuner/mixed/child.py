@@ -32,7 +32,7 @@ SAMPLE = 251  # elements of one product; a prime, so that errors taken in turn f
 
 
 def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> Array:
-    """SAMPLE errors of the elements of a MatMul or a Conv whose terms are added up in fp16, as float32.
+    """Return SAMPLE errors of elements of a MatMul or Conv whose terms are added up in fp16, as float32.
 
     The terms are added one by one, each sum rounded to fp16, as a work-item does with one accumulator. A
     schedule that adds up in parts errs less.
@@ -52,14 +52,14 @@ def _halved(array: Array) -> Array:
 
 
 def multiply_adds(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
-    """Of a MatMul or a Conv."""
+    """Return the multiply-adds of a MatMul or a Conv."""
     given = shapes[node.input[1 if node.op_type == "Conv" else 0]]
     terms = math.prod(given[1:]) if node.op_type == "Conv" else given[-1]
     return terms * math.prod(shapes[node.output[0]])
 
 
 def _matmul(_: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
-    """Rows and columns whose products are elements of the result, both of shape (SAMPLE, terms)."""
+    """Return rows and columns whose products are elements of the result, both of shape (SAMPLE, terms)."""
     left = np.atleast_2d(operands[0])
     right = operands[1] if operands[1].ndim > 1 else operands[1][:, None]
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -73,7 +73,7 @@ def _matmul(_: NodeProto, operands: tuple[Array, Array], rng: np.random.Generato
 
 
 def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
-    """Windows of the input and the filters they meet, both of shape (SAMPLE, terms)."""
+    """Return windows of the input and the filters they meet, both of shape (SAMPLE, terms)."""
     attrs: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     data, weights = operands
     rank = data.ndim - 2
@@ -113,11 +113,11 @@ class Operators:
         self._made: dict[bytes, Run] = {}
 
     def of(self, node: onnx.NodeProto) -> Run:
-        """What evaluates a node; the type of its result does not depend on that of its operands."""
+        """Return a function that evaluates a node; operands' types do not change the type of its result."""
         return self._evaluator(_alone(node, self._types))
 
     def halved(self) -> Callable[[Array], Array]:
-        """What rounds float32 to fp16 and gives it as float32; what is too large becomes infinite.
+        """Return a function that rounds float32 to fp16 and returns float32; overflow becomes infinite.
 
         ONNX Runtime does so several times as fast as NumPy.
         """
@@ -140,7 +140,7 @@ class Operators:
 
 
 def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
-    """A graph of one node, whose values have names that say nothing and no shapes."""
+    """Return a graph of one node, whose values have generic names and no shapes."""
     copy = deepcopy(node)
     copy.name = "node"
     given = []
@@ -155,7 +155,7 @@ def _alone(node: onnx.NodeProto, types: Mapping[str, int]) -> onnx.GraphProto:
 
 
 def _onnxruntime(model: bytes, threads: int) -> Run | None:
-    """None where it is not installed or does not know the operator for these types."""
+    """Return ONNX Runtime as evaluator; None where it is missing or lacks the operator for these types."""
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -252,7 +252,7 @@ class Simulation:
         return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
 
     def deviation(self, keep: Exemptions, runs: int) -> Deviation:
-        """How far off the outputs are at most, in so many runs: of the sets in turn.
+        """Return how far off the outputs are at most, over `runs` runs, which take the sets in turn.
 
         A set that comes again has the errors of its products in another order.
         """
@@ -266,7 +266,7 @@ class Simulation:
         return worst
 
     def outputs(self, number: int, keep: Exemptions, again: int = 0) -> dict[str, Array]:
-        """Of one set, in fp16 but for what is kept; `again` is how often it was run before."""
+        """Return the outputs of one set, in fp16 but for what is kept; `again` counts earlier runs."""
         if number not in self._expected:
             self._expected[number] = self._in_single(number)
         single = typed(self._graph, keep)
@@ -288,7 +288,7 @@ class Simulation:
         return self._walk(values, computed)
 
     def _in_single(self, number: int) -> dict[str, Array]:
-        """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
+        """Return the outputs in float32, and measure on the way what adding products up in fp16 costs."""
         values = dict(self._sets[number])
 
         def computed(step: _SimulatedStep) -> Array:
@@ -305,7 +305,7 @@ class Simulation:
     def _walk(
         self, values: dict[str, Array], computed: Callable[[_SimulatedStep], Array]
     ) -> dict[str, Array]:
-        """Compute every node, its result into `values`; gives the outputs."""
+        """Compute every node, put its result into `values`, and return the outputs."""
         for step in self._steps:
             values[step.node.output[0]] = computed(step)
             for name in step.last:
@@ -325,14 +325,14 @@ class Simulation:
     def _operand(
         self, name: str, values: Mapping[str, Array], in_half: bool, single: frozenset[str]
     ) -> Array:
-        """As an operator in fp16, or in float32, reads it."""
+        """Return an operand as an operator in fp16, or in float32, reads it."""
         if name in self._constants:
             return self._halved[name] if in_half and name in self._halved else self._constants[name]
         return self._halve(values[name]) if in_half and name in single else values[name]
 
 
 def _with_errors(array: Array, errors: Array) -> Array:
-    """The array with the errors added to its elements, each to one in turn."""
+    """Return the array with the errors added to its elements, cycling through the errors."""
     found = np.array(array).reshape(-1)
     whole = found.size - found.size % errors.size
     rows = found[:whole].reshape(-1, errors.size)
@@ -369,7 +369,7 @@ class PrecisionTrials:
         self._known: dict[Exemptions, float] = {}
 
     def __call__(self, keep: Exemptions) -> float:
-        """The error; a trial more where it is not known."""
+        """Return the error; where it is not known yet, finding it uses up a trial."""
         if keep not in self._known:
             self.left -= 1
             self._known[keep] = self._error(keep)
@@ -383,7 +383,7 @@ def search(
     trials: PrecisionTrials,
     bound: float,
 ) -> KeptOperators | None:
-    """The least that has to be kept in float32 for an error within the bound; None: everything.
+    """Return the least that has to be kept in float32 for an error within the bound; None: everything.
 
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
     products are added up in fp16 where the error allows.
@@ -427,10 +427,10 @@ def _least(
     bound: float,
     left: Callable[[], int],
 ) -> frozenset[str]:
-    """Units to keep for an error within the bound, the most sensitive first; keeping all is known to do.
+    """Return units to keep for an error within the bound, the most sensitive first; keeping all must suffice.
 
     Groups of units are halved, the one that errs most first, as long as there are trials left; then as few
-    groups as do are kept.
+    groups as suffice are kept.
     """
     if not units:
         return frozenset()
@@ -503,7 +503,7 @@ def decided(
     threads: int = 1,
     operations: int = _OPERATIONS,
 ) -> PrecisionAnswer:
-    """The decision on a normalised model whose floats are all float32, within so many operations."""
+    """Decide on a normalised model whose floats are all float32, within the given number of operations."""
     simulation = Simulation(model, sets, threads)
     names, work = simulation.operators, simulation.multiply_adds
     usual = usually(model.graph).single

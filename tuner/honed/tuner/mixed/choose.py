@@ -46,11 +46,11 @@ def decide(
     calibration: Path | None = None,
     like: CompiledModel | None = None,
 ) -> PrecisionChoice:
-    """The choice for a model as given, normalised in its own types.
+    """Return the precision to compute a model in, with the reason.
 
-    `calibration` is a folder with inputs of the user's, `like` a compiled form of the same model whose choice
-    holds for others; where another version of honed made that and names operators otherwise, it is chosen
-    anew. Raises InvalidArgument where the inputs are not what the model takes.
+    `model` is the model as given, `normalised` keeps its own types. `calibration` is a folder with the user's
+    inputs. `like` is a compiled model of this model whose choice is used again, unless another version of
+    honed made it and names operators differently. Raises InvalidArgument where the inputs do not fit.
     """
     if like is not None:
         earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
@@ -74,7 +74,7 @@ def decide(
 
 
 def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
-    """The model as the choice has it. Raises InvalidArgument where the choice does not fit it."""
+    """Return the model in the chosen precision. Raises InvalidArgument where the choice does not fit it."""
     if not choice.half:
         return normalised
     if not _fits(choice, normalised):
@@ -83,7 +83,7 @@ def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
 
 
 def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
-    """Whether the model has all operators that the choice names."""
+    """Return whether the model has all operators that the choice names."""
     if not choice.half:
         return True
     known = {n.output[0] for n in operators(normalised.model.graph)}
@@ -91,7 +91,7 @@ def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
 
 
 def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
-    """Why fp16 need not be tried."""
+    """Return why fp16 need not be tried."""
     if not all_single(normalised.model.graph):
         return "the model's own types, which are not all float32"
     if any(node.op_type == PART_OP for node in normalised.model.graph.node):
@@ -102,9 +102,9 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
 
 
 def why_not_half(profile: DeviceProfile) -> str:
-    """Why fp16 does not pay on a device, "" where it does.
+    """Return why fp16 does not pay on a device, "" where it does.
 
-    By its measured peaks; where there are none, by what is known of its model.
+    The device's measured peaks decide; where there are none, what is known of its model.
     """
     if not profile.limits.fp16:
         return "the device has no fp16 arithmetic"
@@ -124,7 +124,7 @@ def _gain(profile: DeviceProfile) -> float | None:
 
 
 def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
-    """What a child of ours finds, or why it found nothing."""
+    """Return the decision of a child process, or why it made none."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
         confined.write(folder, model, [info.name for info in model.graph.input], given)
@@ -166,7 +166,7 @@ _DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZi
 
 
 def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
-    """The sets of a folder, in the order of their files' names.
+    """Return the sets of inputs in a folder, in the order of their files' names.
 
     Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
     """
@@ -208,7 +208,7 @@ def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> N
 
 
 def _check_header(path: Path, member: IO[bytes], spec: TensorSpec) -> None:
-    """Look at type and shape before memory is taken for them."""
+    """Check type and shape before memory is allocated for them."""
     first = npy.read_magic(member) == (1, 0)
     shape, _, dtype = (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(member)
     if dtype != spec.numpy or shape != spec.shape:

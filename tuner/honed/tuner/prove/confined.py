@@ -65,7 +65,7 @@ def run(
 
 
 def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequence[Arrays]) -> None:
-    """Put a model, and sets of its inputs in the order of `names`, where a child finds them."""
+    """Write a model, and sets of its inputs in the order of `names`, where a child finds them."""
     onnx.save(model, folder / MODEL)
     for i, values in enumerate(sets):
         for j, name in enumerate(names):
@@ -73,13 +73,13 @@ def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequ
 
 
 def sets_in(folder: Path, names: Sequence[str], count: int) -> Iterator[dict[str, np.ndarray]]:
-    """The sets of inputs that were put there."""
+    """Yield the sets of inputs that `write` stored in the folder."""
     for i in range(count):
         yield {name: np.load(folder / f"input.{i}.{j}.npy") for j, name in enumerate(names)}
 
 
 def parser(module: str) -> argparse.ArgumentParser:
-    """Of what `run` tells a child, and of how many sets of inputs there are."""
+    """Return a parser of the arguments that `run` gives a child, with the number of sets of inputs."""
     made = argparse.ArgumentParser(prog=module)
     made.add_argument("folder", type=Path)
     made.add_argument("--threads", type=int, required=True)
@@ -92,7 +92,7 @@ def _by_type(error: Exception) -> str:
 
 
 def answer(work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type) -> int:
-    """Have a child answer with what its work gives, or with why it gives nothing; its exit status."""
+    """Answer the parent process with the result of `work`, or why there is none; return the exit status."""
     with answering() as say:
         try:
             say(work())
@@ -106,13 +106,13 @@ def answer(work: Callable[[], Mapping[str, object]], told: Callable[[Exception],
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error of any library says that memory ran out."""
+    """Return whether an error of any library says that memory ran out."""
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 
 
 def _failure(death: Death, limits: EvaluationLimits) -> dict[str, Any]:
-    """What to make of a child that ended without a result."""
+    """Return the answer for a child that ended without a result."""
     if death.late:
         return {"failure": f"it was not done after {limits.seconds:g} s", "kind": "time"}
     if death.signal is signal.SIGXCPU:

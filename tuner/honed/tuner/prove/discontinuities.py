@@ -69,7 +69,7 @@ class OpenedModel:
     steps: int
 
     def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
-        """The inputs of `model`, where `reference` has the values of `before` and `after`."""
+        """Return the inputs of `model`, where `reference` has the values of `before` and `after`."""
         return {
             **inputs,
             **{self.given[name]: reference[name] for name in self.before},
@@ -78,7 +78,7 @@ class OpenedModel:
 
 
 def opened(model: onnx.ModelProto) -> OpenedModel | None:
-    """A model with static shapes, opened at its steps; None where it has none that can be opened."""
+    """Open a model with static shapes at its steps; None where it has none that can be opened."""
     model = graphs.inlined(model)
     known, varying, nodes = graphs.infer(model), graphs.varying(model), model.graph.node
     ends = _ends(model)
@@ -122,7 +122,10 @@ def _apart(
     given: Mapping[str, str],
     made: Mapping[str, str],
 ) -> onnx.ModelProto:
-    """The model whose steps, by number, read and make what `given` and `made` call so."""
+    """Return the model with its steps, by number, cut off from it by other names of their values.
+
+    A step reads `given[x]` in place of x and makes `made[q]` in place of q.
+    """
     outputs = [value for value in model.graph.output if value.name not in made]
     there = {value.name for value in outputs}
     return graphs.remade(
@@ -179,7 +182,7 @@ def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
-    """The model with the values at its steps among its outputs."""
+    """Return the model with the values at its steps among its outputs."""
     exposed = graphs.copied(graphs.inlined(model))
     there = {value.name for value in exposed.graph.output}
     typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
@@ -190,9 +193,9 @@ def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
 def opened_with(
     model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits
 ) -> tuple[OpenedModel, Reference] | None:
-    """A model opened at its steps, and the reference with the values there.
+    """Return a model opened at its steps, and the reference with the values there.
 
-    None where it has no steps, or they cannot be looked at.
+    Returns None where the model has no steps, or their values cannot be computed.
     """
     apart = opened(model)
     if apart is None:
@@ -223,7 +226,7 @@ def _is_step(
 
 
 def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
-    """The values that only go to outputs, moved or of another type, with the names of these outputs."""
+    """Return the values that only go to outputs, moved or cast, each with the names of these outputs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
         for name in {name for inner in graphs.within(node) for name in inner.input if name}:
@@ -238,7 +241,7 @@ def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
 
 
 def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The least quantum that constant scales round a value to, by its name."""
+    """Return the least constant quantum that QuantizeLinear rounds a value to, by the value's name."""
     found: dict[str, float] = {}
     for node in steps:
         if node.op_type == "QuantizeLinear" and constants.get(node.input[1], np.zeros(0)).size:
@@ -308,7 +311,7 @@ def selections(
 
 
 def _along(calm: np.ndarray, moved: np.ndarray, order: np.ndarray, tolerance: float) -> int | None:
-    """The axis along which an output came out in the other order, where it did."""
+    """Return the axis along which an output came out in the other order, or None."""
     if calm.shape != moved.shape or np.array_equal(calm, moved, equal_nan=calm.dtype.kind == "f"):
         return None
     for axis, extent in enumerate(calm.shape):
@@ -320,7 +323,7 @@ def _along(calm: np.ndarray, moved: np.ndarray, order: np.ndarray, tolerance: fl
 def _scores(
     follow: Sequence[tuple[int, int]], names: Sequence[str], reference: Sequence[Arrays]
 ) -> Iterator[int]:
-    """The outputs of one float for each row that never rise: what the rows are ordered by."""
+    """Yield the outputs that order the rows: one float for each row, which never rises."""
     for number, axis in follow:
         values = [np.moveaxis(each[names[number]], axis, 0) for each in reference]
         single = all(value.size == value.shape[0] and value.dtype.kind == "f" for value in values)
@@ -331,7 +334,7 @@ def _scores(
 def _reordered(
     model: onnx.ModelProto, selection: onnx.NodeProto, axis: int, order: np.ndarray
 ) -> onnx.ModelProto:
-    """The model with what a node selects in another order."""
+    """Return the model with the result of a selecting node in another order."""
     made = graphs.copied(model)
     del made.graph.node[:]
     indices = f"{selection.output[0] or selection.output[1]}, order"
@@ -437,7 +440,7 @@ def judge(
 def allowance(
     model: onnx.ModelProto, inputs: Sequence[Arrays], tolerance: Sequence[float], limits: EvaluationLimits
 ) -> tuple[float, ...]:
-    """How far each output of a model with static shapes may be off, told from the reference alone.
+    """Return how far each output of a model with static shapes may be off, from the reference alone.
 
     That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
     otherwise before them.
@@ -452,7 +455,7 @@ def allowance(
 def _allowed(
     tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
 ) -> tuple[float, ...]:
-    """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
+    """Return how far outputs may be off: `least`, or more where rounding differently moves the reference."""
     return tuple(
         max(usual, least.get(name, 0.0), min(2 * far, _MOST))
         for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
@@ -471,7 +474,7 @@ class _Parts:
         self._work = work(apart.model, graphs.infer(apart.model))
 
     def compared_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
-        """Each output of one run on what it was given."""
+        """Yield the difference of each output of one run from the reference on what it was given."""
         for name in found:
             difference = self.compared(name, reference, found)
             if not difference.right and name in self._apart.inside:
@@ -480,9 +483,9 @@ class _Parts:
             yield difference
 
     def _moved(self, name: str, given: Arrays, reference: Arrays) -> float:
-        """What an operator that rounds inside may be off by: twice what the reference is, when moved.
+        """Return how far an operator that rounds inside may be off: twice what moving its inputs changes.
 
-        It is moved by a hundredth of a quantum, for its rounding is nowhere to be seen.
+        The inputs move by a hundredth of a quantum, because the rounding inside cannot be observed.
         """
         rng = np.random.default_rng(0)
         own = {v.name: v for v in self._apart.model.graph.input}
@@ -501,7 +504,10 @@ class _Parts:
         return min(2 * max(_change(reference[original], each[name]) for each in moved.outputs), _INSIDE)
 
     def compared(self, name: str, reference: Arrays, found: Arrays) -> Difference:
-        """How far output `name` of the opened model is off; one quantum where that may be is not."""
+        """Return how far output `name` of the opened model is off.
+
+        An error of one quantum does not count where it is permitted.
+        """
         original = self._original.get(name, name)
         expected, got = reference[original], found[name]
         allowed = self._work.allowed(expected.dtype.name, self._precision)
@@ -513,7 +519,10 @@ class _Parts:
         return compared(expected, got, max(allowed, self._least(name, expected)), original)
 
     def _least(self, name: str, expected: np.ndarray) -> float:
-        """What a value between steps may be off by, however small its range is; as a share of that."""
+        """Return the least tolerance of a value between steps, as a share of its range.
+
+        It applies however small the range is.
+        """
         absolute = _OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
         if name in self._bounded:
             absolute = max(absolute, _OF_ONE)
@@ -531,7 +540,7 @@ def _spread(
     chosen: Sequence[Selection] = (),
     tolerance: Sequence[float] = (),
 ) -> dict[str, float]:
-    """By output: how far the reference moves when it rounds otherwise, as a share of its range.
+    """Return by output how far the reference moves when it rounds otherwise, as a share of its range.
 
     It does so where it is `optimised`, and where its values before the steps are moved.
     """
@@ -556,11 +565,11 @@ def _spread(
 
 
 def _largest(values: Sequence[np.ndarray]) -> float:
-    """The largest magnitude of any; 1 where all are 0."""
+    """Return the largest magnitude of any element; 1 where all are 0."""
     found = max(float(np.max(np.abs(v), initial=0.0, where=np.isfinite(v))) for v in values)
     return found or 1.0
 
 
 def _change(calm: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference as a share of the largest value; 1 where shapes or infinities differ."""
+    """Return the largest difference as a share of the largest value; 1 where shapes or infinities differ."""
     return min(compared(calm, other, 0.0, "").error, 1.0)

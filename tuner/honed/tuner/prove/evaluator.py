@@ -36,7 +36,7 @@ Run = Callable[[dict[str, np.ndarray]], list[object]]
 
 
 def at_level(level: str) -> str:
-    """The evaluator that is ONNX Runtime at one of `LEVELS`."""
+    """Return the name of the evaluator that is ONNX Runtime at one of `LEVELS`."""
     return EVALUATORS[0] if level == LOWEST else f"{EVALUATORS[0]}, {level}"
 
 
@@ -60,7 +60,7 @@ class ReferenceFailure:
     inputs: bool = False
 
     def refusal(self) -> ModelRefused:
-        """Of a model that this leaves without a proof."""
+        """Return the refusal of a model that this failure leaves without a proof."""
         why = f"the model's answers cannot be proven right, so it is not served: {self.reason}"
         return ModelRefused(why, (self.reason,))
 
@@ -147,7 +147,7 @@ def _evaluate(folder: Path, evaluator: str, sets: int, threads: int, written: Pa
 
 
 def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> tuple[str, Run]:
-    """ONNX Runtime on the processor, at a level of optimisation; `written` gets the graph that it runs."""
+    """Return ONNX Runtime on the CPU, at a level of optimisation; `written` gets the graph that it runs."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -178,9 +178,9 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
 
 
 def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
-    """ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification.
+    """Return ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification.
 
-    It keeps every value that it computes; here each is given up once nothing reads it any more.
+    The evaluator keeps every value that it computes; here each is freed once nothing reads it any more.
     """
     from onnx.reference import ReferenceEvaluator
 
@@ -206,7 +206,7 @@ def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
 
 
 def _read_last(model: onnx.ModelProto) -> list[set[str]]:
-    """For each node, the values that nothing behind it reads, and that are no outputs."""
+    """Return for each node the values that no later node reads and that are no outputs."""
     there, found = {"", *graphs.outputs(model)}, []
     for node in reversed(model.graph.node):
         inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
@@ -217,7 +217,7 @@ def _read_last(model: onnx.ModelProto) -> list[set[str]]:
 
 
 def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
-    """The value as an array of the declared type; only rounding of floats is allowed on the way."""
+    """Return the value as an array of the declared type; only rounding of floats is allowed on the way."""
     if isinstance(value, (list, tuple, dict)) or value is None:
         raise _Failed(f"output {name!r} is not a tensor")
     array = np.asarray(value)
@@ -231,7 +231,7 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
 
 
 def _one_line(error: Exception) -> str:
-    """An error as part of a sentence, without the paths and signatures of other people's source code."""
+    """Return an error as one line, without the paths and signatures of other projects' source code."""
     if isinstance(error, (_Failed, confined.InputsRefused)):
         return str(error)
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))

@@ -31,21 +31,21 @@ class TypedValue:
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that may be changed."""
+    """Return a copy that may be changed."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions of its own, whose nodes stand where they are called."""
+    """Return the model with its own functions replaced by their nodes, where they are called."""
     return inliner.inline_local_functions(model) if model.functions else model
 
 
 def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """A copy of `model` whose inputs have these static shapes.
+    """Return a copy of `model` whose inputs have these static shapes.
 
-    Shapes that the file states for anything else are dropped: they may name the dimensions bound here.
+    Shapes that the file states for other values are dropped: they may name the dimensions bound here.
     """
     bound = copied(model)
     for value in bound.graph.input:
@@ -62,47 +62,47 @@ def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
-    """The inputs a caller must give, in order: those with an initializer are constants and left out.
+    """Return the inputs a caller must give, in order.
 
-    Raises InvalidArgument for an input that is no tensor, of a type honed does not carry, or whose shape
-    is not static.
+    An input with an initializer is a constant and left out. Raises InvalidArgument for an input that is no
+    tensor, of a type honed does not carry, or whose shape is not static.
     """
     fixed = {t.name for t in model.graph.initializer}
     return tuple(_required(v) for v in model.graph.input if v.name not in fixed)
 
 
 def given(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The names of the inputs a caller must give, of whatever types and shapes, in order."""
+    """Return the names of the inputs a caller must give, of whatever types and shapes, in order."""
     fixed = {t.name for t in model.graph.initializer}
     return tuple(v.name for v in model.graph.input if v.name not in fixed)
 
 
 def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The names of the outputs, in order."""
+    """Return the names of the outputs, in order."""
     return tuple(v.name for v in model.graph.output)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
+    """Yield every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
     for node in graph.node:
         yield from within(node)
 
 
 def within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """A node, and those of its subgraphs."""
+    """Yield a node, and the nodes of its subgraphs."""
     yield node
     for graph in subgraphs(node):
         yield from nodes(graph)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds."""
+    """Yield the graphs that a node holds."""
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs)
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The values a node reads, those that its subgraphs take from outside included."""
+    """Return the values a node reads, including those that its subgraphs take from outside."""
     read = {name for inner in within(node) for name in inner.input if name}
     return read | {value.name for graph in subgraphs(node) for value in graph.output}
 
@@ -113,7 +113,7 @@ def remade(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
-    """A model of other nodes, with what these need of its constants."""
+    """Return a model of other nodes, with what these need of its constants."""
     read = {value.name for value in outputs}.union(*map(reads, nodes))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     graph = helper.make_graph(
@@ -128,7 +128,10 @@ def remade(
 
 
 def varying(model: onnx.ModelProto, constant: Collection[str] = ()) -> set[str]:
-    """The values of the main graph that depend on inputs; results of the operators `constant` do not."""
+    """Return the values of the main graph that depend on inputs.
+
+    Results of the operators `constant` count as independent.
+    """
     fixed = {tensor.name for tensor in model.graph.initializer}
     found = {value.name for value in model.graph.input} - fixed
     for node in model.graph.node:
@@ -139,7 +142,7 @@ def varying(model: onnx.ModelProto, constant: Collection[str] = ()) -> set[str]:
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The small constants of the main graph (initializers and Constant nodes holding a tensor), by name."""
+    """Return the small constants of the main graph by name: initializers, and tensors of Constant nodes."""
     found = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
         held = [a.t for a in node.attribute if a.name == "value"] if node.op_type == "Constant" else []
@@ -153,17 +156,17 @@ def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
+    """Return an integer attribute, or its default."""
     return next((a.i for a in node.attribute if a.name == name), default)
 
 
 def label(node: onnx.NodeProto) -> str:
-    """What to call a node: its name, or where it has none, the first value it makes."""
+    """Return a label for a node: its name, or where it has none, the first value it makes."""
     return node.name or next((o for o in node.output if o), "") or node.op_type
 
 
 def numpy_name(element: int) -> str | None:
-    """NumPy's name of an ONNX element type; None where honed does not carry it."""
+    """Return NumPy's name of an ONNX element type; None where honed does not carry it."""
     try:
         name = helper.tensor_dtype_to_np_dtype(element).name
     except KeyError:
@@ -172,7 +175,7 @@ def numpy_name(element: int) -> str | None:
 
 
 def carried(name: str) -> bool:
-    """Whether honed carries the element type NumPy calls `name`."""
+    """Return whether honed carries the element type NumPy calls `name`."""
     return any(d.name == name for d in DTYPES)
 
 
@@ -186,7 +189,10 @@ def _required(info: onnx.ValueInfoProto) -> TypedValue:
 
 
 def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
-    """The declared type and shape; None where they are not static or of a type honed does not carry."""
+    """Return the declared type and shape.
+
+    Returns None where the shape is not static or honed does not carry the type.
+    """
     tensor = info.type.tensor_type
     name = numpy_name(tensor.elem_type)
     if name is None or not tensor.HasField("shape"):
@@ -198,13 +204,13 @@ def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
 
 
 def info(value: TypedValue, name: str) -> onnx.ValueInfoProto:
-    """A value under a name, as ONNX declares it."""
+    """Return the declaration of a value under a name, as ONNX writes it."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
     return helper.make_tensor_value_info(name, element, value.shape)
 
 
 def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
-    """The type and shape of a constant; None for a type honed does not carry."""
+    """Return the type and shape of a constant; None for a type honed does not carry."""
     name = numpy_name(tensor.data_type)
     return None if name is None else TypedValue(name=tensor.name, dtype=name, shape=tuple(tensor.dims))
 
@@ -219,7 +225,7 @@ _FOLDED = {
 
 
 def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
-    """Every value of the main graph whose type and static shape can be found out, by name.
+    """Return every value of the main graph whose type and static shape can be inferred, by name.
 
     Raises ModelRefused where the shapes the model states contradict each other.
     """
@@ -249,7 +255,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
 
 
 def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
-    """What Shape nodes, the whole numbers computed from them, and scales come to."""
+    """Return the values of Shape nodes, of integers computed from them, and of scales, by name."""
     fixed = constants(model)
     learnt: dict[str, np.ndarray] = {}
     for node in model.graph.node:
@@ -268,7 +274,7 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[s
 def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
-    """The value of one node; None where it is no number that decides shapes, or cannot be computed."""
+    """Return the value of one node; None where it decides no shapes, or cannot be computed."""
     from onnx.reference import ReferenceEvaluator  # takes long to import, and children need none of it
 
     values = {name: value for name, value in given.items() if value is not None}
@@ -296,7 +302,7 @@ def _decides_shapes(value: np.ndarray) -> bool:
 
 
 def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """A copy with constants in place of the nodes that make what was learnt."""
+    """Return a copy with constants in place of the nodes whose values are known."""
     copy = copied(model)
     kept = [node for node in copy.graph.node if learnt.keys().isdisjoint(node.output)]
     del copy.graph.node[:]

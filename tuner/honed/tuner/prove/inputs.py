@@ -46,7 +46,7 @@ class Range:
         return self.distinct_axis is None and self.rows is None
 
     def meet(self, other: Range) -> Range:
-        """What both allow; where both allow something but nothing in common, what the first allows."""
+        """Return the range that both allow; where the two have nothing in common, the first's."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         if low > high and self.low <= self.high and other.low <= other.high:
             low, high = self.low, self.high
@@ -74,7 +74,7 @@ class _Use:
     whole: bool  # whether the input holds integers
 
     def shape(self, position: int) -> tuple[int, ...]:
-        """The static shape of an input of the node; raises _UnknownShape."""
+        """Return the static shape of an input of the node; raises _UnknownShape where it is unknown."""
         value = self.known.get(self.node.input[position])
         if value is None:
             raise _UnknownShape(
@@ -175,7 +175,7 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
 
 
 def _named(name: str, *, whole: bool) -> Range:
-    """What the name of an input says about its values."""
+    """Return the range that the name of an input suggests."""
     if whole and "mask" in name:
         return Range(low=0, high=1, mark=True)
     if whole and ("length" in name or name.endswith("lens")):
@@ -186,7 +186,7 @@ def _named(name: str, *, whole: bool) -> Range:
 
 
 def _pixels(model: onnx.ModelProto) -> Range | None:
-    """What the file says about the pixels of images, in the words that ONNX standardises."""
+    """Return the range of pixels that the file declares, in the words that ONNX standardises."""
     said = {each.key: each.value for each in model.metadata_props}.get("Image.NominalPixelRange", "")
     ends = {"NominalRange_0_255": (0, 255), "NominalRange_16_235": (16, 235)}
     ends |= {"Normalized_0_1": (0, 1), "Normalized_1_1": (-1, 1)}
@@ -200,7 +200,7 @@ _SPREADING = {"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Trans
 def _ends_of_constants(
     model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue], constants: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[float, float]]:
-    """The least and the greatest element of each value that no input decides, by name."""
+    """Return the least and the greatest element of each value that depends on no input, by name."""
     ends = {
         name: (float(value.min()), float(value.max()))
         for name, value in constants.items()
@@ -216,7 +216,7 @@ def _ends_of_constants(
 
 
 def _shares(model: onnx.ModelProto) -> set[str]:
-    """The values that a function into 0..1 made, moved or not."""
+    """Return the values that a function into 0..1 made, moved or not."""
     found: set[str] = set()
     for node in graphs.nodes(model.graph):
         moved = node.op_type in MOVING and node.input[0] in found
@@ -230,7 +230,7 @@ def _reached(
     consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]],
     ends: Mapping[str, tuple[float, float]],
 ) -> dict[str, set[_Path]]:
-    """The values that hold those of `name`, or what arithmetic with one constant makes of them, and how."""
+    """Return the values that depend on `name` by moving or by arithmetic with one constant, and how."""
     reached: dict[str, set[_Path]] = {name: {_Path()}}
     waiting = [name]
     while waiting:
@@ -248,7 +248,7 @@ def _reached(
 def _followed(
     node: onnx.NodeProto, position: int, path: _Path, ends: Mapping[str, tuple[float, float]]
 ) -> _Path | None:
-    """The way to what a node makes of a value; None where it makes something else."""
+    """Return the path to what a node makes of a value; None where it makes something else."""
     moved = MOVING.get(node.op_type, ())
     if moved is None or position in moved:
         return replace(path, kept=path.kept and node.op_type in _KEEPING)
@@ -313,7 +313,7 @@ _HIDING = 1e4  # what is multiplied by a constant as large, and added to scores,
 
 
 def _compared(use: _Use) -> Range:
-    """Values that are compared with what the graph fixes: some should be on either side, some equal."""
+    """Return the range of values compared with constants: some on either side, some equal."""
     other = use.node.input[1 - use.position]
     if not use.whole:
         return Range(low=0, high=1) if other in use.shares else _UNBOUNDED
@@ -326,7 +326,10 @@ def _compared(use: _Use) -> Range:
 
 
 def _hidden(use: _Use, path: _Path) -> Range:
-    """A mask: 0 or 1, then 1 - mask or not, then times a number that no score comes near."""
+    """Return the range of a mask.
+
+    A mask is 0 or 1, or 1 - mask, and is multiplied by a number of a magnitude that no score comes near.
+    """
     least, greatest = use.ends.get(use.node.input[1 - use.position], (0.0, 0.0))
     factor = least if use.node.op_type == "Mul" else 1 / least if least and not use.position else 0.0
     if least != greatest or abs(factor) < _HIDING:
@@ -337,7 +340,7 @@ def _hidden(use: _Use, path: _Path) -> Range:
 
 
 def _to_bool(use: _Use) -> Range:
-    """What becomes true or false: both should come of it."""
+    """Return the range of a value that is cast to bool: both true and false should occur."""
     to = graphs.attribute(use.node, "to", 0)
     return Range(low=0, high=1, mark=True) if to == onnx.TensorProto.BOOL else _UNBOUNDED
 
@@ -352,7 +355,10 @@ def _gather(use: _Use) -> Range:
 
 
 def _tuples(use: _Use) -> Range:
-    """Index tuples: every component must fit its own axis, so the smallest indexed axis bounds all."""
+    """Return the range of index tuples.
+
+    Every component must fit its own axis, so the smallest indexed axis bounds all.
+    """
     batch = graphs.attribute(use.node, "batch_dims", 0)
     sizes = use.shape(0)[batch:][: use.shape(1)[-1]]
     size = min(sizes, default=1)
@@ -390,7 +396,7 @@ def _shift(use: _Use) -> Range:
 
 
 def _base(use: _Use) -> Range:
-    """A negative base has a power for whole exponents only."""
+    """Return the range of the base of a power: a negative base has powers for whole exponents only."""
     exponent = use.constants.get(use.node.input[1])
     whole = exponent is not None and bool(np.all(exponent == np.round(exponent)))
     negative = exponent is not None and bool(np.any(exponent < 0))
@@ -399,42 +405,45 @@ def _base(use: _Use) -> Range:
 
 
 def _exponent(use: _Use) -> Range:
-    """A whole number has no negative powers among the whole numbers."""
+    """Return the range of an exponent: an integer has no negative powers that are integers."""
     base = use.known.get(use.node.input[0])
     return Range(low=-3 if base is None or base.dtype.startswith("float") else 0, high=3)
 
 
 def _slots(use: _Use) -> Range:
-    """Where TensorScatter starts to write: the whole update must fit."""
+    """Return the range of positions at which TensorScatter starts to write: the whole update must fit."""
     axis = graphs.attribute(use.node, "axis", -2)
     return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis])
 
 
 def _places(use: _Use) -> Range:
-    """Positions in the flattened planes that MaxUnpool fills: at least as many as it is given."""
+    """Return the range of positions in the planes that MaxUnpool fills.
+
+    The flattened planes have at least as many positions as the operator is given.
+    """
     return Range(low=0, high=math.prod(use.shape(0)) - 1)
 
 
 def _below(position: int, axis: int) -> Rule:
-    """Numbers of the rows of another input along an axis."""
+    """Return a rule for numbers of the rows of another input along an axis."""
     return lambda use: Range(low=0, high=use.shape(position)[axis] - 1)
 
 
 def _turns(use: _Use) -> Range:
-    """Places to turn by: one for each, or the first of as many as the input is long."""
+    """Return the range of places to turn by: one for each, or the first of as many as the input is long."""
     rows = use.shape(2)[0]
     first = math.prod(use.shape(1)) == 1
     return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
 
 
 def _mask(use: _Use) -> Range:
-    """0 and 1 for places, or how many places there are to see."""
+    """Return the range of a mask of 0 and 1 for places, or of how many places there are to see."""
     shape = use.shape(use.position)
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
 def _up_to(axis: str, default: int = 0) -> Rule:
-    """How many an operator takes of the axis of its first input that this attribute names."""
+    """Return a rule for a count, at most the extent of the first input's axis that an attribute names."""
     return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
 
 
@@ -508,12 +517,12 @@ def generate(
     shrink: int = 0,
     whole: onnx.ModelProto | None = None,
 ) -> list[dict[str, np.ndarray]]:
-    """`count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
+    """Generate `count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
 
     Set 0 is normally distributed, set 1 uniform and not negative, set 2 normal with half the elements
     zero, and so on in turn. Integers are drawn within the range their consumers allow, with negative
-    indices in every third set only; booleans and masks are mixed. The same model, count and seed give the
-    same arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
+    indices in every third set only; booleans and masks are mixed. Equal models, counts and seeds give equal
+    arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more. `whole` is the model that `model` is a part of; its nodes count as well.
     Raises InvalidArgument where a shape is not static and ModelRefused where no input can be made.
     """
@@ -542,13 +551,13 @@ def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrin
 
 
 def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Half true, half false, so that both occur wherever there are two elements."""
+    """Return half true, half false, so that both occur wherever there are two elements."""
     size = math.prod(shape)
     return rng.permutation(np.arange(size) % 2 == rng.integers(2)).reshape(shape)
 
 
 def _marks(rng: np.random.Generator, shape: tuple[int, ...], style: int) -> np.ndarray:
-    """A mask: all ones in every third set, else zeros among ones, of which each row has at least one."""
+    """Return a mask: all ones in every third set (`style` 1), else zeros among ones, a one in each row."""
     if style == 1 or not shape:
         return np.ones(shape)
     drawn = (rng.random(shape) < 0.625).astype(np.float64)
@@ -604,7 +613,7 @@ def _integers(
 
 
 def _indices(rng: np.random.Generator, value: graphs.TypedValue, allowed: Range) -> np.ndarray:
-    """Indices of which none comes twice, for scatters without a reduction."""
+    """Return indices without duplicates, for scatters without a reduction."""
     if allowed.rows is not None:
         total, count = math.prod(allowed.rows), math.prod(value.shape[:-1])
         _room(value, count, total)

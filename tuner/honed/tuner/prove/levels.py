@@ -40,7 +40,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def of_file(path: Path, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits) -> OptimisationCheck:
-    """The same of a file; raises what reading it does."""
+    """Return the highest level for a model file, as `highest` does; raises what reading the file raises."""
     model, _ = read(path)
     forget_names(model, UNNAMED)
     return highest(model, shapes, limits)
@@ -53,10 +53,11 @@ class _Unknown(Exception):
 def highest(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
 ) -> OptimisationCheck:
-    """The highest level at which ONNX Runtime answers as it does without optimisation, on generated inputs.
+    """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
-    `model` is what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes
-    that it leaves open, others are made up. `limits` are for each evaluation.
+    The answers are compared on generated inputs. `model` is what the CPU engine gives to ONNX Runtime, with
+    all of its data inside; `shapes` close sizes that it leaves open, others are made up. `limits` are for
+    each evaluation.
     """
     begun = time.monotonic()
     try:
@@ -72,7 +73,7 @@ def highest(
 def _compared(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
 ) -> tuple[str, float, str]:
-    """The level, how far off the highest one is at most, and what differs, "" where nothing does."""
+    """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
     bound, expected = _probes(model, shapes, limits)
     told, error = "", 0.0
     with tempfile.TemporaryDirectory(prefix="honed-levels-") as folder:
@@ -100,7 +101,7 @@ def _compared(
 def _probes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
 ) -> tuple[onnx.ModelProto, Expected]:
-    """The model with static inputs, and what it gives for some.
+    """Return the model with static inputs, and its expected outputs for some.
 
     Raises _Unknown where no inputs are known that ONNX Runtime runs on without optimisation.
     """
@@ -127,7 +128,7 @@ def _probes(
 
 
 def _closed(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iterator[onnx.ModelProto]:
-    """The model with static inputs, for each size that is tried."""
+    """Yield the model with static inputs, once for each size that is tried."""
     wanted = graphs.given(model)
     values = {v.name: v.type.tensor_type for v in model.graph.input if v.name in wanted}
     known = {name: tuple(shape) for name, shape in shapes.items() if name in values}
@@ -149,7 +150,7 @@ def _closed(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iter
 
 
 def _precision(model: onnx.ModelProto) -> str:
-    """The coarsest floats that it is computed in, as `tolerance.for_output` has it."""
+    """Return the coarsest precision of the model's arithmetic, as `tolerance.for_output` takes it."""
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
     types |= {
@@ -161,7 +162,10 @@ def _precision(model: onnx.ModelProto) -> str:
 
 
 def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, float]:
-    """What differs most, "" where nothing does by more than it may, and how far off that is."""
+    """Return what differs most and the largest error.
+
+    The text is "" where no output is off by more than its tolerance.
+    """
     if isinstance(found, str):
         return f"ONNX Runtime does not run it so: {found}", float("inf")
     worst, told = 0.0, ""
@@ -190,7 +194,7 @@ class _Runs:
         confined.write(self.folder, self.model, graphs.given(self.model), self.inputs)
 
     def at(self, level: str, *more: str) -> Sequence[Arrays] | str:
-        """The outputs for each set of inputs, or why there are none.
+        """Return the outputs for each set of inputs, or why there are none.
 
         Raises _Unknown where time or memory do not suffice.
         """
@@ -212,7 +216,7 @@ class _Runs:
 
 
 def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
-    """Which node of the graph that ONNX Runtime makes at `level` differs first; "" where it is not found."""
+    """Return which node of the graph that ONNX Runtime makes at `level` differs first; "" for none found."""
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)
@@ -233,7 +237,10 @@ def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
 def _all_of(
     model: onnx.ModelProto, names: Sequence[str], given: Arrays, folder: Path, limits: EvaluationLimits
 ) -> Arrays:
-    """The values of these names, without further optimisation; none where the model cannot show them."""
+    """Return the values of these names, computed without further optimisation.
+
+    Returns none where the model cannot expose them.
+    """
     folder.mkdir()
     shows = graphs.copied(model)
     there = set(graphs.outputs(model))
@@ -256,7 +263,7 @@ def _values(graph: onnx.GraphProto) -> list[str]:
 
 
 def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: str) -> str:
-    """Says which node makes a value, and which nodes of the file it stands for."""
+    """Return a sentence on which node makes a value, and which nodes of the file it stands for."""
     node = next(each for each in made.node if value in each.output)
     kept = set(_values(made))
     by = {name: each for each in plain.node for name in each.output}

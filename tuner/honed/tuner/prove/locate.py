@@ -125,7 +125,7 @@ class _Search:
         return [d for d in differences if not d.right]
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
-        """The value as an output, as the model declares it or as its shape was inferred."""
+        """Return the declaration of a value as an output, with its declared or inferred shape."""
         declared = next((v for v in self.model.graph.output if v.name == name), None)
         return graphs.info(self.known[name], name) if declared is None else declared
 
@@ -133,16 +133,17 @@ class _Search:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))
 
     def _behind(self, name: str) -> list[str]:
-        """The values that can be looked at and may be why `name` differs, in topological order."""
+        """Return the values that can be compared and may be why `name` differs, in topological order."""
         nodes = self._back([name], self.agrees) - {self.maker.get(name, -1)}
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
         return [o for o in outputs if o in self.known and o not in self.agrees]
 
     def _pick(self, name: str, behind: Sequence[str], count: int) -> list[str]:
-        """What to look at next of the values behind `name`.
+        """Return which of the values behind `name` to compare next.
 
-        What it reads, which proves it right or wrong; a spread over the values that no agreeing value was
-        made of, for the fault more likely lies there; and a spread over all, for it need not.
+        These are the values that its node reads, which prove it right or wrong; a spread over the values from
+        which no agreeing value was made, where the fault is more likely; and a spread over all, because the
+        fault may be elsewhere.
         """
         vouched = self._back(self.agrees)
         suspects = [o for o in behind if self.maker[o] not in vouched]
@@ -151,7 +152,7 @@ class _Search:
         return [*_spread(suspects, half), *_spread(behind, half), *(o for o in behind if o in reads)]
 
     def _back(self, names: Iterable[str], without: Collection[str] = ()) -> set[int]:
-        """The nodes that the values depend on, by index, but not by way of others."""
+        """Return the nodes, by index, that the values depend on, except by way of the values `without`."""
         nodes: set[int] = set()
         waiting = list(names)
         while waiting:
@@ -186,7 +187,7 @@ class _Search:
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:
-    """At most `count` of the names, evenly spread, the last one among them."""
+    """Return at most `count` of the names, evenly spread, the last one among them."""
     if len(names) <= count:
         return list(names)
     return [names[(i + 1) * len(names) // count - 1] for i in range(count)]

@@ -134,7 +134,7 @@ def _padding(
     steps: Sequence[int],
     pads: Sequence[int] | None,
 ) -> list[tuple[int, int]]:
-    """How much is added before and after each axis."""
+    """Return how much is added before and after each axis."""
     if auto_pad == "NOTSET":
         given = list(pads or [0] * 2 * len(sizes))
         return list(zip(given[: len(sizes)], given[len(sizes) :], strict=True))
@@ -149,7 +149,7 @@ def _padding(
 
 
 def _by_channel(values: Array, rank: int) -> Array:
-    """One value for each channel, or one for all."""
+    """Return one value for each channel, or one for all."""
     return values.reshape(-1, *(1,) * (rank - 2)) if values.size > 1 else values.reshape(())
 
 
@@ -158,7 +158,7 @@ def _centred(values: Array, zero: Array | None) -> Array:
 
 
 def _filters(values: Array, zero: Array | None) -> Array:
-    """Filters less their zero point, which may be one for each."""
+    """Return filters less their zero point, of which there may be one for each filter."""
     if zero is None or zero.size == 1:
         return _centred(values, None if zero is None else zero.reshape(()))
     return _centred(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))

@@ -52,7 +52,7 @@ class Covered:
 
 
 def of_values(values: Sequence[np.ndarray]) -> Covered:
-    """How much one value, as the reference has it for several probes, says."""
+    """Return how much one value says, as the reference has it for several probes."""
     flat = np.concatenate([np.asarray(each).reshape(-1) for each in values])
     if not flat.size:
         return Covered(1.0, 1.0)
@@ -72,7 +72,10 @@ def of_values(values: Sequence[np.ndarray]) -> Covered:
 
 
 def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:
-    """By output: how much the reference's values say. Outputs that no input decides are covered whole."""
+    """Return by output how much the reference's values say.
+
+    Outputs that depend on no input are fully covered.
+    """
     decided = graphs.varying(model, _OF_SHAPES)
     return {
         name: of_values([each[name] for each in outputs]) if name in decided else Covered(1.0, 1.0)
@@ -81,7 +84,7 @@ def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, C
 
 
 def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Covered:
-    """How much a verification at the steps of `apart` says about output `name`.
+    """Return how much a verification at the steps of `apart` says about output `name`.
 
     `reference` has the values at the steps for each probe. Looks behind operators that choose, saturate or
     move only, as far as values that say enough or that the inputs hold; the least of them counts.
@@ -139,10 +142,10 @@ class SpecialProbe:
 
 
 def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> SpecialProbe | None:
-    """A probe made of an ordinary one; None where it would say nothing.
+    """Return a probe made from an ordinary one; None where it would say nothing.
 
-    That is: where an operator of OPERATORS but Conv, or a graph within the graph, has a part in it, no input
-    of floats is unbounded, or the reference cannot be evaluated.
+    It says nothing where the model has a subgraph or an operator of OPERATORS other than Conv, where no
+    float input is unbounded, or where the reference cannot be evaluated.
     """
     nested = any(a.HasField("g") for node in model.graph.node for a in node.attribute)
     others = OPERATORS.keys() - {"Conv"}
@@ -158,7 +161,7 @@ def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -
 
 
 def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-    """The inputs with NaN and both infinities in each that may hold them; None where none may."""
+    """Return the inputs with NaN and both infinities in each that may hold them; None where none may."""
     allowed, rng = inputs.of_inputs(model), np.random.default_rng(0)
     given, holds = dict(ordinary), False
     for value in graphs.inputs(model):
@@ -173,7 +176,7 @@ def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[s
 
 
 def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str, float]) -> list[str]:
-    """What the compiled form makes otherwise, one sentence for each output."""
+    """Return one sentence for each output in which the compiled model differs."""
     try:
         found = executor.run_compiled(dict(probe.inputs))
     except HonedError as error:
@@ -314,7 +317,10 @@ def _told(shares: Mapping[str, Covered]) -> float:
 
 
 def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -> Expected:
-    """Say how much of each output the probes cover, by themselves or with the values at the model's steps."""
+    """Return the probes, with how much of each output they cover.
+
+    They cover it by themselves or with the values at the model's steps.
+    """
     plain = of_outputs(model, made.outputs)
     hidden = [name for name, share in plain.items() if share.told < ENOUGH <= share.finite]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
@@ -329,7 +335,7 @@ def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -
 def _behind(
     model: onnx.ModelProto, made: Expected, names: Sequence[str], limits: EvaluationLimits
 ) -> dict[str, Covered]:
-    """How much of these outputs a verification at the model's steps covers, where it can be made."""
+    """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
     model = graphs.inlined(model)
     known = opened_with(model, made.inputs, limits)
     if known is None:
@@ -340,9 +346,9 @@ def _behind(
 
 
 def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Every float32 and float64 element one unit in the last place up or down; zeros and others stay.
+    """Return every float32 and float64 element moved by one unit in the last place; zeros and others stay.
 
-    The unit of float16 is no small change, and what it does is in the tolerance already.
+    A unit of float16 is not small, and its effect is part of the tolerance already.
     """
     rng = np.random.default_rng([seed, 2])
     moved = {}
@@ -360,7 +366,7 @@ def _noise(calm: Mapping[str, np.ndarray], moved: Mapping[str, np.ndarray]) -> t
 
 
 def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:
-    """The largest share of its tolerance that the noise of an output uses up."""
+    """Return the largest share of its tolerance that the noise of an output uses up."""
     return max(
         (n / a if a else (np.inf if n else 0.0) for n, a in zip(noise, allowed, strict=True)), default=0.0
     )

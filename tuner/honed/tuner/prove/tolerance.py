@@ -46,12 +46,12 @@ class Work:
     reduction: int  # terms of the longest sum
 
     def allowed(self, dtype: str, precision: str) -> float:
-        """The tolerance of a value of such a model, as `for_output` has it."""
+        """Return the tolerance of a value of such a model, as `for_output` computes it."""
         return for_output(dtype, precision, depth=self.depth, reduction=self.reduction)
 
 
 def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1) -> float:
-    """The tolerance of one output of NumPy type `dtype` where the arithmetic was done in `precision`.
+    """Return the tolerance of an output of NumPy type `dtype`, computed in `precision`.
 
     `precision` is "fp16", "fp32", "fp64" or "mixed" (some of it in fp16). 0 means equal. `depth` and
     `reduction` matter for float16 only, `reduction` only where sums may be accumulated in it. Raises
@@ -69,14 +69,14 @@ def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1
 
 
 def compared(expected: np.ndarray, found: np.ndarray, allowed: float, name: str) -> Difference:
-    """How far off a value is, infinitely far where its type or shape is another."""
+    """Return how far off a value is: infinitely far where its type or shape differs."""
     if expected.dtype != found.dtype or expected.shape != found.shape:
         return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
     return compare(expected, found, allowed, name)
 
 
 def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
-    """The tolerance of every output of a model with static shapes, in order.
+    """Return the tolerance of every output of a model with static shapes, in order.
 
     Raises InvalidArgument where an output is of a type honed does not carry.
     """
@@ -99,7 +99,7 @@ def _declared(output: onnx.ValueInfoProto) -> str:
 
 
 def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work:
-    """Depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
+    """Return depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
     depth: dict[str, int] = {}
     longest = 1
     for node in model.graph.node:
@@ -111,7 +111,7 @@ def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work
 
 
 def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
-    """How many terms the sums of a node have, at most; 1 where it has none or its shapes are unknown."""
+    """Return how many terms a node's sums have, at most; 1 where it has none or its shapes are unknown."""
     shapes = [known[n].shape for n in node.input if n in known]
     if not shapes or not shapes[0]:
         return 1

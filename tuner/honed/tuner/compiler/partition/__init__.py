@@ -32,11 +32,15 @@ class Extractor:
         self._sparse = {tensor.values.name: tensor for tensor in model.graph.sparse_initializer}
 
     def constant(self, name: str) -> bool:
-        """Whether a value is known when compiling, or kept in the file."""
+        """Return whether a value is known when compiling, or kept in the file."""
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
     def spec(self, name: str) -> TensorSpec:
-        """The type of a value; what the file says of an output where inference does not know."""
+        """Return the type of a value, or the declared type of an output that inference does not know.
+
+        Declared sizes are not trusted and become -1. Raises NodeRefused where the rank is unknown, or where
+        honed does not carry the type.
+        """
         known = self._survey.types.get(name)
         if known is None:
             declared = next((v.type.tensor_type for v in self._model.graph.output if v.name == name), None)
@@ -50,7 +54,7 @@ class Extractor:
         return known
 
     def part(self, nodes: Sequence[SurveyedNode], elsewhere: Container[str], *, sized: bool) -> PartModel:
-        """The nodes alone; `elsewhere` are the values that are read outside of them."""
+        """Return a partition of these nodes alone; `elsewhere` are the values that other nodes read."""
         made = dict.fromkeys(name for one in nodes for name in one.node.output if name)
         given = dict.fromkeys(name for one in nodes for name in one.reads)
         taken = tuple(self.spec(name) for name in given if name not in made and not self.constant(name))
@@ -70,9 +74,9 @@ class Extractor:
         )
 
     def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
-        """The model as it was given without some of its nodes, by number, and without what only they need.
+        """Return the original model without some of its nodes, by number, and without what only they need.
 
-        What is known of their values while compiling, as a shape is, is a constant where it was a node.
+        A value that is known while compiling, such as a shape, becomes a constant in place of its node.
         """
         gone: set[str] = set()
         for one in self._survey.nodes:
@@ -97,7 +101,10 @@ class Extractor:
         stretches: Sequence[Sequence[SurveyedNode] | tuple[int, Sequence[str], Sequence[str]]],
         outputs: Sequence[TensorSpec],
     ) -> onnx.ModelProto:
-        """Stretches of nodes, with a node for each part between them: its number, what it reads and makes."""
+        """Return a model of stretches of nodes, with one node for each partition between them.
+
+        The node holds the partition's number, what it reads and what it makes.
+        """
         nodes: list[onnx.NodeProto] = []
         read: set[str] = {spec.name for spec in outputs}
         for stretch in stretches:
@@ -152,7 +159,7 @@ def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
 
 
 def carried(spec: TensorSpec | None) -> bool:
-    """Whether a value can be handed from part to part: a tensor of known sizes and of a type that travels."""
+    """Return whether partitions can exchange a value: a tensor of known sizes, of a type honed carries."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
 
@@ -161,8 +168,10 @@ MAX_NODES = 20_000  # dividing more may take minutes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModel:
-    """A part for the CPU engine. Sizes that depend on the data are -1; where they are all that keeps it from
-    being compiled it is `sized`, and `by_rows` where more rows do no harm.
+    """A partition for the CPU engine. Sizes that depend on the data are -1.
+
+    `sized`: such sizes alone keep it from being compiled. `by_rows`: rows are independent, so computing more
+    rows than there are does no harm.
     """
 
     model: onnx.ModelProto
@@ -223,7 +232,10 @@ class Cut:
 
 
 def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
-    """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
+    """Cut a checked model into as few partitions as are worth it, or return why it is not cut.
+
+    The reason is a clause, and "" where the model's inputs are the reason.
+    """
     found = survey(model, shapes)
     if found is None:
         return ""
@@ -263,16 +275,16 @@ class _Places:
     behind: int
 
     def part(self, stage: int) -> bool:
-        """Whether the CPU engine has to be able to run it."""
+        """Return whether the CPU engine must be able to run a stage."""
         return stage % 2 == 1 or stage >= self.behind
 
     def sized(self, stage: int) -> bool:
-        """Whether it could be compiled if its sizes were known."""
+        """Return whether a stage could be compiled if its sizes were known."""
         return stage % 2 == 0 and stage >= self.behind
 
 
 def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _Places:
-    """The nodes of the last part in stages of their own, of which the lowest takes its place."""
+    """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
     begin = max(placed, default=0) + 1  # the last part's is odd, and the highest
     for n, stage in zip(last, stages, strict=True):
@@ -285,7 +297,7 @@ def _nbytes(spec: TensorSpec | None) -> int:
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
-    """Those that an output comes of; what is known while compiling comes of none."""
+    """Return the nodes that an output depends on; nodes known while compiling are left out."""
     wanted, kept = set(outputs), []
     for one in reversed(nodes):
         if not one.folded and not wanted.isdisjoint(one.node.output):
@@ -295,7 +307,7 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
 
 
 def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit], set[str]]:
-    """Nodes as they are divided, judged by a survey, and the values that cannot be handed over."""
+    """Return the nodes as units to divide, judged by a survey, and the values that cannot be handed over."""
     able = {one.index: not one.why for one in found.nodes}
     units = [
         Unit(
@@ -318,10 +330,10 @@ def _sized_stages(
     outputs: Collection[str],
     worth: Worth,
 ) -> list[int]:
-    """For each node of the last part its place in a row of stages: odd ones the CPU engine runs in any case.
+    """Return for each node of the last partition its stage; the CPU engine runs odd stages in any case.
 
-    Even ones have a dense part that has work which pays, and could be compiled if the sizes were known that
-    depend on the data. All are 1 where there is none. Of sizes of one's own and those of a run that which
+    Even stages have enough work and could be compiled if the sizes that depend on the data were known. All
+    are 1 where there is none. Two sets of sizes are tried, made-up ones and those of a run, and the one that
     compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
     """
     found = [[1] * len(last)]
@@ -334,7 +346,7 @@ def _sized_stages(
 
 
 def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
-    """The stages, or one for all where what could be compiled has too little work."""
+    """Return the stages, or stage 1 for all nodes where what could be compiled has too little work."""
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
     for unit, stage in zip(units, stages, strict=True):
@@ -392,7 +404,7 @@ def _cut(
 def _compiled_outputs(
     found: NodeSurvey, outputs: Sequence[TensorSpec], behind: Sequence[PartModel]
 ) -> tuple[TensorSpec, ...]:
-    """What the compiled form gives: the model's outputs, and what parts behind it take of it."""
+    """Return the outputs of the compiled program: the model's own, and what partitions behind it read."""
     by_parts = {spec.name for part in behind for spec in part.outputs}
     elsewhere = by_parts | {spec.name for spec in found.inputs}
     gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}

@@ -20,7 +20,7 @@ OPEN = 100  # what a size that depends on data is taken for
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
-    """Of one run: what products multiply and add, the steps of recurrences, the elements of others."""
+    """Return the operations of a run: multiply-adds of products, steps of recurrences, elements of others."""
     shapes = [_sizes(types.get(name)) for name in node.input]
     made = elements(node, types)
     op = node.op_type
@@ -39,7 +39,7 @@ def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
 
 
 def elements(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
-    """Of all that it makes."""
+    """Return the number of elements of all outputs of a node."""
     return sum(math.prod(_sizes(types.get(name))) for name in node.output if name)
 
 
@@ -87,7 +87,7 @@ class Partition:
     behind: int | None
 
     def compiled(self, unit: int) -> bool:
-        """Whether a unit runs compiled."""
+        """Return whether a unit runs compiled."""
         return self.stages[unit] % 2 == 0
 
 
@@ -123,7 +123,7 @@ def with_less_to_hand_over(
     nbytes: Mapping[str, int],
     outputs: Container[str],
 ) -> Partition:
-    """Have the last part do what is `light` where fewer bytes are handed over to it then.
+    """Let the last partition run what is `light` where fewer bytes are handed over to it then.
 
     `nbytes` are of values that units make; what they read beside is there without being handed over.
     """
@@ -154,9 +154,10 @@ def with_less_to_hand_over(
 def _give_up_least(
     units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int], worth: Worth
 ) -> bool:
-    """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts.
+    """Let the CPU engine run the compiled stretch of least work, where that does not pay.
 
-    Others may join then, and be worth theirs; of very many the lesser half goes at once.
+    Returns whether any was given up. Other stretches may join then, and be worth their partitions; of very
+    many, the lesser half goes at once.
     """
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
@@ -197,12 +198,12 @@ class _NodeGraph:
         return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
 
     def close(self, able: list[bool]) -> None:
-        """Take over what lies between units that must be in one part, until nothing is left in between."""
+        """Join units between those that must be in one partition, until nothing is left in between."""
         while self._tie(able) or self._fill(able):
             pass
 
     def _tie(self, able: list[bool]) -> bool:
-        """Units that hand a tied value on are in one part where any of them is in one."""
+        """Join units that hand on a tied value if any is in a partition; return whether anything changed."""
         changed = False
         readers: dict[str, list[int]] = {}
         for n, unit in enumerate(self.units):
@@ -219,7 +220,7 @@ class _NodeGraph:
         return changed
 
     def _root(self, unit: int) -> int:
-        """What is the same for units that must be in one part."""
+        """Return the unit that stands for a unit's group; one partition must hold the whole group."""
         while self.group[unit] != unit:
             self.group[unit] = self.group[self.group[unit]]
             unit = self.group[unit]
@@ -233,14 +234,14 @@ class _NodeGraph:
         return len(roots) > 1
 
     def _members(self) -> dict[int, list[int]]:
-        """The units of each group, in order."""
+        """Return the units of each group, in order."""
         members: dict[int, list[int]] = {}
         for n in range(len(self.units)):
             members.setdefault(self._root(n), []).append(n)
         return members
 
     def _fill(self, able: list[bool]) -> bool:
-        """What is on a way out of a group and back into it joins it."""
+        """Join to each group the units on paths that leave it and return; return whether any joined."""
         members, changed = self._members(), False
         for group in members.values():
             if len(group) == 1:
@@ -258,7 +259,7 @@ class _NodeGraph:
     def _reached(
         self, start: Sequence[int], edges: Sequence[Sequence[int]], members: Mapping[int, Sequence[int]]
     ) -> set[int]:
-        """All that can be reached from some units, entering a group anywhere and leaving it anywhere."""
+        """Return all that can be reached from some units, entering and leaving a group anywhere."""
         seen: set[int] = set()
         own = set(start)
         waiting = deque(n for one in start for n in edges[one] if n not in own)
@@ -273,7 +274,10 @@ class _NodeGraph:
         return seen
 
     def behind(self, able: Sequence[bool]) -> set[int]:
-        """What the last part runs: all from tied outputs on, and parts that lead nowhere else."""
+        """Return the units of the last partition.
+
+        These are all units from tied outputs on, and partitions that lead nowhere else.
+        """
         found: set[int] = set()
         members = self._members()
         open_ = self.tied & self.outputs
@@ -309,7 +313,7 @@ class _NodeGraph:
                     waiting.append(root)
 
     def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
-        """The earliest stage of each unit that is not behind, and 0 for those."""
+        """Return the earliest stage of each unit; 0 for the units that run behind all stages."""
         members = self._members()
         stage = [0] * len(self.units)
         changed = True
@@ -325,6 +329,9 @@ class _NodeGraph:
         return stage
 
     def _earliest(self, unit: int, stage: Sequence[int], able: Sequence[bool]) -> int:
-        """By what it reads: the stage of what is of its kind, and the one after what is not."""
+        """Return the earliest stage that a unit's inputs allow.
+
+        An input of the unit's kind allows its own stage, an input of the other kind the one after.
+        """
         own = [stage[m] + (able[m] != able[unit]) for m in self.before[unit]]
         return max([*own, 0 if able[unit] else 1])

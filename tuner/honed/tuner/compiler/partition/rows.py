@@ -30,9 +30,9 @@ _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat"
 
 
 def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether rows, along the first axis of whatever has a size that depends on the data, are independent.
+    """Return whether rows are independent, along the first axis of each value whose size depends on the data.
 
-    Said only of what is known to keep to that.
+    Returns True only where every operator is known to keep rows independent.
     """
     if any(-1 in spec.shape[1:] for spec in (*inputs, *outputs)):
         return False
@@ -84,22 +84,22 @@ class _KnownRows:
         return default is not None and self._beside(node, default)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a value; () where it is not known."""
+        """Return the shape of a value; () where it is not known."""
         spec = self.survey.types.get(name)
         return spec.shape if spec is not None else ()
 
     def _only(self, node: onnx.NodeProto, *places: int) -> bool:
-        """Whether nothing but what is read at these places consists of rows."""
+        """Return whether only the inputs read at these places consist of rows."""
         return all((name in self.rows) == (n in places) for n, name in enumerate(node.input) if name)
 
     def _aligned(self, node: onnx.NodeProto) -> bool:
-        """Whether rows meet rows only, and all else is the same for each."""
+        """Return whether rows meet rows only, and all else is equal for each."""
         rank = len(self.shape(node.output[0]))
         shapes = [(name in self.rows, self.shape(name)) for name in node.input if name]
         return all(len(s) == rank if row else len(s) < rank or s[:1] == (1,) for row, s in shapes)
 
     def _beside(self, node: onnx.NodeProto, default: int) -> bool:
-        """Whether it works along an axis that is not the first."""
+        """Return whether a node works along an axis that is not the first."""
         axis = int(_attribute(node, "axis", default))
         rank = len(self.shape(node.input[0]))
         several = node.op_type == "Concat"
@@ -107,14 +107,14 @@ class _KnownRows:
         return rows and axis % max(1, rank) > 0
 
     def axes(self, node: onnx.NodeProto) -> Sequence[int]:
-        """What an attribute or the second input says; none where neither does."""
+        """Return the axes that the attribute or the second input gives; none where neither does."""
         given = _attribute(node, "axes", None)
         if given is None and len(node.input) > 1:
             given = self.survey.constants.get(node.input[1], np.array([])).ravel()
         return [] if given is None else [int(axis) for axis in given]
 
     def _changes_axes(self, node: onnx.NodeProto) -> bool:
-        """Whether it drops or inserts axes behind the first."""
+        """Return whether a node drops or inserts axes behind the first."""
         axes = self.axes(node)
         rank = max(len(self.shape(node.input[0])), len(self.shape(node.output[0])))
         return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes)

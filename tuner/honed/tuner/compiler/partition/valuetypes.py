@@ -37,7 +37,10 @@ _NAMES = {"float": "float32", "double": "float64"}
 
 
 def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
-    """What ONNX Runtime knows of values of a model with static inputs; nothing where it cannot load it."""
+    """Return what ONNX Runtime knows of values of a model with static inputs.
+
+    Returns nothing where ONNX Runtime cannot load the model.
+    """
     if model.ByteSize() > confined.MAX_MODEL:
         return {}
     with tempfile.TemporaryDirectory(prefix="honed-types-") as name:
@@ -62,7 +65,7 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
 
 
 def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
-    """Sets of inputs, or none where none can be made."""
+    """Return sets of inputs, or none where none can be generated."""
     try:
         return generate(model, _RUNS)
     except (ModelRefused, InvalidArgument) as refused:
@@ -71,13 +74,13 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Tell of the values; the exit status is 0 wherever it answered."""
+    """Answer with what is known of the values; the exit status is 0 wherever it answered."""
     args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
     return confined.answer(lambda: {"types": _types(args.folder, args.sets)})
 
 
 def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, list[int] | None]]:
-    """For each value its dtype, its shape as ONNX Runtime infers it, and as a run has it."""
+    """Return for each value its dtype, its shape as ONNX Runtime infers it, and as a run has it."""
     model = onnx.load(folder / confined.MODEL)
     names = json.loads((folder / "names.json").read_text())
     there = {value.name for value in model.graph.output}
@@ -93,7 +96,10 @@ def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, li
 
 
 def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) -> dict[str, list[int]]:
-    """The shapes that values with elements have in a run, of the first that has some; none where it fails."""
+    """Run the model and return the shapes of values that have elements; nothing where the run fails.
+
+    The shape is that of the first set of inputs for which a value has any.
+    """
     inputs = sorted(value.name for value in model.graph.input)
     del model.graph.output[:]
     for n, name in enumerate(names):
@@ -114,7 +120,7 @@ def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) 
 
 
 def _session(model: onnx.ModelProto) -> Any:
-    """A session that leaves the graph as it is."""
+    """Return a session of ONNX Runtime that does not optimise the graph."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -126,7 +132,7 @@ def _session(model: onnx.ModelProto) -> Any:
 
 
 def _sizes(shape: Sequence[int | str | None]) -> list[int] | None:
-    """As ONNX Runtime tells of a shape; None for [], which may be a scalar's or an unknown one."""
+    """Return a shape as ONNX Runtime infers it; None for [], which may be a scalar's or an unknown one."""
     return [size if isinstance(size, int) else -1 for size in shape] or None
 
 
