@@ -258,7 +258,7 @@ class Changes:
         inspector: Inspector,
         records: Path,
     ) -> None:
-        """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
+        """Initialise; models are compiled with the best schedules in `records`, those of tuning, if any."""
         self.limits = limits
         self.store = store
         self.registry = registry

@@ -78,7 +78,7 @@ class Publisher:
     policy: str
 
     def history(self, params: HistoryParams) -> ModelHistory:
-        """The result of ModelHistory; raises NotFound."""
+        """Return the result of ModelHistory; raise NotFound if there is no such model."""
         entry = self.registry.entry(params.name)
         history = entry.manifest.history
         return strict.like(
@@ -173,7 +173,7 @@ class Publisher:
         return _told(entry, version, choice, compared)
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
-        """The engine that is to serve a new version of a model that the CPU engine serves."""
+        """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
         if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
@@ -188,7 +188,11 @@ class Publisher:
         proof: LoadedProof,
         choice: EngineChoice | None,
     ) -> Entered:
-        """What happens to the model, unless it was rolled back meanwhile: that is stored and must stay so."""
+        """Return the event that makes a new version the model's successor.
+
+        Raises AlreadyExists if the version it was compared with is not served any more: a rollback meanwhile
+        is stored and must stay.
+        """
         if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
         history = succeed(entry.manifest.history, version, time.time(), keep=True)
@@ -385,7 +389,7 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
 def _told(
     entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: ComparisonResult
 ) -> ModelPublished:
-    """The result for a successor that was taken."""
+    """Return the result for a successor that was accepted, and log it."""
     ratio = compared.old_us / compared.new_us
     told = f"version {version.number} is served, {ratio:.2f} times as fast"
     if choice is not None and choice.engine == "cpu":
@@ -403,7 +407,7 @@ def _kept(
 
 
 def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
-    """The measured schedules that a version has and the one before has not (`ModelVersion.brought`)."""
+    """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
     known = set(_measured(before)) if before is not None else set()
     return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
 

@@ -163,10 +163,10 @@ class Lease:
         return self.counts.seconds + (now - self.held.since if self.held else 0.0)
 
     def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
-        """A tuner wants it, and will leave within `bound` seconds of being told.
+        """Queue a tuner for the lease; it will leave within `bound` seconds of being told.
 
-        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that
-        was revoked: it must release that first.
+        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that was
+        revoked: it must release that first.
         """
         if self.held is not None and self.held.holder == tuner:
             if self.held.revoked is not None:
@@ -177,24 +177,24 @@ class Lease:
         return self._grant(now)
 
     def released(self, tuner: int, number: int, now: float) -> list[Action]:
-        """A tuner has left the device; what is said about a lease it does not hold changes nothing."""
+        """Free the lease that a tuner has released; for a lease that it does not hold, change nothing."""
         if self.held is None or (self.held.holder, self.held.number) != (tuner, number):
             return []
         return self._freed(now)
 
     def gone(self, tuner: int, now: float) -> list[Action]:
-        """A tuner's connection ended."""
+        """Forget a tuner whose connection ended, and free the lease if it held it."""
         self._waiting.pop(tuner, None)
         if self.held is None or self.held.holder != tuner:
             return []
         return self._freed(now)
 
     def withdrawn(self, tuner: int) -> None:
-        """A tuner does not want it any more."""
+        """Remove a tuner that does not want the lease any more from the queue."""
         self._waiting.pop(tuner, None)
 
     def request(self, why: str, now: float) -> list[Action]:
-        """A request came. Until the readings say otherwise again, the machine is not idle."""
+        """Revoke the lease for a request; the machine is not idle until new readings say that it is."""
         self._idle, self._why = False, why
         if self.held is None:
             return []
@@ -203,7 +203,7 @@ class Lease:
         return self._revoke(why, now)
 
     def readings(self, idle: bool, why: str, now: float) -> list[Action]:
-        """The machine was looked at; `why` it is not idle."""
+        """Grant or revoke the lease by the latest readings; `why` says why the machine is not idle."""
         self._idle, self._why = idle, why
         return self._grant(now) if idle else self._revoke(why, now)
 

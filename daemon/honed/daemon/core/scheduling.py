@@ -99,7 +99,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
 
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
-    """A ready deployment of the same compiled file."""
+    """Return a ready deployment of the same compiled file under another model's name, or None."""
     for other, deployment in core.on(engine):
         same = other.key_on(engine.name) == model.key_on(engine.name)
         if other is not model and same and deployment.state is State.READY:

@@ -63,7 +63,7 @@ class Histogram:
             self.largest = seconds
 
     def quantile(self, share: float) -> float | None:
-        """The value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
+        """Return the value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
         rank = math.floor(share * (self.count - 1))
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
@@ -110,7 +110,7 @@ class Recent:
         self._slices[-1][1].add(duration)
 
     def whole(self, now: float) -> Histogram:
-        """What ended within the last `covered(now)` seconds."""
+        """Return what ended within the last `covered(now)` seconds, in one histogram."""
         merged = Histogram()
         oldest = math.floor(now / SLICE_SECONDS) - SLICES
         for number, histogram in self._slices:
@@ -176,18 +176,18 @@ class Statistics:
     compute_output: Tally = field(default_factory=Tally)
 
     def arrived(self) -> None:
-        """A request came."""
+        """Count a request that arrived."""
         for each in self._self_and_whole():
             each.requests += 1
 
     def failed(self, code: str, ns: int) -> None:
-        """A request failed with an error of this code, after so long."""
+        """Count a request that failed with an error of this code after `ns` nanoseconds."""
         for each in self._self_and_whole():
             each.failures[code] += 1
             each.fail.add(ns)
 
     def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
-        """An inference was answered, at `now` of a monotonic clock."""
+        """Count an inference that was answered, at `now` of a monotonic clock."""
         whole, queued = duration(inference.whole), duration(inference.queued)
         whole_ns, queued_ns = round(inference.whole * 1e9), round(inference.queued * 1e9)
         for each in self._self_and_whole():
@@ -203,7 +203,7 @@ class Statistics:
             each.compute_output.add(inference.output_ns)
 
     def answered_by(self, engine: str) -> None:
-        """An engine of this kind, "gpu", "cpu" or "gpu+cpu", made the answer."""
+        """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
         for each in self._self_and_whole():
             each.engines[engine] += 1
 
@@ -214,7 +214,7 @@ class Statistics:
             each.batches += 1
 
     def retried(self) -> None:
-        """A request is run again, because its worker failed."""
+        """Count a request that is run again because its worker failed."""
         for each in self._self_and_whole():
             each.retries += 1
 

@@ -66,7 +66,7 @@ class Gathering:
         return not self._waiting and not self._running
 
     def arrived(self, member: BatchMember) -> None:
-        """A request waits from now on."""
+        """Queue a request that waits from now on."""
         self._waiting.append(member)
 
     def left(self, number: int) -> None:
@@ -74,12 +74,12 @@ class Gathering:
         self._waiting = [member for member in self._waiting if member.number != number]
 
     def ended(self, seconds: float) -> None:
-        """A batch that `due` gave has run."""
+        """Record that a batch that `due` returned took so many seconds."""
         self._running -= 1
         self._seconds = seconds if not self._seconds else _FORGET * self._seconds + (1 - _FORGET) * seconds
 
     def due(self, now: float) -> list[tuple[BatchMember, ...]]:
-        """The batches that are to be run now."""
+        """Return the batches that are to be run now."""
         batches = []
         while self._waiting and now >= self._time():
             batches.append(self._filled())
@@ -173,7 +173,7 @@ class Batcher(Feature):
         return infer_joined
 
     async def _infer(self, call: InferCall, plan: InferencePlan) -> Inferred:
-        """The result of a request that `joinable` says may be run with others; raises what went wrong."""
+        """Return the result of a request that `joinable` allows to be run with others; raise its error."""
         now = time.monotonic()
         member = BatchMember(
             number=next(self._numbers),
@@ -259,7 +259,7 @@ class Batcher(Feature):
     async def _answers(
         self, entry: ServedModel, members: Sequence[_Waiting]
     ) -> Sequence[Inferred | HonedError]:
-        """The results in their order; raises what went wrong with all."""
+        """Return the results in the order of the requests; raise an error that all of them share."""
         if len(members) > 1:
             try:
                 return await self._as_one(members)

@@ -66,7 +66,7 @@ def next_sizes(
 
 
 def best(met: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
-    """The sizes, at most so many and all of them met, that make what was met cheapest."""
+    """Return the sizes, at most `most` and all of them observed, that make the observed load cheapest."""
     if not by_rows:
         ranked = sorted(met, key=lambda sizes: (-met[sizes] * math.prod(sizes), sizes))
         return tuple(sorted(ranked[:most]))
@@ -172,7 +172,7 @@ class SizeSpecialiser(Feature):
         return infer_counted
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
-        """A request for a model met sizes, which are counted."""
+        """Count the sizes that a request for a model met."""
         if sizes and self.registry.serves(model):
             self.ledger.met(model.name, sizes)
 

@@ -135,7 +135,7 @@ class Shares:
     spent: dict[str, CompileUsage] = field(default_factory=dict)
 
     def use(self, name: str, now: float) -> None:
-        """A model was brought, or asked for."""
+        """Record that a model was brought, or asked for."""
         self.used[name] = now
 
     def keep_only(self, names: Iterable[str], now: float) -> None:
@@ -152,20 +152,20 @@ class Shares:
         spent.seconds += seconds
 
     def seconds_spent(self, user: int, now: float) -> float:
-        """What went into compiling a user's models today."""
+        """Return the seconds spent on compiling a user's models today."""
         spent = self.spent.get(str(user))
         return spent.seconds if spent is not None and 0 <= now - spent.since < DAY else 0.0
 
     def seconds_left(self, user: int, settings: AppsSettings, now: float) -> float:
-        """What is left of a user's day of compiling, at least 0."""
+        """Return the seconds that are left of a user's daily share of compiling, at least 0."""
         return max(0.0, settings.compile_seconds - self.seconds_spent(user, now))
 
 
 def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tuple[str, ...]:
-    """The models that go so that there is room for a new one, which was `used` now: first the first to go.
+    """Return the models to remove so that there is room for a new one, which was `used` now.
 
-    `kept` are those of all users. They are the user's own, the longest unused first, and none in use. Raises
-    ResourceExhausted, naming the quota, where that is not enough.
+    The first is the first to go. `kept` are those of all users. Only the user's own are removed, the longest
+    unused first, and none in use. Raises ResourceExhausted, naming the quota, where that is not enough.
     """
     if new.nbytes > settings.disk_bytes or new.memory > settings.memory_bytes:
         setting = "disk_mib" if new.nbytes > settings.disk_bytes else "memory_mib"
@@ -193,7 +193,7 @@ def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tu
 
 
 def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
-    """The quota that one user's models are beyond; "" for none."""
+    """Return the quota that one user's models exceed; "" for none."""
     if len(models) > settings.max_models:
         return "max_models"
     if sum(model.nbytes for model in models) > settings.disk_bytes:
@@ -235,10 +235,10 @@ class Receiver:
     async def receive(
         self, params: BringParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
     ) -> Staged:
-        """The files of a user's own model, of `limit` bytes at most, which must be what the user says.
+        """Receive the files of a user's own model, of `limit` bytes at most, and check their SHA-256.
 
-        Raises InvalidArgument where they are not, PermissionDenied for a compiled file, ResourceExhausted
-        where they are larger, and DeadlineExceeded.
+        Raises InvalidArgument where they differ from what the user says, PermissionDenied for a compiled
+        file, ResourceExhausted where they are larger, and DeadlineExceeded.
         """
         options = params.parameters or BringOptions()
         files: list[_Received] = []
@@ -351,9 +351,10 @@ class UserModels(Feature):
         notify: Notify,
         meanwhile: AbstractContextManager[None],
     ) -> ModelBrought:
-        """The result of ModelBring, by a user (uid). The descriptors stay the caller's.
+        """Add a model for a user (uid) and return the result of ModelBring.
 
-        `meanwhile` lasts while the model is taken. Cancelling ends that, unless another request waits for it.
+        The descriptors stay the caller's. `meanwhile` lasts while the model is added. Cancelling ends that,
+        unless another request waits for it.
         """
         if not self.settings().enabled:
             raise PermissionDenied(
@@ -398,7 +399,7 @@ class UserModels(Feature):
         self.shares.used.pop(model, None)
 
     def used(self, name: str) -> None:
-        """A user's own model was asked for."""
+        """Record that a user's own model was asked for."""
         self.shares.use(name, time.time())
 
     def _begin(
@@ -498,7 +499,7 @@ class UserModels(Feature):
         return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self) -> dict[int, ServedModel]:
-        """The oldest model of each user that is to be compiled."""
+        """Return the oldest model of each user that is to be compiled, by user."""
         waiting: dict[int, ServedModel] = {}
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest

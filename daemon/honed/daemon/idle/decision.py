@@ -124,7 +124,7 @@ class Decision:
 def decide(
     readings: Sequence[SignalReading], settings: IdleSettings, now: float, before: Decision | None = None
 ) -> Decision:
-    """The decision at `now` (seconds of a steady clock), given the one before.
+    """Return the decision at `now` (seconds of a steady clock), given the one before.
 
     Busy counts at once; idle only when all signals of the machine were quiet for `settle_seconds`.
     """
@@ -164,23 +164,23 @@ class Activity:
         self._adding = 0
 
     def begin(self, model: str, now: float) -> None:
-        """A request came."""
+        """Count a request for a model that arrived."""
         self._under_way += 1
         self._last[model] = self._latest = now
 
     def end(self, model: str, now: float) -> None:
-        """A request was answered."""
+        """Count a request for a model as answered."""
         self._under_way -= 1
         self._latest = now
         if model in self._last:  # it was not removed meanwhile
             self._last[model] = now
 
     def adding(self, change: int) -> None:
-        """A model begins (1) or ends (-1) to be added, or tuned by hand."""
+        """Count a model that begins (1) or ends (-1) to be added, or tuned by hand."""
         self._adding += change
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._last.pop(model, None)
 
     def since(self, now: float) -> dict[str, float]:
@@ -229,7 +229,7 @@ def parse(text: str) -> TimeOfDayWindow | None:
 
 
 def clock_text(minute: int) -> str:
-    """A minute of the day as `06:30`."""
+    """Return a minute of the day as text, `06:30`."""
     return f"{minute // 60:02d}:{minute % 60:02d}"
 
 

@@ -46,7 +46,7 @@ class Leasing:
         signals: Signals | None = None,
         patience: float = MAX_GAP,
     ) -> None:
-        """The machine is idle only while `worker_state`, that of the default engine, is "ready".
+        """Initialise; the machine is idle only while `worker_state` of the default engine is "ready".
 
         `patience`: seconds that one look at the machine may take before it counts as busy.
         """
@@ -87,7 +87,10 @@ class Leasing:
                     await self._wake.wait()
 
     def ask(self, connection: Connection, seconds: float) -> LeaseAsked:
-        """The result of LeaseAsk; raises InvalidArgument for a bound that is not allowed."""
+        """Ask for the lease and return the result of LeaseAsk.
+
+        Raises InvalidArgument for a bound that is not allowed.
+        """
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
@@ -108,7 +111,7 @@ class Leasing:
         return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
     def release(self, connection: Connection, lease: int) -> None:
-        """The tuner left the device, or does not want the lease any more."""
+        """Release the lease of a tuner that left the device, or does not want it any more."""
         self._lease.withdrawn(connection.number)
         self._perform(self._lease.released(connection.number, lease, time.monotonic()))
 
@@ -132,7 +135,7 @@ class Leasing:
         return True
 
     def went(self, model: str) -> None:
-        """A request that was counted is not served any more."""
+        """End a request that was counted and is not served any more."""
         self._activity.end(model, time.monotonic())
 
     @contextmanager
@@ -149,11 +152,11 @@ class Leasing:
             self._activity.adding(-1)
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._activity.forget(model)
 
     def idle(self) -> IdleStatus:
-        """The part `idle` of ServerStatus."""
+        """Return the field `idle` of ServerStatus."""
         now = time.monotonic()
         readings, decision = self._decided(now)
         return IdleStatus(
@@ -168,7 +171,7 @@ class Leasing:
         return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
-        """The part `lease` of ServerStatus."""
+        """Return the field `lease` of ServerStatus."""
         now, lease = time.monotonic(), self._lease
         summary = lease.releases.summary()
         return LeaseStatus(
@@ -193,7 +196,7 @@ class Leasing:
         )
 
     def metrics(self) -> LeaseFigures:
-        """The part `lease` of Metrics."""
+        """Return the field `lease` of Metrics."""
         status = self.lease()
         return LeaseFigures(
             held=self._lease.held is not None,

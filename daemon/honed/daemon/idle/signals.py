@@ -46,7 +46,10 @@ class Signals:
         self._own = OwnShare(root)
 
     def read(self, now: float, own: Collection[int]) -> MachineSignals:
-        """The signals at `now` (seconds of a steady clock); `own` are the processes of service and tuners."""
+        """Read the signals at `now` (seconds of a steady clock).
+
+        `own` are the processes of the service and of tuners.
+        """
         samples = (
             *pressure(self._root),
             load(self._root),
@@ -145,7 +148,7 @@ class Gpu:
         return _used(None, "no driver tells how much a GPU is used")
 
     def _by_open_drivers(self, now: float) -> float | None:
-        """The busiest engine's share since the last call, percent; None where engines are not counted.
+        """Return the busiest engine's share since the last call, percent; None where engines are not counted.
 
         Counting is off until root writes to the driver's `profiling` file; counters are then missing or 0.
         """
@@ -237,7 +240,7 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
 
 
 def thermal_samples(root: Path) -> list[Sample]:
-    """The zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
+    """Return the zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
     hottest = _hottest(root)
     for words in (_FIRST, _OTHERS):
         named = [kind for kind in sorted(hottest) if any(word in kind.lower() for word in words)]
@@ -305,9 +308,9 @@ class OwnShare:
         self._pressure = 0.0  # cores, mean of 10 s
 
     def measure(self, pids: Collection[int], now: float) -> Own:
-        """The share of these processes with all their descendants; `now` in seconds of a steady clock.
+        """Return the share of these processes with all their descendants.
 
-        What a process used before it was named first does not count.
+        `now` is in seconds of a steady clock. What a process used before it was named first does not count.
         """
         seconds = tree_seconds(self._root, pids)
         passed = now - self._at if self._at is not None else 0.0
@@ -414,7 +417,7 @@ class Sample:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A value with its unit for people; "-" where there is none."""
+    """Return a value with its unit for people; "-" where there is none."""
     if value is None:
         return "-"
     return f"{value:.4g}{'' if unit in ('%', '') else ' '}{unit}"
