@@ -187,7 +187,7 @@ async def _keep_watchdog(systemd: Systemd) -> None:
 
 
 def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """A part that fails in a way nobody foresaw ends the service, so that it is noticed and started again."""
+    """End the service if one of its parts failed unexpectedly, so that it is noticed and started again."""
     if not task.cancelled() and task.exception() is not None:
         _log.critical("the service cannot go on: %r", task.exception())
         stop.set()

@@ -74,7 +74,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
 
 
 def server_stopped(core: Core, event: ServerStopped) -> None:
-    """Let an engine rest whose worker was stopped, and wake it if it is needed again."""
+    """Mark an engine as resting whose worker was stopped, and wake it if it is needed again."""
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
@@ -187,7 +187,7 @@ def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
 
 
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
-    """Return the fallback engine, or None if there is none or it is the engine itself."""
+    """Return the fallback engine, added where needed; None if there is none or it is the engine itself."""
     wanted = core.fallback.casefold()
     if not wanted or engine.name.casefold() == wanted or engine.stand_in:
         return None

@@ -88,8 +88,9 @@ class Queue:
     def _victim(self, client: ClientId) -> Ticket | None:
         """Return the ticket to evict for a client, if any.
 
-        It is the last one of the user with the most tickets; if that is not at least 2 more than the client's
-        user has, it is taken from the connection with the most tickets of that user.
+        It is the last ticket, not tried yet, of the connection with the most tickets, of the user with the
+        most. Unless that user has at least 2 more than the client's user, it is of the client's user, if that
+        has a connection with at least 2 more tickets than the client.
         """
         users = Counter(t.client.user for t in self._waiting.values())
         user = max(users, key=lambda u: (users[u], u), default=client.user)

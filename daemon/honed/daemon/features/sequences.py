@@ -386,7 +386,7 @@ def _nothing(params: InferParams, engine: str) -> Inferred:
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
     """Return the pairs of outputs and the inputs of the next request to which they are given.
 
-    What the model's file says of them is known only where its interface is.
+    What the model's file says of them is known only where the interface of that file is.
     """
     interface, compiled = entry.manifest.interface, entry.compiled
     if interface is None and compiled is not None:

@@ -172,7 +172,7 @@ class SizeSpecialiser(Feature):
         return infer_counted
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
-        """Count the sizes that a request for a model met."""
+        """Count the sizes that a request for a model had inside it."""
         if sizes and self.registry.serves(model):
             self.ledger.met(model.name, sizes)
 

@@ -135,7 +135,7 @@ class Shares:
     spent: dict[str, CompileUsage] = field(default_factory=dict)
 
     def use(self, name: str, now: float) -> None:
-        """Record that a model was brought, or asked for."""
+        """Record that a user brought a model, or asked for it."""
         self.used[name] = now
 
     def keep_only(self, names: Iterable[str], now: float) -> None:

@@ -56,7 +56,7 @@ class MetricsCollector:
     root: Path = Path("/")  # of the file system that has the sensors
 
     async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
-        """The result of Metrics for a peer; raises InvalidArgument for forms there are not."""
+        """Return the result of Metrics for a peer; raise InvalidArgument for an unknown format."""
         if form not in (None, "", "openmetrics"):
             raise InvalidArgument(
                 f"there is no format {form[:40]!r}; use openmetrics, or none for plain data"

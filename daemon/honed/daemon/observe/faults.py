@@ -25,7 +25,7 @@ WHOSE = {
 
 
 def kernel_log() -> KernelLog:
-    """What the kernel log says since the machine started; or why it cannot be read. Blocking."""
+    """Read the faults in the kernel log since the machine started, or why it cannot be read. Blocking."""
     from honed.machine.kernellog import open_reader
     from honed.protocol.errors import PermissionDenied, Unavailable
 
@@ -52,7 +52,7 @@ def stories(reader: Reader) -> Iterator[KernelFault]:
 
 
 def listed(story: FaultStory, time: float) -> KernelFault:
-    """A fault as `hone faults` lists it; `time` in seconds since 1970."""
+    """Return a fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
     return KernelFault(
         time=time,
@@ -90,7 +90,7 @@ def ours(metrics: Metrics, status: Status) -> Ours:
 
 
 def of_service(socket: str | None) -> Ours | None:
-    """The service that answers; None where none does, or it does not tell this user."""
+    """Ask the service which processes are its own; return None if it does not run or refuses this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.client import Client
 
@@ -104,7 +104,7 @@ def of_service(socket: str | None) -> Ours | None:
 def blamed(
     log: KernelLog, service: Ours | None, quarantined: Iterable[Quarantined] = ()
 ) -> tuple[BlamedFault, ...]:
-    """The faults of the kernel log with whose they were; `quarantined` as the records have them."""
+    """Return the faults of the kernel log, each with whose it was; `quarantined` is from the records."""
     return tuple(
         BlamedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
     )

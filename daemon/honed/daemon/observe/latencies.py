@@ -56,7 +56,10 @@ class Latencies:
         self.noted = 0  # changes so far
 
     def note(self, model: str, version: int, seconds: float, now: float) -> None:
-        """An inference took `seconds` in the worker; `now` in seconds since 1970, which may be set back."""
+        """Record that an inference took `seconds` in the worker.
+
+        `now` is in seconds since 1970, which may be set back.
+        """
         self.noted += 1
         series = self._series.setdefault(model, _Series())
         if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
@@ -68,12 +71,12 @@ class Latencies:
             series.samples.append(seconds * 1e6)
 
     def of(self, model: str) -> tuple[LatencyPoint, ...]:
-        """The points of a model, oldest first, with the span that is open."""
+        """Return the points of a model, oldest first, with the span that is open."""
         series = self._series.get(model)
         return series.all() if series is not None else ()
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self.noted += 1
         self._series.pop(model, None)
 

@@ -38,7 +38,7 @@ class Family:
 
 
 def text(document: Metrics) -> str:
-    """The whole exposition; families without samples keep their description."""
+    """Return the whole exposition; families without samples keep their description."""
     return "".join(f"{line}\n" for family in FAMILIES for line in _lines(family, document)) + "# EOF\n"
 
 

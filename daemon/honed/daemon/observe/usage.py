@@ -36,7 +36,7 @@ class DecayedUsage:
     at: float = 0.0
 
     def value(self, now: float, half_life: float) -> float:
-        """What is left of it; a clock that went back lets nothing grow."""
+        """Return the seconds that are left after decay; a clock that went back does not make them grow."""
         return self.seconds * decay(now - self.at, half_life)
 
     def add(self, seconds: float, now: float, half_life: float) -> None:
@@ -50,7 +50,7 @@ class DecayedUsage:
 
 
 def decay(elapsed: float, half_life: float) -> float:
-    """The share left after `elapsed` seconds, in (0, 1]."""
+    """Return the share left after `elapsed` seconds, in (0, 1]."""
     return float(2.0 ** (-max(0.0, elapsed) / half_life))
 
 
@@ -64,7 +64,7 @@ def away(saved: float, now: float, half_life: float) -> float:
 
 
 def shares(microseconds: dict[str, float]) -> dict[str, float]:
-    """The share that each task's time has of a profile; empty where nothing took time."""
+    """Return the share of each task in the time of a profile; empty where nothing took time."""
     whole = sum(microseconds.values())
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
 
@@ -234,11 +234,11 @@ class UsageLog:
         self._read()
 
     def ran(self, model: str, seconds: float) -> None:
-        """A request kept the device busy for so long."""
+        """Record that a request kept the device busy for so many seconds."""
         self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
 
     def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
-        """A profile tells how the time of a version divides among its tasks."""
+        """Record by a profile how the time of a version divides among its tasks."""
         times: dict[str, float] = {}
         for row in rows:
             times[row.task] = times.get(row.task, 0.0) + row.us
@@ -246,11 +246,11 @@ class UsageLog:
         known.shares, known.profiled = shares(times), sha256
 
     def asked(self, model: str, variant: str, shapes: Shapes) -> None:
-        """A request for a model came in shapes that are those of `variant`."""
+        """Count a request for a model in shapes that are those of `variant`."""
         self._used(model).asked.ask(variant, shapes, self._clock(), self.settings.half_life)
 
     def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
-        """A request for a model met sizes that depend on the data."""
+        """Count the sizes of a request for a model that depend on the data."""
         self._used(model).met.meet(sizes, self._clock(), self.settings.half_life)
 
     def counts_met(self, model: str) -> dict[MetSizes, float]:
@@ -259,12 +259,18 @@ class UsageLog:
         return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
-        """A model could not be compiled for these shapes; `under` is what would have to change."""
+        """Record that a model could not be compiled for these shapes.
+
+        `under` is what would have to change.
+        """
         asked = self._used(model).asked
         asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
     def wishes(self, model: str, under: str) -> list[Wish]:
-        """The shapes that a model was asked for; what failed under something else has not failed."""
+        """Return the shapes that a model was asked for.
+
+        A failure counts only if it happened under the same conditions, `under`.
+        """
         known = self._models.get(model)
         now, half_life = self._clock(), self.settings.half_life
         return [
@@ -279,7 +285,7 @@ class UsageLog:
         ]
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._changed = self._models.pop(model, None) is not None or self._changed
 
     def keep_only(self, models: Iterable[str]) -> None:
@@ -297,11 +303,11 @@ class UsageLog:
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
-        """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
+        """Return the usage of each model.
 
-        Time of copies and of partitions that the CPU engine runs is in no task. There are no tasks where no
-        profile was made.
-        `profiled` is the SHA-256 of the compiled file that was, or "".
+        That is `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks. Time of copies
+        and of partitions that the CPU engine runs is in no task. There are no tasks where no profile was
+        made. `profiled` is the SHA-256 of the compiled file that was profiled, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
         told: dict[str, TimeSpent] = {}
@@ -324,7 +330,7 @@ class UsageLog:
         self._file.write(self._snapshot())
 
     def _used(self, model: str) -> _Model:
-        """What is known of a model, which changes."""
+        """Return what is known of a model, for the caller to change."""
         self._changed = True
         return self._models.setdefault(model, _Model())
 

@@ -127,7 +127,7 @@ class DeviceServer:
         )
 
     def queue(self) -> QueueStatus:
-        """Requests that wait and run."""
+        """Return how many requests wait and run."""
         return QueueStatus(waiting=len(self.engine.queue), running=int(self.engine.running is not None))
 
     def _end_with_worker(self) -> None:

@@ -75,7 +75,10 @@ class ProofCache:
             _log.warning("that a model was proven right cannot be remembered: %s", error)
 
     def forget(self, key: str) -> None:
-        """The file is to be proven anew. Raises OSError where that cannot be written."""
+        """Forget that a file was verified, so that it is verified again.
+
+        Raises OSError where that cannot be written.
+        """
         self._marker(key).unlink(missing_ok=True)
 
     def _marker(self, key: str) -> Path:
@@ -195,7 +198,7 @@ class Loader:
     async def _prove_in_subprocess(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
-        """False where that was not needed."""
+        """Verify a file in a process of its own; return False if that was not needed."""
         proofs = self._proofs()
         if proofs.knows(key):
             return False
@@ -231,7 +234,10 @@ class Loader:
         )
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
-        """The worst of every output so far; raises ModelRefused where an answer is wrong."""
+        """Run a probe, and return the worst of every output so far.
+
+        Raises ModelRefused if an answer is wrong.
+        """
         return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
     def _proofs(self) -> ProofCache:
@@ -277,9 +283,9 @@ class Loader:
         return (await self.compare(key, key, 1.0, most=runs)).old_us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
-        """A call that runs a model; a device that failed in it is not used again.
+        """Make a call that runs a model; if the device fails in it, kill the worker and raise WorkerDied.
 
-        With `give_way` requests may run before the next.
+        With `give_way` requests may run before the next call.
         """
         begun = time.monotonic()
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
@@ -297,7 +303,7 @@ class Loader:
             await asyncio.sleep(min(taken, left))
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
-        """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
             await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except WorkerDied:
@@ -307,14 +313,14 @@ class Loader:
 
 
 def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[GivenInput, ...]:
-    """What a model is run on before it serves; `interface` is of the form that is loaded."""
+    """Return the inputs on which a model runs before it serves; `interface` is that of the loaded form."""
     if interface is None:
         return ()
     return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
 def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
-    """Inputs in the shapes that are given for open ones, else with 1 for each open size."""
+    """Return inputs in the given shapes for open ones, else with 1 for each open size."""
     return tuple(
         GivenInput(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
         for tensor in tensors

@@ -30,7 +30,7 @@ class RegionRange:
     nbytes: int
 
     def part(self, offset: int, nbytes: int) -> RegionRange:
-        """Some of it, from `offset` of it on."""
+        """Return a range of `nbytes` within this one, from `offset` of it on."""
         return RegionRange(self.region, self.offset + offset, nbytes)
 
     @property
@@ -79,7 +79,7 @@ class InferencePlan:
         return list({place.region.number: place.region for _, place in named if place}.values())
 
     def for_worker(self, key: str) -> RunModel:
-        """What to ask of the worker that knows the model by `key`."""
+        """Return the call for the worker that knows the model by `key`."""
         return RunModel(
             key=key,
             inputs=tuple(
@@ -95,7 +95,7 @@ class InferencePlan:
         )
 
     def result(self, ran: InferenceResult, queue_us: int, engine: str) -> Inferred:
-        """The result of ModelInfer for what a worker answered; `engine` is "gpu", "cpu" or "gpu+cpu"."""
+        """Return the result of ModelInfer for a worker's answer; `engine` is "gpu", "cpu" or "gpu+cpu"."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
@@ -114,7 +114,7 @@ class InferencePlan:
         )
 
     def _answered(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
-        """The outputs, with where they are."""
+        """Return the outputs, each with its place."""
         if self.room is None:
             return self.outputs
         return (
@@ -124,7 +124,7 @@ class InferencePlan:
 
 
 def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
-    """A tensor as metadata shows it; any number of dimensions as a single open one."""
+    """Return a tensor as metadata shows it; any number of dimensions is shown as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
 
@@ -138,10 +138,10 @@ def check(
     max_bytes: int,
     keep: bool,
 ) -> InferencePlan:
-    """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
+    """Check a request and return its plan; raise InvalidArgument or NotFound if anything is wrong with it.
 
     `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
-    runs that; one of them at least is there. AnswerTooLarge where the answer would hold more than
+    runs that; one of them at least is there. Raises AnswerTooLarge where the answer would hold more than
     `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
     if in_sequence(params.parameters):

@@ -78,10 +78,10 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
 async def compare(
     device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
 ) -> EngineChoice:
-    """The engine that is to serve a new compiled form, of a model of this owner.
+    """Return the engine that is to serve a new compiled form, of a model of this owner.
 
-    Where both cannot be compared that is the compiled form, which was proven right; of a user's own model
-    nobody knows then how long it would hold up the device.
+    If the two cannot be compared, that is the compiled form, which was verified; but for a user's own model
+    it is the CPU engine, since nobody knows how long the model would hold up the device.
     """
     try:
         return choose(await measure(device, key, compiled, cpu, source), owner)

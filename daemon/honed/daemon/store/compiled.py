@@ -113,7 +113,7 @@ class Compiled:
 
 
 def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
-    """The interface of a compiled form with these."""
+    """Return the interface of a compiled form with these inputs and outputs."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
@@ -142,7 +142,7 @@ def summarise(model: CompiledModel) -> Compiled:
 
 
 def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
-    """What is compiled first, then what the CPU engine runs; nothing where the model is not cut."""
+    """Return the compiled part first, then those that the CPU engine runs; nothing if the model is whole."""
     split = model.split
     if split is None:
         return ()

@@ -27,7 +27,7 @@ class Inspector:
         self._places = asyncio.Semaphore(INSPECTIONS)
 
     async def inspect(self, path: Path) -> Compiled:
-        """What a compiled file says, every byte of it checked; raises ModelFileError or NotFound."""
+        """Read a compiled file and check every byte of it; raise ModelFileError or NotFound."""
         async with self._places:
             [(_, found)] = [answer async for answer in inspect_all([path])]
         if isinstance(found, HonedError):

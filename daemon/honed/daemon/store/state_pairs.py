@@ -35,7 +35,7 @@ class StatePair:
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
-    """The state of a model, `named` as output: input, else as its file says, else by the rule.
+    """Return the state of a model, `named` as output: input, else as its file says, else by the rule.
 
     Raises InvalidArgument where names are wrong.
     """

@@ -47,7 +47,7 @@ class WithDescriptors(Generic[R]):
 
 
 def as_error(method: str, failure: BaseException) -> HonedError:
-    """What a client is told of a failure; a bug in one method must not end the service."""
+    """Return the error that a client receives for a failure; a bug in one method must not end the service."""
     if isinstance(failure, HonedError):
         return failure
     _log.error("%s failed", method[:80], exc_info=failure)
@@ -60,7 +60,7 @@ class ClientSocket:
     def __init__(
         self, connected: socket.socket, readable: Callable[[], None], writable: Callable[[], None]
     ) -> None:
-        """Takes over the socket, in a running loop."""
+        """Take over the socket, in a running loop."""
         connected.setblocking(False)
         self.socket = connected
         self.reading = False
@@ -148,16 +148,16 @@ class Handler(Protocol):
     """What a connection needs from the server."""
 
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
-        """The work for a request; raises HonedError for one that cannot be.
+        """Return the work for a request; raise HonedError if the request is invalid or not permitted.
 
-        Its descriptors are closed by the connection when it has ended.
+        The connection closes the request's descriptors when the work has ended.
         """
 
     def overfull(self) -> None:
         """All connections together hold too much."""
 
     def closed(self, connection: Connection) -> None:
-        """The connection is gone; its requests are cancelled."""
+        """Note that the connection is gone; its requests are cancelled."""
 
 
 class Connection:
@@ -173,7 +173,7 @@ class Connection:
         turns: RoundRobin,
         handler: Handler,
     ) -> None:
-        """Takes over the socket, in a running loop."""
+        """Take over the socket, in a running loop."""
         self.number = number
         self.peer = peer
         self.regions = RegionTable(limits.max_regions)
@@ -343,14 +343,14 @@ class Connection:
         self._account()
 
     def _ended(self) -> None:
-        """The client has closed its end, or will send no more."""
+        """Close or half-close the connection: the client has closed its end, or will send no more."""
         if self._ending or self._socket.gone():
             self.close()
         else:
             self._half_close()
 
     def _half_close(self) -> None:
-        """The client sends no more: answer what it has sent, and close when that is done, or it is gone."""
+        """Answer the last requests of a client that sends no more; close afterwards, or when it is gone."""
         if self.closed or self._ending:
             return
         self._half_closed = True
@@ -362,7 +362,7 @@ class Connection:
             self._loop.call_later(_GONE_SECONDS, self._half_close)
 
     def _close_if_answered(self) -> None:
-        """A client that sends no more has nothing to wait for when its last answer is sent."""
+        """Close the connection of a client that sends no more, once its last answer is sent."""
         if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
 
@@ -500,7 +500,7 @@ class Connection:
 
 
 def _peer(limits: Limits) -> Peer:
-    """The service's end of the protocol; what a client sends is kept in bounds."""
+    """Return the service's end of the protocol, which bounds what a client may send."""
     return Peer(
         serves=True,
         receiving=FrameLimits(

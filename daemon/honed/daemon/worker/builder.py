@@ -118,7 +118,7 @@ class BuildProcess:
         call: WorkerCall[R],
         progress: Progress = lambda _, __: None,
     ) -> R:
-        """The answer of the process, which may take so long anew with each progress."""
+        """Return the answer of the process; the time limit starts again whenever it reports progress."""
         seconds = self._limits.run_seconds if isinstance(call, CheckProbe) else self._limits.load_seconds
         try:
             async with asyncio.timeout(seconds) as deadline:
