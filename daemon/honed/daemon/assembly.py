@@ -73,7 +73,7 @@ class Base:
 
 
 async def founded(config: Config, store: Store, listening: socket.socket) -> Base:
-    """Of a store without its models, which are entered next."""
+    """Build the base of the service on a store without its models, which are entered next."""
     places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
     commits, inspector = Commits(store, registry), Inspector()

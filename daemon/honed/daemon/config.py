@@ -45,7 +45,7 @@ _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """Line numbers, from 1, of the settings in a valid TOML document, by "table.key".
+    """Return the line numbers, from 1, of the settings in a valid TOML document, by "table.key".
 
     Settings in inline tables are left out, and all of them where the document has texts of several lines,
     which could hold what only looks like a setting.
@@ -162,7 +162,7 @@ def _check_placement(service: Service, origin: str) -> None:
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting by its name ("limits.max_queue"), table by table."""
+    """Return every setting by its name ("limits.max_queue"), table by table."""
     return {each.name: each for table, kind in TABLES.items() for each in of_table(table, kind)}
 
 
@@ -282,7 +282,7 @@ def _build(kind: type[Any], table: str, values: Mapping[str, _Value]) -> Any:
 
 
 def _checked(setting: Setting, value: object, origin: str) -> object:
-    """`value` as the field's type; TOML has no paths, and an integer will do for a float."""
+    """Return `value` as the field's type; TOML has no paths, and an integer will do for a float."""
     where = f"{origin}: [{setting.table}] {setting.key}"
     if setting.kind is Path:
         if not isinstance(value, str) or not value.startswith("/"):
@@ -384,7 +384,7 @@ class Reloader:
                 self._systemd.tell("READY=1")
 
     def signalled(self) -> None:
-        """Reload, where nobody waits for the result: the log tells it."""
+        """Reload the configuration where nobody waits for the result, which goes to the log."""
         task = asyncio.ensure_future(self._reload_for_log())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -412,7 +412,10 @@ class Reloader:
 
 
 def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str = "") -> ConfigShown:
-    """Every setting with value, unit, origin, and when a change counts; and the files that were read."""
+    """Return every setting and the files that were read.
+
+    A setting has its value, unit and origin, and when a change of it counts.
+    """
     return ConfigShown(
         settings=tuple(
             ShownSetting(

@@ -129,7 +129,7 @@ class Server:
         return self.api.answer(call, asked.method, asked.params)
 
     def overfull(self) -> None:
-        """All connections together hold too much: the largest one of the user who holds most goes."""
+        """Drop the largest connection of the user who holds most: all together hold too much."""
         user = self._bytes.largest
         largest = max(
             (c for c in self._connections.values() if c.peer.uid == user), key=lambda c: c.held, default=None

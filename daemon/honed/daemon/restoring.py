@@ -105,7 +105,7 @@ def unfinished_work(
     broken: Sequence[tuple[Manifest, str]],
     policy: str,
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """To compile what was being compiled when the service ended, and what is damaged."""
+    """Yield the work to compile what was being compiled when the service ended, and what is damaged."""
     for manifest in models.values():
         if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
             yield jobs.resume(manifest)

@@ -73,7 +73,10 @@ class Systemd:
 
 
 def _in_journal(environment: Mapping[str, str]) -> bool:
-    """Whether standard error leads there, as systemd.exec(5) tells; terminals inherit what says so."""
+    """Return whether standard error leads to the journal, as systemd.exec(5) tells.
+
+    Terminals inherit the variable that says so.
+    """
     try:
         stream = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # it was closed

@@ -46,7 +46,7 @@ from .compilation import Staged, copies, stage
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
-    """Of a file that the CPU engine is to serve."""
+    """Return the manifest of a file that the CPU engine is to serve."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
     manifest = strict.like(
         Manifest,
@@ -129,7 +129,10 @@ def _history(
 
 
 def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
-    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
+    """Return whether a model made elsewhere differs from what is served in schedules alone.
+
+    It does if it is what the stored source compiles to as the user asked for it.
+    """
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
         return False
@@ -264,7 +267,7 @@ class ModelInstaller:
     """Adds, replaces and removes models, and goes on compiling those that wait for it."""
 
     def __init__(self, changes: Changes, policy: str, cache_dir: Path) -> None:
-        """`policy` is the setting serve.engine."""
+        """Initialise; `policy` is the setting serve.engine."""
         self._changes = changes
         self._store = changes.store
         self._registry = changes.registry
@@ -421,7 +424,7 @@ class ModelInstaller:
         return job.added(made.model, made.file.sha256, told)
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
-        """Go on compiling a stored model that the CPU engine serves, for so long at most."""
+        """Continue to compile a stored model that the CPU engine serves, for at most `seconds`."""
         job = AddRequest(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
@@ -446,7 +449,10 @@ class ModelInstaller:
         self.compiler_came()
 
     def compiler_came(self) -> None:
-        """There is a compiler, or a device: compile what waited for one, a model after the other."""
+        """Compile what waited for a compiler or a device, one model after the other.
+
+        Call it when a compiler or a device is there that was not before.
+        """
         self._checks.restored()
         waiting = [
             manifest
@@ -513,7 +519,7 @@ class ModelInstaller:
             await in_thread(shutil.rmtree, users_cache(self._cache_dir, owner), ignore_errors=True)
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
-        """Where a model may go: where the user wants it, else where it was, else where it belongs."""
+        """Return where a model may go: where the user wants it, else where it was, else where it belongs."""
         if options.device:
             return self._pool.asked(name, options.device)
         replaced = self._registry.find(name)
@@ -528,7 +534,7 @@ class ModelInstaller:
         restored: Manifest | None = None,
         given: Manifest | None = None,
     ) -> Built:
-        """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
+        """Build a served model from staged files; `given` is what the CPU engine serves of it so far."""
         made = await change.build(staged, servers)
         manifest = made_manifest(change.name, made, staged, self._registry.find(change.name), restored)
         if given is not None:

@@ -190,7 +190,7 @@ def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
 
 
 def is_compiled(path: Path) -> bool:
-    """Whether it is a compiled file, by how it begins."""
+    """Return whether a file is a compiled file, by its first bytes."""
     with path.open("rb") as file:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 

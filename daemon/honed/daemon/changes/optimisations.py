@@ -97,7 +97,10 @@ class OptimisationChecks:
             await asyncio.wait(tasks)
 
     async def _restore(self) -> None:
-        """Nothing is served by an ONNX Runtime before its process runs, which tells its version."""
+        """Check the models that are outdated as each CPU engine's process comes up.
+
+        Nothing is served by an ONNX Runtime before its process runs, which reports its version.
+        """
         owners = {entry.manifest.owner for entry in self._registry.models() if entry.takes_open}
 
         async def come(owner: int | None) -> None:

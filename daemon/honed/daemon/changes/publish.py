@@ -307,7 +307,11 @@ class Publisher:
         )
 
     def _engine_let_go(self, entry: ServedModel) -> EngineChosen:
-        """By the times that are known, else as it is: where there is a choice, both are compared anew."""
+        """Return the choice of engine for a model that is not pinned any more.
+
+        It follows the times that are known; without them the engine stays, and where there is a choice, both
+        are compared again.
+        """
         manifest = entry.manifest
         wanted = manifest.wanted or self.policy
         if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
@@ -356,7 +360,10 @@ class EngineRechoice(Feature):
         return times is not None and times.provisional and free and able and not (entry.comparing or waits)
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Where others are busy again, the next time is twice as far away."""
+        """Compare the engines of a model again.
+
+        If others are busy again, the next time is twice as far away.
+        """
         pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
         self._pauses[entry.name] = pause, time.monotonic() + pause
         with self.leasing.adding(0, "the engines of a model are being compared"):

@@ -58,7 +58,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
-    """Everything that was loaded is gone; where no worker starts, so is the engine."""
+    """Mark all that was loaded on a worker as gone; if no worker starts, the engine has failed."""
     engine = core.engines[event.engine]
     if engine.phase is not Phase.STOPPING:
         engine.phase = Phase.FAILED if event.failed else Phase.STARTING
@@ -181,7 +181,10 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
 
 
 def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
-    """Who serves a model while an engine is lost: the CPU engine where it can, the device in its place."""
+    """Return the engine that serves a model while another is lost, or None.
+
+    This is the CPU engine where it can, else the device that stands in.
+    """
     other = core.other_for(model, engine)
     return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
@@ -243,7 +246,10 @@ def _outdated(core: Core, model: ServedModel) -> bool:
 
 
 def _compare(core: Core, model: ServedModel) -> None:
-    """Where there is a choice, both engines can take part, and the last time was a while ago."""
+    """Compare the engines of a model if there is a choice and the last time was a while ago.
+
+    Both engines must be able to take part.
+    """
     device = core.engines[model.device]
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
     able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home

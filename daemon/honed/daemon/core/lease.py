@@ -104,7 +104,7 @@ class ReleaseTimes:
         self._most = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add a time to the summary."""
         self._recent.append(seconds)
         self._counts[bisect.bisect_left(BUCKETS, seconds)] += 1
         self._sum += seconds
@@ -122,7 +122,7 @@ class ReleaseTimes:
         return Summary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """For each bucket its upper end (the last: infinity) and how many times were not above it."""
+        """Return for each bucket its upper end (the last: infinity) and how many times were not above it."""
         return list(zip((*BUCKETS, float("inf")), accumulate(self._counts), strict=True))
 
 
@@ -159,7 +159,7 @@ class Lease:
         return "" if self._idle else self._why
 
     def seconds(self, now: float) -> float:
-        """How long the lease was held, in all."""
+        """Return how long the lease was held in all, in seconds."""
         return self.counts.seconds + (now - self.held.since if self.held else 0.0)
 
     def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
@@ -208,7 +208,7 @@ class Lease:
         return self._grant(now) if idle else self._revoke(why, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed."""
+        """Report a holder that is overdue, once, as time passes."""
         held = self.held
         if held is None or held.revoked is None or held.overdue or now - held.revoked <= held.bound:
             return []
@@ -217,7 +217,7 @@ class Lease:
         return [Overdue(held.holder, held.number, held.bound)]
 
     def due(self) -> float | None:
-        """When `tick` has something to say, if the holder does not leave before."""
+        """Return when `tick` has something to report if the holder does not leave before, or None."""
         if self.held is None or self.held.revoked is None or self.held.overdue:
             return None
         return self.held.revoked + self.held.bound

@@ -22,7 +22,7 @@ class Machine(Core):
         return engine.name if engine is not None else None
 
     def limit_queues(self, max_queue: int) -> None:
-        """So many requests may wait from now on; what waits already keeps waiting."""
+        """Limit how many requests may wait from now on; those that wait already keep waiting."""
         self.max_queue = max_queue
         for engine in self.engines.values():
             engine.queue.limit = max_queue

@@ -30,7 +30,7 @@ def cpu_engine(owner: int | None) -> str:
 
 
 def is_cpu(engine: str) -> bool:
-    """Whether it is the CPU engine, or that of a user."""
+    """Return whether an engine is the CPU engine, or that of a user."""
     return engine.startswith(CPU_ENGINE)
 
 
@@ -317,5 +317,5 @@ class Engine:
             self.phase = Phase.STARTING
 
     def idle_seconds(self, now: float) -> float:
-        """How long no request has run or waited."""
+        """Return for how many seconds no request has run or waited."""
         return 0.0 if self.running is not None or len(self.queue) else now - self.ended

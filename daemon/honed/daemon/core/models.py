@@ -212,7 +212,7 @@ def broken(core: Core, event: LoadBroken) -> None:
 
 
 def proven(core: Core, event: Proven) -> None:
-    """One probe less is left."""
+    """Remove the first of the probes that are left, which was verified."""
     found = core.deployed(event.deployment)
     if found is not None:
         deployment = found[1]
@@ -223,7 +223,7 @@ def proven(core: Core, event: Proven) -> None:
 
 
 def disproved(core: Core, event: Disproved) -> None:
-    """Whatever serves this file here must go."""
+    """Unload a file that failed a probe, and give up on the models that the engine serves with it."""
     found = core.deployed(event.deployment)
     if found is not None:
         engine = core.engines[found[1].engine]
@@ -240,7 +240,7 @@ def disproved(core: Core, event: Disproved) -> None:
 
 
 def kept(core: Core, event: Kept) -> None:
-    """Something is done with a file that no model stands for yet."""
+    """Pin a file that no model stands for yet, while something is done with it."""
     engine = core.engines[event.engine]
     engine.kept[event.key] += 1
     wake(core, engine)

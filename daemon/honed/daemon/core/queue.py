@@ -155,7 +155,7 @@ class Queue:
         return set(self.by_model())
 
     def by_model(self) -> Counter[str]:
-        """How many tickets wait for each model."""
+        """Return how many tickets wait for each model."""
         return Counter(ticket.model for ticket in self._waiting.values())
 
     def forget_client(self, client: ClientId) -> None:

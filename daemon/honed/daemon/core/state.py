@@ -43,9 +43,9 @@ class Core:
         cpu: bool = False,
         policy: str = "fastest",
     ) -> None:
-        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
+        """Initialise with `engines` by name; `fallback` stands in for others, "" for none.
 
-        `policy` is the setting serve.engine.
+        `cpu`: the CPU engine is there. `policy` is the setting serve.engine.
         """
         self.policy = policy
         self.models = registry
@@ -70,7 +70,7 @@ class Core:
         return actions
 
     def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
-        """One that was not known; a stand-in rests at first."""
+        """Add an engine that was not known, and return it; a stand-in rests at first."""
         phase = Phase.RESTING if stand_in else Phase.STARTING
         engine = Engine(name=name, queue=Queue(self.max_queue), stand_in=stand_in, phase=phase)
         self.engines[name] = engine
@@ -165,7 +165,7 @@ class Core:
         return None
 
     def on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
-        """Every deployment on an engine, by the names of the models."""
+        """Return every deployment on an engine with its model, by the names of the models."""
         return [
             (model, model.deployments[engine.name])
             for model in self.models.all()
@@ -173,7 +173,7 @@ class Core:
         ]
 
     def served_by(self, model: ServedModel, engine: Engine) -> bool:
-        """Whether it is served, and by this engine."""
+        """Return whether a model is served, and by this engine."""
         return model.engine == engine.name and self.models.serves(model)
 
     def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
@@ -194,7 +194,7 @@ class Core:
             self.engines[other].queue.retry(ticket)
 
     def place(self, model: ServedModel, ticket: Ticket) -> Engine:
-        """Where a request is to run."""
+        """Return the engine on which a request is to run."""
         cpu = self.cpu_of(model.manifest.owner) if ticket.open else None
         return cpu or self.engines[model.engine]
 
@@ -207,7 +207,7 @@ class Core:
         self.unload_unused(engine.name, model.key_on(engine.name))
 
     def needed(self, engine: Engine) -> bool:
-        """Whether there is anything for it to do."""
+        """Return whether there is anything for an engine to do."""
         if engine.rests:
             if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
                 return True
@@ -216,11 +216,11 @@ class Core:
         return belong or bool(self.on(engine)) or any(engine.kept.values())
 
     def comes_home(self, model: ServedModel, engine: Engine) -> bool:
-        """Whether the engine is to serve a model that another one does until it is loaded there."""
+        """Return whether an engine is to serve a model that another one serves until it is loaded there."""
         return model.home == engine.name and model.engine != engine.name
 
     def _used_lately(self, engine: Engine) -> bool:
-        """Whether something was asked for there within the time after which it rests, or loads."""
+        """Return whether an engine is loading, or was asked for something within `RESTING_SECONDS`."""
         since = self.now - RESTING_SECONDS
         return any(each.used > since or each.loading for _, each in self.on(engine))
 
@@ -324,7 +324,7 @@ class Registry:
         return self.variant(name) or self.get(name)
 
     def rests(self, model: ServedModel) -> bool:
-        """Whether it is a variant that rests."""
+        """Return whether a model is a variant that rests."""
         return self._resting.get(model.name) is model
 
     def find(self, name: str) -> ServedModel | None:
@@ -332,11 +332,11 @@ class Registry:
         return self._models.get(name)
 
     def serves(self, model: ServedModel) -> bool:
-        """Whether it is the version that is served."""
+        """Return whether a model is the version that is served."""
         return self._models.get(model.name) is model
 
     def keeps(self, model: ServedModel) -> bool:
-        """Whether its manifest is that of the version that is served, or of a variant that rests."""
+        """Return whether a model's manifest is that of the version served, or of a variant that rests."""
         kept = self._models.get(model.name) or self._resting.get(model.name)
         return kept is not None and kept.manifest is model.manifest
 
@@ -345,7 +345,7 @@ class Registry:
         return next((model for model in self._models.values() if model.number == number), None)
 
     def statistics(self, name: str) -> Statistics:
-        """Where requests for that name are counted."""
+        """Return the statistics in which requests for that name are counted."""
         model = self._models.get(name)
         return model.statistics if model else self.common
 
@@ -360,9 +360,9 @@ class Registry:
         return model, model.compiled
 
     def interfaces(self, model: ServedModel) -> tuple[Interface | None, Interface | None]:
-        """Of a model's compiled form, and of its file where the CPU engine runs that.
+        """Return the interfaces of a model's compiled form, and of its file where the CPU engine runs that.
 
-        One of them at least; raises Unavailable where there is none.
+        There is one of them at least; raises Unavailable where there is none.
         """
         compiled, given = model.compiled, model.manifest.interface
         if compiled is None and given is None:
@@ -370,11 +370,11 @@ class Registry:
         return compiled.interface if compiled is not None else None, given
 
     def all(self) -> list[ServedModel]:
-        """Every model and variant that is served, by name."""
+        """Return every model and variant that is served, by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def models(self, viewer: Viewer = EVERYTHING) -> list[ServedModel]:
-        """Every model that is there for `viewer`, by name, without variants."""
+        """Return every model that is there for `viewer`, by name, without variants."""
         models = (model for model in self.all() if not is_variant(model.name))
         return [model for model in models if viewer.sees(model.manifest.owner)]
 
@@ -384,11 +384,11 @@ class Registry:
         return [each for name, each in sorted(known.items()) if model in ("", model_of(name))]
 
     def of(self, engine: str) -> list[ServedModel]:
-        """Every model that an engine serves, by name."""
+        """Return every model that an engine serves, by name."""
         return [model for model in self.all() if model.engine == engine]
 
     def manifests(self) -> list[Manifest]:
-        """Of every model and variant, for the store to know what is used."""
+        """Return the manifests of all models and variants, for the store to know what is used."""
         return [model.manifest for model in (*self.all(), *self._resting.values())]
 
     def optimisation(self, source: str) -> OptimisationCheck | None:
@@ -397,10 +397,10 @@ class Registry:
         return next(known, None)
 
     def level(self, source: str) -> str:
-        """How far ONNX Runtime may optimise it."""
+        """Return how far ONNX Runtime may optimise the source with this key."""
         found = self.optimisation(source)
         return self.levels.get(source) or (found.level if found is not None else HIGHEST)
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
-        """How many models are in a state."""
+        """Return how many models are in a state."""
         return sum(model.state is state for model in self.models(viewer))

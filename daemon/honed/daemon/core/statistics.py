@@ -36,7 +36,7 @@ class Duration(NamedTuple):
 
 
 def duration(seconds: float) -> Duration:
-    """To be counted, perhaps in several histograms.
+    """Return a duration to be counted, perhaps in several histograms.
 
     Below zero, which only a clock that was set can give, counts as zero.
     """
@@ -85,7 +85,7 @@ class Histogram:
         return len(self._buckets)
 
     def spans(self) -> Spans:
-        """As Metrics shows them."""
+        """Return the summary of the histogram that Metrics shows."""
         return Spans(
             count=self.count,
             sum=self.sum,
@@ -120,7 +120,7 @@ class Recent:
 
     @staticmethod
     def covered(now: float) -> float:
-        """Seconds that `whole` looks back: 50 to 60."""
+        """Return how many seconds `whole` looks back: 50 to 60."""
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
@@ -208,7 +208,7 @@ class Statistics:
             each.engines[engine] += 1
 
     def ran_joined(self, requests: int) -> None:
-        """So many requests were run as one."""
+        """Count `requests` requests that were run as one."""
         for each in self._self_and_whole():
             each.joined += requests
             each.batches += 1
@@ -219,7 +219,7 @@ class Statistics:
             each.retries += 1
 
     def triton(self, name: str) -> ServedRequests:
-        """As ModelStatistics shows it."""
+        """Return the statistics as ModelStatistics shows them."""
         return ServedRequests(
             name=name,
             version=VERSION,
@@ -232,7 +232,7 @@ class Statistics:
         )
 
     def figures(self, now: float, uptime: float) -> Figures:
-        """As Metrics shows it; times in seconds."""
+        """Return the statistics as Metrics shows them; times in seconds."""
         recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
         return Figures(
             requests=self.requests,

@@ -60,7 +60,7 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
 
 
 def turned_away(core: Core, event: TurnedAway) -> None:
-    """List a successor that was not taken, its file aside."""
+    """List a successor that was rejected, without its file."""
     model = core.models.numbered(event.model)
     if model is not None:
         history = model.manifest.history
@@ -75,7 +75,7 @@ def pinned(core: Core, event: Pinned) -> None:
 
 
 def inspected(core: Core, event: Inspected) -> None:
-    """Versions differ in their kernels, which are shown."""
+    """Show the kernels of the version that is served, which was inspected."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.compiled = event.compiled
@@ -113,7 +113,7 @@ def judged(core: Core, event: Judged) -> None:
 
 
 def judging_broken(core: Core, event: JudgingBroken) -> None:
-    """Judge it again later; a second worker is one too many."""
+    """Judge a successor again later, but give it up when a second worker ends."""
     model = core.models.numbered(event.model)
     if model is None or model.trial is None:
         return
@@ -232,5 +232,5 @@ def _settle(core: Core, model: ServedModel) -> None:
 
 
 def _rewrite(model: ServedModel, history: VersionHistory) -> None:
-    """Another history of the same version."""
+    """Replace the history of a version."""
     model.manifest = dataclasses.replace(model.manifest, history=history)

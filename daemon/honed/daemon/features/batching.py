@@ -51,7 +51,7 @@ class Gathering:
     """
 
     def __init__(self, most: int, delay: float) -> None:
-        """At most so many rows are run together, and none waits longer than `delay` while nothing runs."""
+        """Initialise; at most `most` rows run together, and none waits over `delay` while nothing runs."""
         self._most = most
         self._delay = delay
         self._waiting: list[BatchMember] = []
@@ -70,7 +70,7 @@ class Gathering:
         self._waiting.append(member)
 
     def left(self, number: int) -> None:
-        """Nobody waits for a request any more."""
+        """Remove a request for which nobody waits any more."""
         self._waiting = [member for member in self._waiting if member.number != number]
 
     def ended(self, seconds: float) -> None:
@@ -87,11 +87,11 @@ class Gathering:
         return batches
 
     def next_time(self) -> float | None:
-        """When `due` is to be asked again if nothing happens before; None: nothing is waited for."""
+        """Return when `due` is to be asked again if nothing happens before; None where nothing waits."""
         return self._time() if self._waiting and self._time() < float("inf") else None
 
     def _time(self) -> float:
-        """When the next batch is due: the past where it is full."""
+        """Return when the next batch is due: the past where it is full."""
         if sum(member.rows for member in self._waiting) >= self._most:
             return float("-inf")
         urgent = min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
@@ -313,11 +313,14 @@ class Batcher(Feature):
 
 
 def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
-    """Whether a request may wait for others: all inputs have as many rows, fewer than a full batch."""
+    """Return whether a request may wait for others.
+
+    All inputs must have as many rows, and fewer than a full batch.
+    """
     rows = {shape[0] if shape else 0 for shape in shapes.values()}
     return len(rows) == 1 and 0 < min(rows) < settings.max_batch
 
 
 def rows_of(plan: InferencePlan) -> int:
-    """Of the request's inputs."""
+    """Return how many rows the request's inputs have."""
     return (plan.inputs[0][0].shape or (0,))[0]

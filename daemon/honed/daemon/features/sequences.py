@@ -297,9 +297,9 @@ class Sequencer(Feature):
 
     @asynccontextmanager
     async def turn(self, key: SequenceKey, params: InferParams) -> AsyncIterator[InferParams]:
-        """While this lasts no other request of the sequence runs; they come in the order of their arrival.
+        """Run no other request of the sequence while this lasts; they come in the order of their arrival.
 
-        Gives the request with what is left of its time; raises DeadlineExceeded where that is nothing.
+        Yields the request with what is left of its time; raises DeadlineExceeded where that is nothing.
         """
         options = params.parameters or InferOptions()
         timeout = timeout_us(options) / 1e6

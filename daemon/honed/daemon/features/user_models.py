@@ -145,7 +145,7 @@ class Shares:
         self.spent = {user: spent for user, spent in self.spent.items() if 0 <= now - spent.since < DAY}
 
     def compiled(self, user: int, seconds: float, now: float) -> None:
-        """So much time went into compiling a user's model."""
+        """Add `seconds` to the time that went into compiling a user's models today."""
         spent = self.spent.get(str(user))
         if spent is None or not 0 <= now - spent.since < DAY:
             spent = self.spent[str(user)] = CompileUsage(seconds=0.0, since=now)
@@ -204,7 +204,7 @@ def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
 
 
 def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettings, now: float) -> int | None:
-    """Whose model is compiled next: the user who had least of it today, then who waits the longest.
+    """Return the user whose model is compiled next: who had least of it today, then who waits the longest.
 
     `waiting` is since when each user waits, in seconds since 1970. None where nobody has time left.
     """
@@ -228,7 +228,7 @@ class Receiver:
     """Reads users' files, each in a thread of its own, which holds up nothing else."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: what reading the files of one model may take."""
+        """Initialise; reading the files of one model may take `seconds`."""
         self._seconds = seconds
         self._reading: Counter[int] = Counter()  # by user
 
@@ -272,7 +272,7 @@ class Receiver:
         )
 
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
-        """As `files.receive`; where this is cancelled the thread ends when the file lets it."""
+        """Read a file as `files.receive` does; if this is cancelled the thread ends when the file lets it."""
         if self._reading[user] >= _MAX_READING:
             raise Busy("files that you brought before are still being read; let them end first")
         loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
@@ -465,7 +465,7 @@ class UserModels(Feature):
             _log.info("model %s %s", name, why)
 
     def _kept(self) -> list[OwnModel]:
-        """Every user's own models."""
+        """Return every user's own models."""
         kept: list[OwnModel] = []
         for entry in self.registry.models():
             manifest = entry.manifest
@@ -510,7 +510,7 @@ class UserModels(Feature):
         return waiting
 
     async def _compile(self, entry: ServedModel) -> None:
-        """Until it is done, or an administrator wants to: then it is begun anew later."""
+        """Compile a model until it is done, or an administrator wants to: then it is begun again later."""
         owner = entry.manifest.owner
         assert owner is not None
         begun, stopped = time.monotonic(), False
@@ -537,7 +537,7 @@ class UserModels(Feature):
         await self.shares_file.keep()
 
     def under_way(self) -> Counter[int]:
-        """How many models each user is bringing."""
+        """Return how many models each user is bringing."""
         return Counter(bring.user for bring in self._under_way.values())
 
     async def close(self) -> None:

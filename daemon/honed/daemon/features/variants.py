@@ -166,7 +166,7 @@ class VariantCompiler:
         return name, choice.why
 
     async def _choice(self, change: Change, model: ServedModel, made: Built) -> EngineChoice:
-        """Which engine is to serve these shapes."""
+        """Return which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
             return EngineChoice("gpu", "")
@@ -366,7 +366,7 @@ class ShapeVariants(Feature):
         return bool(manifest.interface and manifest.sources and ready and compiled)
 
     def _by_cpu(self, entry: ServedModel) -> bool:
-        """Whether the CPU engine alone is to serve a model."""
+        """Return whether the CPU engine alone is to serve a model."""
         return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
 
     async def _make(self, wish: Wish) -> None:
@@ -415,7 +415,7 @@ class ShapeVariants(Feature):
             self.maker.pool.handle(Rested(name))
 
     def _loaded(self) -> list[KeptVariant]:
-        """Those that are in service, whatever was asked for."""
+        """Return the variants that are in service, with no requests counted."""
         serving = (variant for variant in self.registry.variants() if not self.registry.rests(variant))
         return [self._known(variant, 0.0) for variant in serving]
 

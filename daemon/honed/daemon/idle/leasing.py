@@ -63,7 +63,7 @@ class Leasing:
         self._deadline: asyncio.TimerHandle | None = None
 
     def change(self, settings: IdleSettings) -> None:
-        """Decide by other settings from now on."""
+        """Apply other settings from now on."""
         self._settings = settings
         self._wake.set()
 
@@ -117,7 +117,10 @@ class Leasing:
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
-        """While a request of process `peer` is served; unless that is a tuner, it ends the lease at once."""
+        """Count a request of process `peer` as under way while it is served.
+
+        Unless the process is a tuner, the request ends the lease at once.
+        """
         counted = self.came(model, peer)
         try:
             yield
@@ -140,7 +143,10 @@ class Leasing:
 
     @contextmanager
     def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
-        """While a model is added, or tuned by hand, for process `peer`; tuners add what they have made."""
+        """Hold off tuners while a model is added, or tuned by hand, for process `peer`.
+
+        Tuners may add what they have made themselves.
+        """
         if self._is_tuner(peer):
             yield
             return
@@ -167,7 +173,10 @@ class Leasing:
         )
 
     def look_seconds(self) -> float:
-        """Between two looks at what may be done in idle time: shorter where the machine is idle sooner."""
+        """Return the seconds between two looks at what may be done in idle time.
+
+        They are fewer where the machine is idle sooner.
+        """
         return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
@@ -264,7 +273,7 @@ class Leasing:
         self._watch()
 
     def _watch(self) -> None:
-        """Be called back when the holder is due to have left."""
+        """Set the timer for when the holder is due to have left."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -346,7 +346,7 @@ class Api:
         return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
 
     def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
-        """Those of figures by model that the viewer may see."""
+        """Return those of figures by model that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
 

@@ -203,7 +203,7 @@ class PlainInference:
             self._end(None, error)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request: nobody waits for it any more."""
         if self._task is not None:
             self._task.cancel()
         elif self._work is not None:
@@ -252,7 +252,7 @@ class PlainInference:
 
 @contextmanager
 def counted(statistics: Statistics) -> Iterator[None]:
-    """Around the work for one request: counts it, and its failure if it raises."""
+    """Count one request around its work, and its failure if it raises."""
     statistics.arrived()
     begun = time.monotonic_ns()
     try:

@@ -87,7 +87,7 @@ def indexed(entry: ServedModel, variants: int) -> IndexedModel:
 
 
 def servers_seen(pool: Pool, viewer: Viewer) -> list[DeviceServer]:
-    """Device servers that are there for a peer."""
+    """Return the device servers that a peer may see."""
     return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
 
 

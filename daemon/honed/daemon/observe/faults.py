@@ -40,7 +40,7 @@ def kernel_log() -> KernelLog:
 
 
 def stories(reader: Reader) -> Iterator[KernelFault]:
-    """Every fault in the log, oldest first."""
+    """Yield every fault in the log, oldest first."""
     from honed.machine.kernellog import group, seen
 
     found: list[tuple[Record, DatedFault]] = []
@@ -83,7 +83,7 @@ class Ours:
 
 
 def ours(metrics: Metrics, status: Status) -> Ours:
-    """From what the service says of itself."""
+    """Return which processes are the service's own, from what it says of itself."""
     present = {device.worker.pid for device in status.devices}
     ended = {end.pid for device in metrics.devices for end in device.worker.last_ends}
     return Ours(workers=frozenset((present | ended) - {0}), since=metrics.time - metrics.uptime_seconds)
@@ -111,10 +111,10 @@ def blamed(
 
 
 def whose(fault: KernelFault, service: Ours | None, quarantined: Iterable[Quarantined]) -> str:
-    """One of WHOSE.
+    """Return whose a fault was, one of WHOSE.
 
-    A process that is not known to be ours is another's only if it faulted while this service ran: an
-    earlier one had workers of its own.
+    A process that is not known to be ours is another's only if it faulted while this service ran: an earlier
+    one had workers of its own.
     """
     if any(record in (each.story or "") for each in quarantined for record in fault.records):
         return CANDIDATE

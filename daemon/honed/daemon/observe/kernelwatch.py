@@ -43,7 +43,7 @@ class KernelWatch:
         return FaultFigures(watched=not self._reason, reason=self._reason, counts=counts)
 
     async def run(self) -> None:
-        """Until cancelled, or the log cannot be read."""
+        """Watch the kernel log until cancelled, or the log cannot be read."""
         try:
             reader = await in_thread(self._open)
         except HonedError as error:
@@ -111,14 +111,14 @@ def _read(reader: Reader) -> list[DatedFault]:
 
 
 def _due(found: list[DatedFault]) -> float | None:
-    """When what was found is told, in seconds of CLOCK_MONOTONIC."""
+    """Return when the faults found are reported, in seconds of CLOCK_MONOTONIC."""
     if not found:
         return None
     return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
 
 
 def _with_threads(processes: Iterable[int]) -> frozenset[int]:
-    """Page faults name a thread."""
+    """Return processes with their threads: page faults name a thread."""
     found = set(processes)
     for process in tuple(found):
         with suppress(OSError):

@@ -34,7 +34,7 @@ class _Series:
     samples: list[float] = field(default_factory=list)
 
     def all(self) -> tuple[LatencyPoint, ...]:
-        """Those of the spans that have ended, and of the one that is open."""
+        """Return the points of the spans that have ended, and of the one that is open."""
         if not self.count:
             return tuple(self.points)
         us = sorted(self.samples)[len(self.samples) // 2]
@@ -81,12 +81,15 @@ class Latencies:
         self._series.pop(model, None)
 
     def curves(self) -> Curves:
-        """Everything that is known, to be kept."""
+        """Return everything that is known, to be kept."""
         return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
 def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
-    """At most POINTS: in the older half, neighbours of one version merge; the oldest go where none are."""
+    """Thin points out to at most POINTS.
+
+    In the older half, neighbours of one version merge; the oldest go where none are.
+    """
     if len(points) <= POINTS:
         return points
     half = len(points) // 2

@@ -76,7 +76,7 @@ def _each_device(value: Callable[[DeviceFigures], float]) -> Callable[[Metrics],
 
 
 def _device(device: DeviceFigures) -> str:
-    """Its label: the configured name, which does not change while the service runs."""
+    """Return a device's label: the configured name, which does not change while the service runs."""
     return device.name or "default"
 
 

@@ -40,7 +40,7 @@ class DecayedUsage:
         return self.seconds * decay(now - self.at, half_life)
 
     def add(self, seconds: float, now: float, half_life: float) -> None:
-        """Spend more."""
+        """Add seconds that were spent."""
         self.settle(now, half_life)
         self.seconds += seconds
 
@@ -55,10 +55,10 @@ def decay(elapsed: float, half_life: float) -> float:
 
 
 def away(saved: float, now: float, half_life: float) -> float:
-    """Seconds of decay to count for a service that saved at `saved` and starts at `now`, by the wall clock.
+    """Return the seconds of decay to count for a service that saved at `saved` and starts at `now`.
 
-    Boards without a battery for their clock start in 1970 or in the past, and leap to the right time later:
-    a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
+    Both are of the wall clock. Boards without a battery for their clock start in 1970 or in the past, and
+    leap to the right time later: a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
     """
     return min(max(0.0, now - saved), MAX_AWAY_HALF_LIVES * half_life)
 
@@ -148,7 +148,7 @@ class SizesMet:
             each.settle(now, half_life)
 
     def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
-        """How often each was met, by what counts now."""
+        """Return how often each of the sizes was observed, weighted by what counts now."""
         return {met: usage.value(now, half_life) for met, usage in self.known.items()}
 
 
@@ -254,7 +254,7 @@ class UsageLog:
         self._used(model).met.meet(sizes, self._clock(), self.settings.half_life)
 
     def counts_met(self, model: str) -> dict[MetSizes, float]:
-        """How often a model's parts met which sizes, by what counts now."""
+        """Return how often a model's partitions had which sizes, weighted by what counts now."""
         known = self._models.get(model)
         return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
@@ -294,7 +294,7 @@ class UsageLog:
             self.forget(name)
 
     def change(self, settings: UsageSettings) -> None:
-        """From now on these settings hold; what was spent keeps its present value."""
+        """Apply these settings from now on; what was spent keeps its present value."""
         now = self._clock()
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)

@@ -73,7 +73,7 @@ class InFlightRequests:
         store: Store,
         latencies: Latencies,
     ) -> None:
-        """`handle` tells the machine what has happened, `told` what came of a worker's run."""
+        """Initialise; `handle` takes events, `told` those by which a run of a worker ends."""
         self._handle = handle
         self._told = told
         self._limits = limits

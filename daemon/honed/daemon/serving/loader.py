@@ -57,14 +57,14 @@ class ProofCache:
         self._device = repr((sorted(strict.to_plain(identity).items()), HONED_VERSION))
 
     def knows(self, key: str) -> bool:
-        """Whether every probe of the file was answered rightly."""
+        """Return whether every probe of the file was answered correctly."""
         try:
             return self._marker(key).exists()
         except OSError:  # a folder that cannot be looked into has nothing to tell
             return False
 
     def note(self, key: str) -> None:
-        """Every probe of the file was answered rightly."""
+        """Note that every probe of the file was answered correctly."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._marker(key).touch()
@@ -104,7 +104,7 @@ class Loader:
         store: Store,
         cache_dir: Path,
     ) -> None:
-        """`cache_dir` remembers which files were proven."""
+        """Initialise; `cache_dir` remembers which files were verified."""
         self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
         self.engine = engine
@@ -268,18 +268,21 @@ class Loader:
         return ComparisonResult(runs=runs, wrong=wrong)
 
     async def turn(self, key: str, compiled: Path, turn: int) -> int:
-        """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
+        """Run a model of the CPU engine once, and return nanoseconds.
+
+        Its inputs are those of the probes of its compiled form.
+        """
         return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
 
     async def alone(self, key: str, turn: int) -> int:
-        """One run of a loaded compiled file on the inputs of its probes, turn 0 first; nanoseconds.
+        """Run a loaded compiled file once on the inputs of its probes, turn 0 first; return nanoseconds.
 
         The caller holds `comparing`.
         """
         return (await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))).ns
 
     async def run_us(self, key: str, runs: int) -> float:
-        """Microseconds of a run of a loaded file, of so many pairs of runs; raises as `compare`."""
+        """Return the microseconds of a run of a loaded file, of `runs` pairs of runs; raise as `compare`."""
         return (await self.compare(key, key, 1.0, most=runs)).old_us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:

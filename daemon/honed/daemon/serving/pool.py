@@ -97,7 +97,7 @@ class Placement:
         return self._names.get(device.casefold())
 
     def home(self, model: str, kept: str, why: str) -> Home:
-        """Where a model belongs. `kept` is the device it was added for, "" for none, and `why` the reason.
+        """Return where a model belongs; `kept` is the device it was added for, "" for none, `why` the reason.
 
         The configuration comes first. A device that is not configured any more makes room for the default.
         """
@@ -165,7 +165,7 @@ class Pool:
         policy: str,
         user_mib: int = 0,
     ) -> None:
-        """`policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
+        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
         self._limits = limits
         self._cpu = cpu
         self._user_mib = user_mib
@@ -237,7 +237,7 @@ class Pool:
         return found
 
     def _make_servers(self) -> None:
-        """For engines that the machine has thought of meanwhile."""
+        """Make the servers of engines that the machine has added meanwhile."""
         for name, engine in self._machine.engines.items():
             if name not in self.servers:
                 self.servers[name] = self._server(engine)
@@ -250,7 +250,7 @@ class Pool:
     # The machine, and what it wants done
 
     def handle(self, event: messages.Event) -> None:
-        """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
+        """Handle an event. Raises a HonedError where the event is refused, which changes nothing."""
         self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
@@ -316,7 +316,7 @@ class Pool:
                 self._failure.set_exception(error)
 
     async def _follow(self, work: Coroutine[Any, Any, messages.Event | None]) -> None:
-        """Do something that ends in an event."""
+        """Await something that ends in an event, and handle that."""
         event = await work
         if event is not None:
             self.handle(event)
@@ -376,7 +376,7 @@ class Pool:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tell_time(self) -> None:
-        """Now and then, where something depends on it."""
+        """Report the time now and then, where something depends on it."""
         while self.cpu is not None:
             await asyncio.sleep(_PASSED_SECONDS)
             self.handle(messages.Tick())
@@ -437,7 +437,7 @@ class Pool:
         return self.servers[model.engine]
 
     def device_of(self, model: ServedModel) -> DeviceServer:
-        """Where its compiled form is."""
+        """Return the device server that has the model's compiled form."""
         return self.servers[model.device]
 
     def check_at_home(self, model: ServedModel) -> None:
@@ -446,17 +446,17 @@ class Pool:
             raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
 
     def asked(self, model: str, device: str) -> list[DeviceServer]:
-        """Those that a user's words for a device mean: several for "fastest". Raises NotFound."""
+        """Return the device servers that a user's words mean: several for "fastest". Raises NotFound."""
         known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.stand_in}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
-        """Where a model belongs that was added for `device`, "" for any."""
+        """Return where a model belongs that was added for `device`, "" for any."""
         return self.servers[self.placement.home(model, device, why).device]
 
     @contextmanager
     def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
-        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        """Have the worker keep a compiled file that no name stands for yet, while this lasts."""
         self.handle(messages.Kept(server.name, key))
         try:
             yield

@@ -37,12 +37,12 @@ class Places:
 
 
 def drop_in_dir(config: Path) -> Path:
-    """`honed.toml.d` for `honed.toml`."""
+    """Return the folder of drop-in files: `honed.toml.d` for `honed.toml`."""
     return config.with_name(config.name + ".d")
 
 
 def records_in(state_dir: Path) -> Path:
-    """Where the records of a service with this state folder are."""
+    """Return where the records of a service with this state folder are."""
     return state_dir / "records.sqlite"
 
 
@@ -116,5 +116,5 @@ def compiler() -> bool:
 
 
 def cpu_engine() -> bool:
-    """Its package is looked for, and the ONNX Runtime that it runs with; neither is imported."""
+    """Return whether the CPU engine and its ONNX Runtime are installed, without importing them."""
     return bundle.has_cpu_engine()

@@ -101,7 +101,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Operating-system errors as sentences."""
+    """Raise operating-system errors as sentences."""
     try:
         yield
     except HonedError:

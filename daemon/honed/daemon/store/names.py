@@ -36,7 +36,7 @@ def model_of(name: str) -> str:
 
 
 def is_variant(name: str) -> bool:
-    """Whether it is no model of its own."""
+    """Return whether a name is that of a variant."""
     return MARK in name
 
 
@@ -57,7 +57,7 @@ def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str
 
 
 def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
-    """None where they do not tell the shapes."""
+    """Return the open sizes, or None where they do not tell the shapes."""
     sizes: list[int] = []
     different: list[int] = []
     named: dict[str, int] = {}
@@ -99,7 +99,7 @@ def own_name(user: int, params: BringParams) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether only a model that was brought, or a variant of one, may have this name."""
+    """Return whether only a user's own model, or a variant of one, may have this name."""
     return name.startswith("own-") and _OWN.fullmatch(model_of(name)) is not None
 
 
@@ -111,7 +111,7 @@ class Viewer:
     all: bool
 
     def sees(self, owner: int | None) -> bool:
-        """Whether a model of this owner, None: of administrators, is there for the peer."""
+        """Return whether a model of this owner is there for the peer, None: of administrators."""
         return self.all or owner is None or owner == self.user
 
     def veiled(self, text: str, own: frozenset[str]) -> str:

@@ -174,7 +174,7 @@ class Store:
         ]
 
     def object(self, file: StoredFile) -> Path:
-        """Where the bytes of a stored file are."""
+        """Return where the bytes of a stored file are."""
         return self._objects / file.sha256
 
     def form(self, manifest: Manifest, key: str) -> Path:
@@ -379,7 +379,7 @@ def _loads(name: str, data: bytes) -> Manifest:
 
 
 def _migrate(plain: dict[str, Any]) -> None:
-    """From format 1: the first of these knew one file, which becomes the first version.
+    """Bring a manifest of format 1 up to date: it knew one file, which becomes the first version.
 
     Those from before there were several devices know none: they are the default's.
     """

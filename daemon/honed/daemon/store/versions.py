@@ -71,14 +71,17 @@ def first(version: ModelVersion, now: float) -> VersionHistory:
 
 
 def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
-    """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
+    """Return the history once `version` is served; with `keep` earlier files stay for a rollback."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
     return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
 
 
 def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, now: float) -> VersionHistory:
-    """Version `number` is served again; the current one ends for `reason`, quarantined if that says why."""
+    """Return the history once version `number` is served again.
+
+    The current version ends for `reason`, quarantined if `quarantine` says why.
+    """
     left = history.current.number
     versions = tuple(
         dataclasses.replace(v, quarantine=quarantine) if v.number == left and quarantine else v
@@ -146,7 +149,7 @@ class ComparisonResult:
 
 
 def trial_over(served: int, seconds: float) -> bool:
-    """Whether a new version has served long enough to be judged."""
+    """Return whether a new version has served long enough to be judged."""
     return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
 
 

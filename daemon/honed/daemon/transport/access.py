@@ -57,7 +57,7 @@ class Policy:
         return frozenset(rights)
 
     def viewer(self, peer: Credentials) -> Viewer:
-        """Which models the peer sees."""
+        """Return which models the peer sees."""
         return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
 
     def check(self, peer: Credentials, right: Right, what: str) -> None:

@@ -70,7 +70,7 @@ class ClientSocket:
         self._writable = writable
 
     def read(self, wanted: bool) -> None:
-        """Whether what the client sends is wanted now."""
+        """Set whether what the client sends is wanted now."""
         if wanted and not self.reading:
             self._loop.add_reader(self.socket, self._readable)
         elif not wanted and self.reading:
@@ -78,7 +78,7 @@ class ClientSocket:
         self.reading = wanted
 
     def write(self, wanted: bool) -> None:
-        """Whether there is something to write as soon as there is room."""
+        """Set whether there is something to write as soon as there is room."""
         if wanted and not self._writing:
             self._loop.add_writer(self.socket, self._writable)
         elif not wanted and self._writing:
@@ -86,7 +86,7 @@ class ClientSocket:
         self._writing = wanted
 
     def gone(self) -> bool:
-        """Whether the client has closed its end for both directions, or does not exist any more."""
+        """Return whether the client has closed its end for both directions, or does not exist any more."""
         poll = select.poll()
         poll.register(self.socket, 0)
         return bool(poll.poll(0))
@@ -97,7 +97,7 @@ class ClientSocket:
         self.read(True)
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Close the socket; nothing is read or written any more."""
         self.read(False)
         self.write(False)
         self.socket.close()
@@ -118,7 +118,7 @@ class Timer:
             self._handle = self._loop.call_later(self.seconds, self._fire)
 
     def stop(self) -> None:
-        """Do not call back."""
+        """Stop the timer, so that it does not call back."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -135,7 +135,7 @@ class Callbacks(Protocol):
     """The work for a request that needs no task."""
 
     def begin(self, done: Done) -> None:
-        """Do it; `done` is called once, perhaps before this returns."""
+        """Do the work; `done` is called once, perhaps before this returns."""
 
     def cancel(self) -> object:
         """Have it end with CancelledError, unless it has ended."""
@@ -154,7 +154,7 @@ class Handler(Protocol):
         """
 
     def overfull(self) -> None:
-        """All connections together hold too much."""
+        """Note that all connections together hold too much."""
 
     def closed(self, connection: Connection) -> None:
         """Note that the connection is gone; its requests are cancelled."""
@@ -234,7 +234,7 @@ class Connection:
             self._cancel(task)
 
     def _cancel(self, task: asyncio.Task[None] | Callbacks) -> None:
-        """Once it has begun: a task that has not would end without answering."""
+        """Cancel a task once it has begun: one that has not would end without answering."""
         self._loop.call_soon(task.cancel)
 
     def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
@@ -396,7 +396,7 @@ class Connection:
                 )
 
     async def _await(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
-        """Do the work of a request and answer with what comes of it."""
+        """Do the work of a request and answer with its result or its error."""
         try:
             result = await work
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the answer
@@ -439,7 +439,7 @@ class Connection:
         self._wrote(progress)
 
     def _wrote(self, progress: bool) -> None:
-        """After a write: wait for room, or go on reading, or finish."""
+        """Wait for room after a write, or go on reading, or finish."""
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()
@@ -492,7 +492,7 @@ class Connection:
         self.close()
 
     def _shut_down(self) -> None:
-        """All is sent: the client sees the end, and what it still sends is dropped."""
+        """Shut down the connection when all is sent; what the client still sends is dropped."""
         try:
             self._socket.shut_down()
         except OSError:

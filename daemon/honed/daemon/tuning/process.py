@@ -94,7 +94,7 @@ class TunerChild:
         self._last = time.monotonic(), self._reports.pop(number)[1]
 
     async def run(self) -> None:
-        """Until cancelled; the tuner is gone when this returns."""
+        """Run tuners until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
         if not places.compiler():

@@ -226,7 +226,7 @@ class TunerRuns:
     async def _exported(
         self, notify: Notify = lambda _: None, *, best: bool = False, own: bool = False, spread: bool = False
     ) -> tuple[Exported, int]:
-        """How many records were written, and the open file with them, now the caller's."""
+        """Write records to a file; return how many there are, and the open file, now the caller's."""
         with ExitStack() as if_cancelled:
             async with cleared_in_thread(self.store.staging()) as folder:
                 lines = folder / _LINES
@@ -264,7 +264,10 @@ class TunerRuns:
         *,
         run: _Measuring | None = None,
     ) -> R:
-        """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
+        """Run a job in a child process and return its result.
+
+        Raises what it reports, ResourceExhausted where it takes too long, and Internal.
+        """
         memory_mib = RECORDS_MIB if run is None else self.tuner_mib
 
         def heard(news: News) -> None:

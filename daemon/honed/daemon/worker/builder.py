@@ -46,7 +46,7 @@ class BuildProcess:
     """Builds for one device, one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
-        """`supervisor` keeps the serving worker, whose device this is."""
+        """Initialise; `supervisor` keeps the serving worker, whose device this is."""
         self._limits = limits
         self._cache_dir = cache_dir
         self._supervisor = supervisor

@@ -78,7 +78,7 @@ def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Arra
 
 
 def objection(model: Run, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """Why rows of a model depend on each other, as requests of several rows show; "" where they do not.
+    """Return why rows of a model depend on each other, as several rows show; "" where they do not.
 
     `shapes` are those of one row, with NumPy's names of types.
     """
@@ -154,7 +154,7 @@ class Host(Server, ABC):
     LOADING: ClassVar[Mapping[str, Method]]
 
     def __init__(self, connected: socket.socket, bound: str = "") -> None:
-        """`bound` tells how much memory there is, and by which setting; as `WorkerProgram` has it."""
+        """Initialise; `bound` tells how much memory there is, and by which setting, as in `WorkerProgram`."""
         super().__init__(connected, _FRAMES)
         self._bound = bound
         self._regions: dict[int, Array] = {}

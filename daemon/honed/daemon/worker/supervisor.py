@@ -103,7 +103,7 @@ class _UnderWay:
     seconds: float
 
     def go_on(self, deadlines: DeadlineWatch[_UnderWay]) -> None:
-        """Its seconds count from now."""
+        """Start the deadline of the call again, its seconds from now."""
         deadlines.set(self, time.monotonic() + self.seconds)
 
 
@@ -122,7 +122,7 @@ class Supervisor:
         program: WorkerProgram,
         expects_models: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`expects_models`: whether a worker that starts is to load some at once."""
+        """Initialise; `expects_models`: whether a worker that starts is to load some at once."""
         self._engine = engine
         self._limits = limits
         self._cache_dir = cache_dir
@@ -286,7 +286,7 @@ class Supervisor:
             self._mapped.add(region.number)
 
     def knows(self, region: HeldRegion) -> bool:
-        """Whether the present worker has mapped it."""
+        """Return whether the present worker has mapped a region."""
         return region.number in self._mapped
 
     def forget(self, region: int) -> bool:
@@ -334,7 +334,10 @@ class Supervisor:
         self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
-        """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
+        """Ask the worker now and then to notice one that hangs while nobody asks anything of it.
+
+        This goes on until the worker has ended or is killed.
+        """
         pause = min(_QUIET_SECONDS, self._limits.run_seconds)
         with contextlib.suppress(WorkerDied):
             while True:

@@ -248,7 +248,7 @@ class Worker(Host):
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
     def _compare(self, call: CompareTurn) -> ComparedTurn:
-        """One turn of two models, see `Comparison`."""
+        """Run one turn of a comparison of two models, see `Comparison`."""
         if call.pair == call.which == 0:
             pair = (self.loaded(call.old), self.loaded(call.new))
             self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
@@ -288,13 +288,16 @@ class Worker(Host):
 
 
 def _be_nice() -> None:
-    """Come after what serves. A process that is nicer already may not be less so without privileges."""
+    """Give this thread a lower priority than the serving ones.
+
+    A process that is nicer already may not be less so without privileges.
+    """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
-    """For each output the largest error over the probes."""
+    """Return for each output the largest error over the probes."""
     worst: dict[str, Difference] = {}
     for d in differences:
         if d.output not in worst or d.error > worst[d.output].error:
