@@ -31,7 +31,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def cleared_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """A folder that is removed afterwards in a thread: freeing gigabytes takes tenths of a second."""
+    """Enter a folder, and remove it afterwards in a thread: freeing gigabytes takes tenths of a second."""
     entered = folder.__enter__()
     try:
         yield entered
@@ -54,13 +54,16 @@ class DeadlineWatch(Generic[K]):
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, key: K, end: float) -> None:
-        """It must have ended by `end`, in monotonic seconds, whatever was said before; in a running loop."""
+        """Set the time by which `key` must have ended, replacing any earlier deadline.
+
+        `end` is in monotonic seconds. Call it in a running event loop.
+        """
         self._ends[key] = end
         if self._timer is None or end < self._timer.when():
             self._wait_until(end)
 
     def drop(self, key: K) -> None:
-        """It has ended, or need not in time."""
+        """Remove the deadline of `key`, which has ended or may take as long as it needs."""
         self._ends.pop(key, None)
 
     def _wait_until(self, end: float) -> None:

@@ -65,7 +65,7 @@ class Base:
         self.ledger.keep_only(models)
 
     def changed(self, new: Config) -> None:
-        """The configuration was read again."""
+        """Apply a configuration that was read again."""
         self.ledger.change(new.usage)
         self.leasing.change(new.idle)
         self.pool.limits_changed()
@@ -73,7 +73,7 @@ class Base:
 
 
 async def founded(config: Config, store: Store, listening: socket.socket) -> Base:
-    """Of a store without its models, which are entered next."""
+    """Build the base of the service on a store without its models, which are entered next."""
     places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
     commits, inspector = Commits(store, registry), Inspector()
@@ -122,7 +122,7 @@ class ServiceParts:
     watch: KernelWatch
 
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """What runs as long as the service does; what comes last ends first."""
+        """Return the coroutines that run as long as the service does; the last ones end first."""
         base = self.base
         return (
             base.ledger.keep(),
@@ -137,7 +137,7 @@ class ServiceParts:
 
 
 async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
-    """What stands on the base."""
+    """Build the parts of the service that depend on `base`."""
     publisher, pipeline = _publisher(base), _pipeline(base)
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
@@ -160,7 +160,7 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
 async def _features(
     base: Base, reloader: Reloader, publisher: Publisher, pipeline: InferencePipeline
 ) -> tuple[Feature, ...]:
-    """The features: requests pass through them from the first to the last."""
+    """Build the features; requests pass through them from the first to the last."""
     limits, policy = base.config.limits, base.config.serve.engine
     shares = await in_thread(SharesFile, base.config.service.state_dir / "apps.json")
     return (
@@ -200,7 +200,10 @@ async def _features(
 
 
 def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> Api:
-    """What the methods of the socket do. `damaged` are sentences on what could not be read."""
+    """Build the API that answers the methods of the socket.
+
+    `damaged` are sentences about what could not be read.
+    """
     base, places = parts.base, parts.base.config.service
     limits = base.config.limits
     return Api(

@@ -32,7 +32,7 @@ class Background:
             await self.look()
 
     async def look(self) -> None:
-        """Tidy, and do one thing."""
+        """Tidy up, and do one piece of work if the machine is idle."""
         for source in self.sources:
             await source.tidy()
         idle = not self.jobs and self.leasing.idle().idle

@@ -45,7 +45,7 @@ _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """Line numbers, from 1, of the settings in a valid TOML document, by "table.key".
+    """Return the line numbers, from 1, of the settings in a valid TOML document, by "table.key".
 
     Settings in inline tables are left out, and all of them where the document has texts of several lines,
     which could hold what only looks like a setting.
@@ -125,11 +125,11 @@ def load(
     config: Path | None = None,
     overrides: Mapping[str, str | Path | None] | None = None,
 ) -> Config:
-    """The settings in force for a process with this environment and user id.
+    """Load the settings in force for a process with this environment and user id.
 
-    `config` (--config) replaces the usual file and must exist; the usual one need not. `overrides` are
-    those of the command line: "socket", "state_dir", "cache_dir" and "device"; None means not given.
-    Raises InvalidArgument that names the file, the setting and what is allowed.
+    `config` (--config) replaces the usual file and must exist; the usual one need not. `overrides` are those
+    of the command line: "socket", "state_dir", "cache_dir" and "device"; None means not given. Raises
+    InvalidArgument that names the file, the setting and what is allowed.
     """
     usual = places(environ, uid)
     values = _defaults(usual)
@@ -162,12 +162,12 @@ def _check_placement(service: Service, origin: str) -> None:
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting by its name ("limits.max_queue"), table by table."""
+    """Return every setting by its name ("limits.max_queue"), table by table."""
     return {each.name: each for table, kind in TABLES.items() for each in of_table(table, kind)}
 
 
 def value(config: Config, name: str) -> Any:
-    """The value of the setting "table.key"."""
+    """Return the value of the setting "table.key"."""
     table, _, key = name.partition(".")
     return getattr(getattr(config, table), key)
 
@@ -234,7 +234,7 @@ def _from_file(file: Path) -> dict[str, _Value]:
 
 
 def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """What a file holds, and on which line each setting stands."""
+    """Return the contents of a file, and the line on which each setting stands."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -273,7 +273,7 @@ def _from_command_line(overrides: Mapping[str, str | Path | None]) -> dict[str, 
 
 
 def _given(key: str, value: str | Path) -> str | Path:
-    """A value from a shell: relative paths count from the current folder."""
+    """Return a value given in a shell; relative paths are relative to the current folder."""
     return str(value) if key == "device" else Path(value).absolute()
 
 
@@ -282,7 +282,7 @@ def _build(kind: type[Any], table: str, values: Mapping[str, _Value]) -> Any:
 
 
 def _checked(setting: Setting, value: object, origin: str) -> object:
-    """`value` as the field's type; TOML has no paths, and an integer will do for a float."""
+    """Return `value` as the field's type; TOML has no paths, and an integer will do for a float."""
     where = f"{origin}: [{setting.table}] {setting.key}"
     if setting.kind is Path:
         if not isinstance(value, str) or not value.startswith("/"):
@@ -357,7 +357,7 @@ class Reloader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def show(self) -> ConfigShown:
-        """The result of ConfigShow: what is in force, and what the files say instead."""
+        """Return the result of ConfigShow: the settings in force, and where the files differ from them."""
         pending: tuple[SettingChange, ...] = ()
         problem = ""
         try:
@@ -369,7 +369,10 @@ class Reloader:
         return shown(self.config, pending, problem)
 
     async def reload(self) -> ConfigReloaded:
-        """The result of ConfigReload; a file that is wrong raises InvalidArgument and changes nothing."""
+        """Read the configuration again and return the result of ConfigReload.
+
+        A file that is wrong raises InvalidArgument and changes nothing.
+        """
         async with self._turn:
             self._systemd.reloading()
             try:
@@ -381,7 +384,7 @@ class Reloader:
                 self._systemd.tell("READY=1")
 
     def signalled(self) -> None:
-        """Reload, where nobody waits for the result: the log tells it."""
+        """Reload the configuration where nobody waits for the result, which goes to the log."""
         task = asyncio.ensure_future(self._reload_for_log())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -409,7 +412,10 @@ class Reloader:
 
 
 def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str = "") -> ConfigShown:
-    """Every setting with value, unit, origin, and when a change counts; and the files that were read."""
+    """Return every setting and the files that were read.
+
+    A setting has its value, unit and origin, and when a change of it counts.
+    """
     return ConfigShown(
         settings=tuple(
             ShownSetting(
@@ -428,13 +434,16 @@ def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str 
 
 
 def _differences(old: Config, new: Config) -> list[tuple[Setting, Any, Any]]:
-    """The settings whose values differ, with both."""
+    """Return the settings whose values differ, each with its old and its new value."""
     pairs = ((each, value(old, each.name), value(new, each.name)) for each in settings().values())
     return [(setting, before, after) for setting, before, after in pairs if before != after]
 
 
 def _mixed(old: Config, new: Config) -> Config:
-    """`new` where a running service can follow it, else `old`; the limits are the object they were."""
+    """Return `new` where a running service can follow it, and `old` for settings that need a restart.
+
+    The limits stay the same object, which takes the new values.
+    """
     kept = {each.name for each, *_ in _differences(old, new) if each.effect == "restart"}
     kept_keys: dict[str, dict[str, Any]] = {}
     for name in kept:

@@ -106,7 +106,7 @@ class Feature:
         return None
 
     async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
-        """Do what else is asked for with a model that was added; gives notes for the answer."""
+        """Do what else is asked for with a model that was added; return notes for the answer."""
         return ()
 
     def status(self) -> Mapping[str, object]:

@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`; a stale one is replaced, the caller holds the lock on the place.
+    """Return a listening socket at `path`, replacing a stale one; the caller holds the lock on the place.
 
-    Everybody may connect: who may do what is decided per request, so that a refusal can say why.
-    Raises PermissionDenied or AlreadyExists where the place cannot be used.
+    Everybody may connect: who may do what is decided per request, so that a refusal can say why. Raises
+    PermissionDenied or AlreadyExists where the place cannot be used.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -85,7 +85,7 @@ class Server:
         return len(self._connections)
 
     def limits_changed(self) -> None:
-        """The limits are others from now on; whoever is connected stays."""
+        """Apply limits that have changed; clients that are connected stay."""
         self._bytes.limit = self._limits.max_user_bytes
         self._bytes.in_all = self._limits.max_all_bytes
         self._by_user.limit = self._limits.max_user_connections
@@ -123,13 +123,13 @@ class Server:
             await asyncio.sleep(0.01)
 
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
-        """The work for a request; raises HonedError for one that cannot be."""
+        """Return the work for a request; raise HonedError if the request is invalid or not permitted."""
         assert self.api is not None
         call = ApiCall(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)
         return self.api.answer(call, asked.method, asked.params)
 
     def overfull(self) -> None:
-        """All connections together hold too much: the largest one of the user who holds most goes."""
+        """Drop the largest connection of the user who holds most: all together hold too much."""
         user = self._bytes.largest
         largest = max(
             (c for c in self._connections.values() if c.peer.uid == user), key=lambda c: c.held, default=None
@@ -139,7 +139,7 @@ class Server:
             largest.close()
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone, and its regions with it."""
+        """Forget a connection that was closed, and release its regions."""
         for region in connection.regions.remove(None):
             self._pool.release(region)
         self._pool.forget_client(connection.client)

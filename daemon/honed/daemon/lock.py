@@ -11,10 +11,10 @@ from honed.protocol.errors import AlreadyExists, PermissionDenied
 
 
 def acquire(path: Path, what: str, folder_mode: int = 0o700) -> int:
-    """Lock the file `path` (made if missing) and give its descriptor; the lock lasts until it is closed.
+    """Lock the file `path` (made if missing) and return its descriptor; the lock lasts until it is closed.
 
-    A folder that is missing is made with `folder_mode`, whatever the umask is.
-    Raises AlreadyExists where another process holds it; `what` says in the message what is in use.
+    A folder that is missing is made with `folder_mode`, whatever the umask is. Raises AlreadyExists where
+    another process holds it; `what` says in the message what is in use.
     """
     try:
         if not path.parent.is_dir():

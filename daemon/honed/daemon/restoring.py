@@ -50,7 +50,7 @@ async def fill(
 async def _inspected(
     store: Store, models: Mapping[str, Manifest], systemd: Systemd
 ) -> dict[Path, Compiled | HonedError]:
-    """What compiled files hold, or what is wrong with them."""
+    """Return the content of each compiled file, or what is wrong with it."""
     paths = {store.object(each.compiled) for each in models.values() if each.compiled is not None}
     found: dict[Path, Compiled | HonedError] = {}
     async for inspected, said in inspect_all(sorted(paths)):
@@ -62,7 +62,7 @@ async def _inspected(
 async def _drop_variant(
     store: Store, variant: Manifest, models: Mapping[str, Manifest], error: HonedError | None
 ) -> None:
-    """It is compiled again when it is asked for often enough."""
+    """Drop a variant that cannot be served; it is compiled again when it is asked for often enough."""
     _log.error("variant %s is dropped: its compiled file is %s", variant.name, _unusable(error))
     remaining = [each for each in models.values() if each.name != variant.name]
     await in_thread(store.remove, variant.name, remaining)
@@ -86,7 +86,7 @@ def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
 
 
 def _unusable(error: HonedError | None) -> str:
-    """What a compiled file is that cannot be served."""
+    """Return why a compiled file cannot be served."""
     if error is None:
         return "missing"
     return (
@@ -105,7 +105,7 @@ def unfinished_work(
     broken: Sequence[tuple[Manifest, str]],
     policy: str,
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """To compile what was being compiled when the service ended, and what is damaged."""
+    """Yield the work to compile what was being compiled when the service ended, and what is damaged."""
     for manifest in models.values():
         if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
             yield jobs.resume(manifest)

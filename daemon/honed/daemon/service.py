@@ -174,7 +174,7 @@ async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Sy
 
 
 def _settle_memory() -> None:
-    """Spare the collector what is here for good: looking at it would hold up the loop again and again."""
+    """Exempt what stays for good from garbage collection: looking at it would hold up the loop."""
     gc.collect()
     gc.freeze()
 
@@ -187,7 +187,7 @@ async def _keep_watchdog(systemd: Systemd) -> None:
 
 
 def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """A part that fails in a way nobody foresaw ends the service, so that it is noticed and started again."""
+    """End the service if one of its parts failed unexpectedly, so that it is noticed and started again."""
     if not task.cancelled() and task.exception() is not None:
         _log.critical("the service cannot go on: %r", task.exception())
         stop.set()
@@ -201,7 +201,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _allow_many_descriptors() -> None:
-    """As many open files as the system lets this process have: regions and clients are descriptors."""
+    """Allow as many open files as the system lets this process have: regions and clients are descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -19,7 +19,7 @@ class Systemd:
     """The service manager that started this process, if one did (sd_notify(3), sd_listen_fds(3))."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises Unavailable where systemd started us and systemd-python is missing."""
+        """Connect to systemd; raise Unavailable where it started us and systemd-python is missing."""
         self._notifies = bool(environment.get("NOTIFY_SOCKET"))
         self._activated = environment.get("LISTEN_PID") == str(os.getpid())
         self._daemon: Any = None
@@ -39,11 +39,14 @@ class Systemd:
             self._daemon.daemon.notify("\n".join(lines))
 
     def reloading(self) -> None:
-        """The configuration is being read again; say READY=1 when that is done (sd_notify(3))."""
+        """Tell systemd that the configuration is being read again; say READY=1 afterwards (sd_notify(3))."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def socket(self) -> socket.socket | None:
-        """The listening socket systemd passed to us; raises InvalidArgument where it is none of ours."""
+        """Return the listening socket that systemd passed, if any.
+
+        Raises InvalidArgument where it is none of ours.
+        """
         if not self._activated:
             return None
         passed = self._daemon.daemon.listen_fds()
@@ -70,7 +73,10 @@ class Systemd:
 
 
 def _in_journal(environment: Mapping[str, str]) -> bool:
-    """Whether standard error leads there, as systemd.exec(5) tells; terminals inherit what says so."""
+    """Return whether standard error leads to the journal, as systemd.exec(5) tells.
+
+    Terminals inherit the variable that says so.
+    """
     try:
         stream = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # it was closed

@@ -46,7 +46,7 @@ from .compilation import Staged, copies, stage
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
-    """Of a file that the CPU engine is to serve."""
+    """Return the manifest of a file that the CPU engine is to serve."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
     manifest = strict.like(
         Manifest,
@@ -69,7 +69,7 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
 def made_manifest(
     name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
-    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
+    """Return the manifest of a model just built; `restored` is the one whose file was found damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
@@ -98,7 +98,10 @@ def made_manifest(
 
 
 def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
-    """What is known of engines is of the source, and holds for another compiled form of it."""
+    """Return `manifest` with what `before` knows of engines.
+
+    That knowledge depends on the source alone, so it holds for another compiled form of it.
+    """
     return dataclasses.replace(
         manifest,
         interface=before.interface,
@@ -114,7 +117,10 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
 def _history(
     file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
 ) -> VersionHistory:
-    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
+    """Return the history of a model given by a user.
+
+    It keeps no earlier versions, because they may answer differently.
+    """
     if replaced is None or not replaced.manifest.history.versions:
         return begin(file, schedules=schedules, why=why, now=now)
     before = replaced.manifest.history
@@ -123,7 +129,10 @@ def _history(
 
 
 def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
-    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
+    """Return whether a model made elsewhere differs from what is served in schedules alone.
+
+    It does if it is what the stored source compiles to as the user asked for it.
+    """
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
         return False
@@ -168,7 +177,7 @@ def check_files(
     precision: str | None,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """The same for what comes with every file that is to be served."""
+    """Check the files and options of a request that adds a model; raise InvalidArgument for wrong ones."""
     if not files or len(files) != len(descriptors):
         raise InvalidArgument(
             f"{len(descriptors)} descriptors came with {len(files)} names in files; send the model "
@@ -223,12 +232,12 @@ class AddRequest:
         self.notify(progress)
 
     def is_served(self, manifest: Manifest) -> None:
-        """The CPU engine serves it."""
+        """Report that the CPU engine serves the model, unless that was reported already."""
         if not self.served.done():
             self.served.set_result(self.told(manifest))
 
     def told(self, manifest: Manifest) -> ModelAdded:
-        """The result while the CPU engine serves the model as it was given."""
+        """Return the result for a model that the CPU engine serves as it was given."""
         return ModelAdded(
             model_name=self._name,
             sha256=manifest.source_key,
@@ -241,7 +250,7 @@ class AddRequest:
         )
 
     def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
-        """The result with a compiled form."""
+        """Return the result for a model that has a compiled form."""
         return ModelAdded(
             model_name=self._name,
             sha256=sha256,
@@ -258,7 +267,7 @@ class ModelInstaller:
     """Adds, replaces and removes models, and goes on compiling those that wait for it."""
 
     def __init__(self, changes: Changes, policy: str, cache_dir: Path) -> None:
-        """`policy` is the setting serve.engine."""
+        """Initialise; `policy` is the setting serve.engine."""
         self._changes = changes
         self._store = changes.store
         self._registry = changes.registry
@@ -415,7 +424,7 @@ class ModelInstaller:
         return job.added(made.model, made.file.sha256, told)
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
-        """Go on compiling a stored model that the CPU engine serves, for so long at most."""
+        """Continue to compile a stored model that the CPU engine serves, for at most `seconds`."""
         job = AddRequest(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
@@ -440,7 +449,10 @@ class ModelInstaller:
         self.compiler_came()
 
     def compiler_came(self) -> None:
-        """There is a compiler, or a device: compile what waited for one, a model after the other."""
+        """Compile what waited for a compiler or a device, one model after the other.
+
+        Call it when a compiler or a device is there that was not before.
+        """
         self._checks.restored()
         waiting = [
             manifest
@@ -481,10 +493,10 @@ class ModelInstaller:
             await self._make(change, await change.sources(manifest), [server], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
-        """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
+        """Return a model's manifest, and read-only descriptors of its compiled file and its sources.
 
-        Does not leave the event loop, so that no change to the models comes in between. Raises NotFound,
-        and Unavailable for a model whose file was damaged.
+        The caller owns the descriptors. The call does not leave the event loop, so the models cannot change
+        meanwhile. Raises NotFound, and Unavailable for a model whose file was damaged.
         """
         entry, _ = self._registry.compiled(name)
         return entry.manifest, self._store.open_files(entry.manifest)
@@ -507,7 +519,7 @@ class ModelInstaller:
             await in_thread(shutil.rmtree, users_cache(self._cache_dir, owner), ignore_errors=True)
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
-        """Where a model may go: where the user wants it, else where it was, else where it belongs."""
+        """Return where a model may go: where the user wants it, else where it was, else where it belongs."""
         if options.device:
             return self._pool.asked(name, options.device)
         replaced = self._registry.find(name)
@@ -522,7 +534,7 @@ class ModelInstaller:
         restored: Manifest | None = None,
         given: Manifest | None = None,
     ) -> Built:
-        """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
+        """Build a served model from staged files; `given` is what the CPU engine serves of it so far."""
         made = await change.build(staged, servers)
         manifest = made_manifest(change.name, made, staged, self._registry.find(change.name), restored)
         if given is not None:
@@ -578,7 +590,7 @@ class ModelInstaller:
 
 
 def failure(error: HonedError) -> str:
-    """An error with its reasons, for the log."""
+    """Return an error's message with its reasons, for the log."""
     reasons = error.reasons if isinstance(error, ModelRefused) else ()
     message = str(error)
     return "; ".join((message, *(reason for reason in reasons if reason not in message)))

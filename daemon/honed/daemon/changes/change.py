@@ -85,7 +85,10 @@ class Change:
         self.notify(strict.to_plain(self.status()))
 
     def status(self) -> JobStatus:
-        """As ServerStatus shows it, and a Progress notification but for the request's number."""
+        """Return the status of the job as ServerStatus shows it.
+
+        A Progress notification has the same fields and the number of the request.
+        """
         return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
 
     async def folder(self) -> Path:
@@ -237,7 +240,10 @@ class _Steps:
     count: int
 
     def report(self, stage: str, fraction: float, text: str = "") -> None:
-        """`fraction` is of the part; the first part begins where everything has been received."""
+        """Report progress; `fraction` is of this part.
+
+        The first part begins where everything has been received.
+        """
         done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
         self.change.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
 
@@ -258,7 +264,7 @@ class Changes:
         inspector: Inspector,
         records: Path,
     ) -> None:
-        """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
+        """Initialise; models are compiled with the best schedules in `records`, those of tuning, if any."""
         self.limits = limits
         self.store = store
         self.registry = registry
@@ -342,7 +348,7 @@ class Changes:
                 forget(name)
 
     async def in_turn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Change the store and what is served, to the end, while nothing else does."""
+        """Change the store and what is served, to the end, while no other change does."""
 
         async def turn() -> None:
             async with self.commits.turn:
@@ -353,7 +359,7 @@ class Changes:
 
 
 def same_source(variant: Manifest, model: Manifest) -> bool:
-    """Whether a variant is of a model as that is now."""
+    """Return whether a variant has the source, precision and device that its model has now."""
 
     def of(manifest: Manifest) -> tuple[str, str, str, bool]:
         return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None

@@ -74,9 +74,10 @@ async def do(
     seconds: float | None,
     started: Callable[[Child], None] = lambda _: None,
 ) -> R:
-    """The job's result, after what the child told meanwhile was passed on; cancelling ends the child.
+    """Run a job in a child process and return its result, after passing on the news that the child sent.
 
-    Raises what it reports, Died, Unavailable without a compiler, and TimeoutError after `seconds`.
+    Cancelling ends the child. Raises the error that the child reports, Died, Unavailable without a compiler,
+    and TimeoutError after `seconds`.
     """
     if not places.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
@@ -124,7 +125,7 @@ class Staged:
 async def stage(
     params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path, most: int
 ) -> Staged:
-    """What a client sent, of `most` bytes in all.
+    """Receive the files that a client sent, of at most `most` bytes in all.
 
     Raises InvalidArgument for options that a compiled file cannot have.
     """
@@ -155,7 +156,7 @@ async def stage(
 
 
 def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> Staged:
-    """The stored sources of a model, copied to `folder` under their names; blocking.
+    """Copy the stored sources of a model to `folder` under their names; blocking.
 
     Raises ModelRefused where they are damaged, or there are none.
     """
@@ -179,7 +180,7 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
 
 
 def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
-    """The sources once more, to be moved to the store; blocking."""
+    """Return hard links to the sources, which can be moved to the store; blocking."""
     copies = []
     for number, (file, path) in enumerate(staged.sources):
         copy = staged.folder / f"source-{number}"
@@ -189,7 +190,7 @@ def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
 
 
 def is_compiled(path: Path) -> bool:
-    """Whether it is a compiled file, by how it begins."""
+    """Return whether a file is a compiled file, by its first bytes."""
     with path.open("rb") as file:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 

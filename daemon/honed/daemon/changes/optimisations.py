@@ -64,14 +64,20 @@ class OptimisationChecks:
             self._pool.handle(OptimisationChecked(key, known))
 
     async def done(self, manifest: Manifest) -> OptimisationCheck | None:
-        """What was found, once a check that is under way has ended; None where there was none."""
+        """Return the result of the check of a model's file, or None if it was not checked.
+
+        A check that is under way is waited for.
+        """
         task = self._under_way.get(manifest.source_key)
         if task is not None:
             await asyncio.wait([task])
         return self._registry.optimisation(manifest.source_key)
 
     def restored(self) -> None:
-        """The models are there, or a compiler is: check those for which that was not done, or by another."""
+        """Start to check the models whose check is missing or outdated, unless that is under way.
+
+        Call it when the models are restored, and when a compiler is installed.
+        """
         if self._restoring is None or self._restoring.done():
             self._restoring = asyncio.ensure_future(self._restore())
 
@@ -91,7 +97,10 @@ class OptimisationChecks:
             await asyncio.wait(tasks)
 
     async def _restore(self) -> None:
-        """Nothing is served by an ONNX Runtime before its process runs, which tells its version."""
+        """Check the models that are outdated as each CPU engine's process comes up.
+
+        Nothing is served by an ONNX Runtime before its process runs, which reports its version.
+        """
         owners = {entry.manifest.owner for entry in self._registry.models() if entry.takes_open}
 
         async def come(owner: int | None) -> None:
@@ -147,7 +156,7 @@ class OptimisationChecks:
         return OptimisationCheck(level=HIGHEST, checked=False, error=None, why=why, seconds=0.0)
 
     def _holders(self, key: str) -> Iterable[DeviceServer]:
-        """The CPU engines that have a file loaded, or are loading it."""
+        """Yield the CPU engines that have loaded a file, or are loading it."""
         for server in list(self._pool.servers.values()):
             models = [m for m in self._registry.all() if m.manifest.source_key == key]
             running = not server.engine.asleep and is_cpu(server.name)

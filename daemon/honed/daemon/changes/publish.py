@@ -78,7 +78,7 @@ class Publisher:
     policy: str
 
     def history(self, params: HistoryParams) -> ModelHistory:
-        """The result of ModelHistory; raises NotFound."""
+        """Return the result of ModelHistory; raise NotFound if there is no such model."""
         entry = self.registry.entry(params.name)
         history = entry.manifest.history
         return strict.like(
@@ -173,7 +173,7 @@ class Publisher:
         return _told(entry, version, choice, compared)
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
-        """The engine that is to serve a new version of a model that the CPU engine serves."""
+        """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
         if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
@@ -188,7 +188,11 @@ class Publisher:
         proof: LoadedProof,
         choice: EngineChoice | None,
     ) -> Entered:
-        """What happens to the model, unless it was rolled back meanwhile: that is stored and must stay so."""
+        """Return the event that makes a new version the model's successor.
+
+        Raises AlreadyExists if the version it was compared with is not served any more: a rollback meanwhile
+        is stored and must stay.
+        """
         if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
         history = succeed(entry.manifest.history, version, time.time(), keep=True)
@@ -303,7 +307,11 @@ class Publisher:
         )
 
     def _engine_let_go(self, entry: ServedModel) -> EngineChosen:
-        """By the times that are known, else as it is: where there is a choice, both are compared anew."""
+        """Return the choice of engine for a model that is not pinned any more.
+
+        It follows the times that are known; without them the engine stays, and where there is a choice, both
+        are compared again.
+        """
         manifest = entry.manifest
         wanted = manifest.wanted or self.policy
         if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
@@ -352,7 +360,10 @@ class EngineRechoice(Feature):
         return times is not None and times.provisional and free and able and not (entry.comparing or waits)
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Where others are busy again, the next time is twice as far away."""
+        """Compare the engines of a model again.
+
+        If others are busy again, the next time is twice as far away.
+        """
         pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
         self._pauses[entry.name] = pause, time.monotonic() + pause
         with self.leasing.adding(0, "the engines of a model are being compared"):
@@ -385,7 +396,7 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
 def _told(
     entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: ComparisonResult
 ) -> ModelPublished:
-    """The result for a successor that was taken."""
+    """Return the result for a successor that was accepted, and log it."""
     ratio = compared.old_us / compared.new_us
     told = f"version {version.number} is served, {ratio:.2f} times as fast"
     if choice is not None and choice.engine == "cpu":
@@ -403,7 +414,7 @@ def _kept(
 
 
 def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
-    """The measured schedules that a version has and the one before has not (`ModelVersion.brought`)."""
+    """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
     known = set(_measured(before)) if before is not None else set()
     return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
 

@@ -35,7 +35,7 @@ class SettingsKeeper:
     pool: Pool
 
     async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:
-        """Change what is given, and give all. Raises InvalidArgument where that cannot be."""
+        """Change the settings that are given, and return all; raise InvalidArgument for bad values."""
         given = {f.name: getattr(params, f.name) for f in dataclasses.fields(ModelSettings)}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         settings = dataclasses.replace(entry.manifest.settings, **changes)
@@ -79,7 +79,7 @@ def _check(settings: ModelSettings, entry: ServedModel) -> None:
 
 
 def _objection(interface: Interface | None) -> str:
-    """Why requests for a model cannot be joined, by what its file says; "" where that is open."""
+    """Return why the file of a model rules out joining requests for it; "" where it does not."""
     if interface is None:
         return "the CPU engine, which takes any number of rows, does not run it"
     for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):

@@ -58,7 +58,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
-    """Everything that was loaded is gone; where no worker starts, so is the engine."""
+    """Mark all that was loaded on a worker as gone; if no worker starts, the engine has failed."""
     engine = core.engines[event.engine]
     if engine.phase is not Phase.STOPPING:
         engine.phase = Phase.FAILED if event.failed else Phase.STARTING
@@ -74,7 +74,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
 
 
 def server_stopped(core: Core, event: ServerStopped) -> None:
-    """A stand-in rests, unless it is needed again."""
+    """Mark an engine as resting whose worker was stopped, and wake it if it is needed again."""
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
@@ -87,7 +87,7 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
 
 
 def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
-    """The engine that a model belongs to has loaded it: it serves again."""
+    """Let a model's own engine, which has loaded it, serve it again."""
     left = core.engines[model.engine]
     model.engine, model.away = engine.name, ""
     model.blame.crashes = 0
@@ -98,7 +98,7 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
 
 
 def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """The engine that a model belongs to is back and cannot run it."""
+    """Leave a model with its stand-in: its own engine is back and cannot run it."""
     del model.deployments[engine.name]
     if is_cpu(engine.name):
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
@@ -142,7 +142,11 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
 
 
 def _count_crash(core: Core, engine: Engine, model: ServedModel, reason: str) -> None:
-    """A model that ends workers now and then goes, before it costs the others more."""
+    """Count a crash of a worker that ran a model.
+
+    Gives up on the model on this engine after more than `MAX_CRASHES_AN_HOUR` crashes within an hour, before
+    it disturbs other models more.
+    """
     times = model.blame.crashed(core.now)
     deployment = model.deployments.get(engine.name) if core.models.serves(model) else None
     here = deployment is not None and deployment.state is not State.UNAVAILABLE
@@ -177,13 +181,16 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
 
 
 def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
-    """Who serves a model while an engine is lost: the CPU engine where it can, the device in its place."""
+    """Return the engine that serves a model while another is lost, or None.
+
+    This is the CPU engine where it can, else the device that stands in.
+    """
     other = core.other_for(model, engine)
     return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
 
 
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
-    """The fallback, unless that is the engine itself."""
+    """Return the fallback engine, added where needed; None if there is none or it is the engine itself."""
     wanted = core.fallback.casefold()
     if not wanted or engine.name.casefold() == wanted or engine.stand_in:
         return None
@@ -223,7 +230,7 @@ def reconsider(core: Core, engine: str) -> None:
 
 
 def reconsider_model(core: Core, model: ServedModel) -> None:
-    """The same for one model, where what it needs is there."""
+    """Compare the engines for one model again if its choice is outdated and what this needs is there."""
     if _outdated(core, model):
         _compare(core, model)
 
@@ -239,7 +246,10 @@ def _outdated(core: Core, model: ServedModel) -> bool:
 
 
 def _compare(core: Core, model: ServedModel) -> None:
-    """Where there is a choice, both engines can take part, and the last time was a while ago."""
+    """Compare the engines of a model if there is a choice and the last time was a while ago.
+
+    Both engines must be able to take part.
+    """
     device = core.engines[model.device]
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
     able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
@@ -266,7 +276,7 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
 
 
 def not_compared(core: Core, event: NotCompared) -> None:
-    """The choice stands as it was."""
+    """Record that a comparison of engines failed; the choice stands."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.comparing = False

@@ -104,7 +104,7 @@ class ReleaseTimes:
         self._most = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add a time to the summary."""
         self._recent.append(seconds)
         self._counts[bisect.bisect_left(BUCKETS, seconds)] += 1
         self._sum += seconds
@@ -122,7 +122,7 @@ class ReleaseTimes:
         return Summary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """For each bucket its upper end (the last: infinity) and how many times were not above it."""
+        """Return for each bucket its upper end (the last: infinity) and how many times were not above it."""
         return list(zip((*BUCKETS, float("inf")), accumulate(self._counts), strict=True))
 
 
@@ -159,14 +159,14 @@ class Lease:
         return "" if self._idle else self._why
 
     def seconds(self, now: float) -> float:
-        """How long the lease was held, in all."""
+        """Return how long the lease was held in all, in seconds."""
         return self.counts.seconds + (now - self.held.since if self.held else 0.0)
 
     def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
-        """A tuner wants it, and will leave within `bound` seconds of being told.
+        """Queue a tuner for the lease; it will leave within `bound` seconds of being told.
 
-        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that
-        was revoked: it must release that first.
+        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that was
+        revoked: it must release that first.
         """
         if self.held is not None and self.held.holder == tuner:
             if self.held.revoked is not None:
@@ -177,24 +177,24 @@ class Lease:
         return self._grant(now)
 
     def released(self, tuner: int, number: int, now: float) -> list[Action]:
-        """A tuner has left the device; what is said about a lease it does not hold changes nothing."""
+        """Free the lease that a tuner has released; for a lease that it does not hold, change nothing."""
         if self.held is None or (self.held.holder, self.held.number) != (tuner, number):
             return []
         return self._freed(now)
 
     def gone(self, tuner: int, now: float) -> list[Action]:
-        """A tuner's connection ended."""
+        """Forget a tuner whose connection ended, and free the lease if it held it."""
         self._waiting.pop(tuner, None)
         if self.held is None or self.held.holder != tuner:
             return []
         return self._freed(now)
 
     def withdrawn(self, tuner: int) -> None:
-        """A tuner does not want it any more."""
+        """Remove a tuner that does not want the lease any more from the queue."""
         self._waiting.pop(tuner, None)
 
     def request(self, why: str, now: float) -> list[Action]:
-        """A request came. Until the readings say otherwise again, the machine is not idle."""
+        """Revoke the lease for a request; the machine is not idle until new readings say that it is."""
         self._idle, self._why = False, why
         if self.held is None:
             return []
@@ -203,12 +203,12 @@ class Lease:
         return self._revoke(why, now)
 
     def readings(self, idle: bool, why: str, now: float) -> list[Action]:
-        """The machine was looked at; `why` it is not idle."""
+        """Grant or revoke the lease by the latest readings; `why` says why the machine is not idle."""
         self._idle, self._why = idle, why
         return self._grant(now) if idle else self._revoke(why, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed."""
+        """Report a holder that is overdue, once, as time passes."""
         held = self.held
         if held is None or held.revoked is None or held.overdue or now - held.revoked <= held.bound:
             return []
@@ -217,7 +217,7 @@ class Lease:
         return [Overdue(held.holder, held.number, held.bound)]
 
     def due(self) -> float | None:
-        """When `tick` has something to say, if the holder does not leave before."""
+        """Return when `tick` has something to report if the holder does not leave before, or None."""
         if self.held is None or self.held.revoked is None or self.held.overdue:
             return None
         return self.held.revoked + self.held.bound

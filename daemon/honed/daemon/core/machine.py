@@ -14,20 +14,24 @@ class Machine(Core):
     """Which engine serves which version of which model, and which request runs next."""
 
     def cpu_for(self, owner: int | None) -> str | None:
-        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        """Return the name of the CPU engine for a user's own models; None where it is missing.
+
+        `owner` None stands for the models of administrators.
+        """
         engine = self.cpu_of(owner)
         return engine.name if engine is not None else None
 
     def limit_queues(self, max_queue: int) -> None:
-        """So many requests may wait from now on; what waits already keeps waiting."""
+        """Limit how many requests may wait from now on; those that wait already keep waiting."""
         self.max_queue = max_queue
         for engine in self.engines.values():
             engine.queue.limit = max_queue
 
     def handle(self, event: Event, now: float, wall: float) -> list[Action]:
-        """What is to be done about an event, at `now` of a monotonic clock, `wall` seconds since 1970.
+        """Handle an event and return the actions to perform.
 
-        An event that is refused raises a HonedError and changes nothing.
+        `now` is of a monotonic clock, `wall` in seconds since 1970. An event that is refused raises a
+        HonedError and changes nothing.
         """
         self.now, self.wall = now, wall
         _HANDLERS[type(event)](self, event)

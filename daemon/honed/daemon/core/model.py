@@ -25,17 +25,17 @@ DRIFT_SECONDS = 600.0  # between two comparisons for such a difference
 
 
 def cpu_engine(owner: int | None) -> str:
-    """The CPU engine that runs a user's own models, None: those of administrators."""
+    """Return the CPU engine that runs a user's own models, None: those of administrators."""
     return CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
 
 
 def is_cpu(engine: str) -> bool:
-    """Whether it is the CPU engine, or that of a user."""
+    """Return whether an engine is the CPU engine, or that of a user."""
     return engine.startswith(CPU_ENGINE)
 
 
 def kind_of(engine: str) -> Literal["gpu", "cpu"]:
-    """What answers are told to be of: "cpu" for the CPU engine, "gpu" for compiled forms on a device."""
+    """Return the kind that answers report: "cpu" for the CPU engine, "gpu" for compiled forms on a device."""
     return "cpu" if is_cpu(engine) else "gpu"
 
 
@@ -76,11 +76,11 @@ class Deployment:
     resting: bool = False
 
     def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
-        """The engine has loaded it and found it right."""
+        """Mark the deployment as ready: the engine has loaded and checked it."""
         self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
 
     def lost(self) -> None:
-        """The engine's worker is gone, and what it had loaded."""
+        """Mark the deployment as lost with the engine's worker and all that it had loaded."""
         self.loading, self.left = False, ()
         if self.state is State.READY:
             self.state = State.LOADING
@@ -99,7 +99,7 @@ class CrashRecord:
     answers: dict[Empty, bool] = field(default_factory=dict)
 
     def crashed(self, now: float) -> int:
-        """A worker ended running it; gives how many did within an hour."""
+        """Count a crash of a worker that ran the model, and return how many there were within an hour."""
         self.times = (*(t for t in self.times if now - t < _HOUR), now)
         return len(self.times)
 
@@ -175,7 +175,7 @@ class ServedModel:
         return self.manifest.key
 
     def key_on(self, engine: str) -> str:
-        """What the worker of an engine calls it."""
+        """Return the key by which the worker of an engine knows the model."""
         return self.manifest.source_key if is_cpu(engine) else self.key
 
     @property
@@ -194,7 +194,10 @@ class ServedModel:
         return self.kind_on(self.engine)
 
     def kind_on(self, engine: str) -> str:
-        """The same of an engine: "cpu", "gpu", or "gpu+cpu" where a compiled form runs in parts."""
+        """Return the kind that an engine is for this model: "cpu", "gpu", or "gpu+cpu".
+
+        It is "gpu+cpu" where the compiled form leaves partitions to the CPU engine.
+        """
         kind = kind_of(engine)
         return self.compiled.engine if kind == "gpu" and self.compiled is not None else kind
 
@@ -309,10 +312,10 @@ class Engine:
         return self.spec or self.name or "the best device"
 
     def worker_ends(self) -> None:
-        """Calls do not reach the worker any more; that it ended is told later."""
+        """Stop sending calls to a worker that is about to end; its end is reported later."""
         if self.phase is Phase.READY:
             self.phase = Phase.STARTING
 
     def idle_seconds(self, now: float) -> float:
-        """How long no request has run or waited."""
+        """Return for how many seconds no request has run or waited."""
         return 0.0 if self.running is not None or len(self.queue) else now - self.ended

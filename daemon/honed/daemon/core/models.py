@@ -60,14 +60,14 @@ def added(core: Core, event: Added) -> None:
 
 
 def damaged(core: Core, event: Damaged) -> None:
-    """A model that says why it cannot be run."""
+    """Enter a damaged model, which reports why it cannot be run."""
     model = core.new_model(event.manifest, None, event.home)
     core.enter(model)
     versions.fail(core, model, event.reason)
 
 
 def not_restored(core: Core, event: NotRestored) -> None:
-    """A damaged model says why it stays so, where no engine serves it meanwhile."""
+    """Report why a damaged model could not be compiled again, unless an engine serves it by now."""
     model = core.models.find(event.name)
     if model is not None and model.compiled is None and not model.on_cpu:
         reason = f"{model.reason}, and it could not be compiled again: {event.reason}"
@@ -133,7 +133,7 @@ def _rest(core: Core, model: ServedModel) -> None:
 
 
 def _forget(core: Core, model: ServedModel) -> None:
-    """What engines have of a model that is not served any more."""
+    """Unload a model that is not served any more from all engines."""
     for engine in model.deployments:
         core.unload_unused(engine, model.key_on(engine))
     versions.end_trial(core, model)
@@ -142,7 +142,7 @@ def _forget(core: Core, model: ServedModel) -> None:
 
 
 def _unable(core: Core, event: Added) -> None:
-    """The CPU engine was removed, and the model has no other form."""
+    """Enter a model that cannot run: the CPU engine was removed, and it has no other form."""
     model = core.new_model(event.manifest, None, event.home)
     core.enter(model)
     versions.fail(core, model, "only the CPU engine can run it, which is not installed; install honed-cpu")
@@ -171,7 +171,7 @@ def loaded(core: Core, event: Loaded) -> None:
 
 
 def refused(core: Core, event: LoadRefused) -> None:
-    """The model cannot be served here."""
+    """Give up on a model that an engine refused to load, or leave it with its stand-in."""
     found = core.deployed(event.deployment)
     if found is None:
         _load_all(core)
@@ -187,7 +187,7 @@ def refused(core: Core, event: LoadRefused) -> None:
 
 
 def broken(core: Core, event: LoadBroken) -> None:
-    """A second process that ends loading a version is one too many."""
+    """Count a process that ended while loading a version; give up after the second."""
     found = core.deployed(event.deployment)
     if found is None:
         if event.apart:  # else the worker is gone with it, and the next one loads what there is
@@ -212,7 +212,7 @@ def broken(core: Core, event: LoadBroken) -> None:
 
 
 def proven(core: Core, event: Proven) -> None:
-    """One probe less is left."""
+    """Remove the first of the probes that are left, which was verified."""
     found = core.deployed(event.deployment)
     if found is not None:
         deployment = found[1]
@@ -223,7 +223,7 @@ def proven(core: Core, event: Proven) -> None:
 
 
 def disproved(core: Core, event: Disproved) -> None:
-    """Whatever serves this file here must go."""
+    """Unload a file that failed a probe, and give up on the models that the engine serves with it."""
     found = core.deployed(event.deployment)
     if found is not None:
         engine = core.engines[found[1].engine]
@@ -240,21 +240,24 @@ def disproved(core: Core, event: Disproved) -> None:
 
 
 def kept(core: Core, event: Kept) -> None:
-    """Something is done with a file that no model stands for yet."""
+    """Pin a file that no model stands for yet, while something is done with it."""
     engine = core.engines[event.engine]
     engine.kept[event.key] += 1
     wake(core, engine)
 
 
 def let_go(core: Core, event: LetGo) -> None:
-    """It ended."""
+    """Release a key that `Kept` pinned, and unload it if nothing else uses it."""
     core.engines[event.engine].kept[event.key] -= 1
     core.unload_unused(event.engine, event.key)
     dismiss(core, core.engines[event.engine])
 
 
 def _load_all(core: Core) -> None:
-    """What was loading was removed meanwhile, and others may wait for its engine."""
+    """Load the next model on each engine.
+
+    Call it when a model was removed while it was loading: others may wait for its engine.
+    """
     for engine in core.engines.values():
         load_next(core, engine)
 

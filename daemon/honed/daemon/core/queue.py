@@ -33,7 +33,7 @@ class Replaced(Unavailable):
 
 
 def service_stops() -> Unavailable:
-    """What a request hears that comes when the service stops, or is under way still."""
+    """Return the error for requests that wait, or arrive, while the service is stopping."""
     return Unavailable("the service is stopping; call again when it runs")
 
 
@@ -86,7 +86,12 @@ class Queue:
         return victim
 
     def _victim(self, client: ClientId) -> Ticket | None:
-        """The last ticket of the user with most; else of the same user's connection with most."""
+        """Return the ticket to evict for a client, if any.
+
+        It is the last ticket, not tried yet, of the connection with the most tickets, of the user with the
+        most. Unless that user has at least 2 more than the client's user, it is of the client's user, if that
+        has a connection with at least 2 more tickets than the client.
+        """
         users = Counter(t.client.user for t in self._waiting.values())
         user = max(users, key=lambda u: (users[u], u), default=client.user)
         if users[user] < users[client.user] + 2:
@@ -146,11 +151,11 @@ class Queue:
         return self._remove(lambda _: True)
 
     def models(self) -> set[str]:
-        """The models that tickets wait for."""
+        """Return the names of the models that tickets wait for."""
         return set(self.by_model())
 
     def by_model(self) -> Counter[str]:
-        """How many tickets wait for each model."""
+        """Return how many tickets wait for each model."""
         return Counter(ticket.model for ticket in self._waiting.values())
 
     def forget_client(self, client: ClientId) -> None:
@@ -165,5 +170,5 @@ class Queue:
 
 
 def full(limit: int) -> Busy:
-    """What a request is told that has no place in the queue."""
+    """Return the error for a request that finds the queue full."""
     return Busy(f"{limit} requests wait already; send them more slowly")

@@ -67,7 +67,7 @@ def left(core: Core, event: ClientGaveUp) -> None:
 
 
 def client_gone(core: Core, event: ClientGone) -> None:
-    """Its requests have left before."""
+    """Forget a client that is gone; its requests have left before."""
     for engine in core.engines.values():
         engine.queue.forget_client(event.client)
 
@@ -184,9 +184,9 @@ def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
 
 
 def _end_by_being_empty(running: Running) -> bool:
-    """Whether it is inputs that are empty so on which the CPU engine ends: none were ever answered.
+    """Return whether the CPU engine ends on inputs that are empty in this way: none were ever answered.
 
-    The model is not run on such any more, and goes on with all others.
+    The model is not run on such inputs any more, and goes on with all others.
     """
     blame, empty = running.model.blame, running.ticket.empty
     if not empty or blame.answers.get(empty) or len(blame.answers) >= _MOST_EMPTY:
@@ -197,7 +197,7 @@ def _end_by_being_empty(running: Running) -> bool:
 
 
 def _deadly(ticket: Ticket) -> InvalidArgument:
-    """Of a request that ended the CPU engine at each attempt, or that is known to do so."""
+    """Return the error for a request that ended the CPU engine at each attempt, or is known to do so."""
     where = ", ".join(f"{name!r} in axis {axes[0]}" for name, axes in ticket.empty or ())
     what = f"inputs that are empty ({where})" if where else "these inputs"
     return InvalidArgument(f"model {ticket.model!r} ends the CPU engine's process on {what}; give others")

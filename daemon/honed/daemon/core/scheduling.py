@@ -41,7 +41,10 @@ def dismiss(core: Core, engine: Engine) -> None:
 
 
 def load_next(core: Core, engine: Engine) -> None:
-    """One at a time: models that requests wait for first, then those that come back, then the probes left."""
+    """Load models one at a time on an engine.
+
+    Models that requests wait for come first, then those that come back, then the probes that are left.
+    """
     if engine.phase is not Phase.READY or any(deployment.loading for _, deployment in core.on(engine)):
         return
     while (found := _next_to_serve(core, engine)) is not None:
@@ -77,7 +80,7 @@ def admit(core: Core, model: ServedModel, proof: LoadedProof | None) -> None:
 
 
 def is_here(engine: Engine, proof: LoadedProof) -> bool:
-    """Whether the worker that has a file is still there."""
+    """Return whether the worker that has a file is still there."""
     return engine.phase is Phase.READY and (engine.name, engine.worker) == (proof.engine, proof.worker)
 
 
@@ -99,7 +102,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
 
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
-    """A ready deployment of the same compiled file."""
+    """Return a ready deployment of the same compiled file under another model's name, or None."""
     for other, deployment in core.on(engine):
         same = other.key_on(engine.name) == model.key_on(engine.name)
         if other is not model and same and deployment.state is State.READY:

@@ -43,9 +43,9 @@ class Core:
         cpu: bool = False,
         policy: str = "fastest",
     ) -> None:
-        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
+        """Initialise with `engines` by name; `fallback` stands in for others, "" for none.
 
-        `policy` is the setting serve.engine.
+        `cpu`: the CPU engine is there. `policy` is the setting serve.engine.
         """
         self.policy = policy
         self.models = registry
@@ -65,19 +65,22 @@ class Core:
         self._actions.append(action)
 
     def taken(self) -> list[Action]:
-        """What is to be done, which is then forgotten."""
+        """Return the actions to perform, and forget them."""
         actions, self._actions = self._actions, []
         return actions
 
     def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
-        """One that was not known; a stand-in rests at first."""
+        """Add an engine that was not known, and return it; a stand-in rests at first."""
         phase = Phase.RESTING if stand_in else Phase.STARTING
         engine = Engine(name=name, queue=Queue(self.max_queue), stand_in=stand_in, phase=phase)
         self.engines[name] = engine
         return engine
 
     def cpu_of(self, owner: int | None) -> Engine | None:
-        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        """Return the CPU engine for a user's own models; None where it is missing.
+
+        `owner` None stands for the models of administrators.
+        """
         if self.cpu is None or owner is None:
             return self.cpu
         engine = self.engines.get(cpu_engine(owner))
@@ -87,11 +90,14 @@ class Core:
         return engine
 
     def of_kind(self, model: ServedModel, kind: str) -> Engine | None:
-        """The engine of a kind, "gpu" or "cpu", that may run a model; None where that is missing."""
+        """Return the engine of a kind, "gpu" or "cpu", that may run a model; None where that is missing."""
         return self.cpu_of(model.manifest.owner) if kind == "cpu" else self.engines[model.device]
 
     def other_for(self, model: ServedModel, engine: Engine) -> Engine | None:
-        """The one that can serve a model in the place of an engine of another kind, unless it gave it up."""
+        """Return the engine of the other kind that can serve a model instead of `engine`, or None.
+
+        An engine that has given up on the model does not count.
+        """
         other = None
         if is_cpu(engine.name):
             other = self.of_kind(model, "gpu") if model.compiled is not None else None
@@ -108,7 +114,7 @@ class Core:
         home: str | None = None,
         engine: str | None = None,
     ) -> ServedModel:
-        """A version that is to be served by `engine`, or by its home, or by its device; not entered yet."""
+        """Return a version, not entered yet, that `engine` is to serve, else its home, else its device."""
         belongs = device if home is None else home
         serves = belongs if engine is None else engine
         model = ServedModel(
@@ -132,7 +138,10 @@ class Core:
         return replaced
 
     def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
-        """What the CPU engine has of another version of the same source is this one's, too."""
+        """Take over the CPU engine's deployment of a version that this one replaces.
+
+        This holds if both have the same source; otherwise the requests that wait for that engine are refused.
+        """
         cpu = model.cpu_engine
         kept = replaced.deployments.get(cpu)
         if kept is not None and model.takes_open and model.key_on(cpu) == replaced.key_on(cpu):
@@ -148,7 +157,7 @@ class Core:
         return deployment
 
     def deployed(self, number: int) -> tuple[ServedModel, Deployment] | None:
-        """A deployment of what is served, with its model; None where it is there no more."""
+        """Return a deployment of a served model, with its model; None where it is not there any more."""
         for model in self.models.all():
             for deployment in model.deployments.values():
                 if deployment.number == number:
@@ -156,7 +165,7 @@ class Core:
         return None
 
     def on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
-        """Every deployment on an engine, by the names of the models."""
+        """Return every deployment on an engine with its model, by the names of the models."""
         return [
             (model, model.deployments[engine.name])
             for model in self.models.all()
@@ -164,7 +173,7 @@ class Core:
         ]
 
     def served_by(self, model: ServedModel, engine: Engine) -> bool:
-        """Whether it is served, and by this engine."""
+        """Return whether a model is served, and by this engine."""
         return model.engine == engine.name and self.models.serves(model)
 
     def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
@@ -185,7 +194,7 @@ class Core:
             self.engines[other].queue.retry(ticket)
 
     def place(self, model: ServedModel, ticket: Ticket) -> Engine:
-        """Where a request is to run."""
+        """Return the engine on which a request is to run."""
         cpu = self.cpu_of(model.manifest.owner) if ticket.open else None
         return cpu or self.engines[model.engine]
 
@@ -198,7 +207,7 @@ class Core:
         self.unload_unused(engine.name, model.key_on(engine.name))
 
     def needed(self, engine: Engine) -> bool:
-        """Whether there is anything for it to do."""
+        """Return whether there is anything for an engine to do."""
         if engine.rests:
             if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
                 return True
@@ -207,11 +216,11 @@ class Core:
         return belong or bool(self.on(engine)) or any(engine.kept.values())
 
     def comes_home(self, model: ServedModel, engine: Engine) -> bool:
-        """Whether the engine is to serve a model that another one does until it is loaded there."""
+        """Return whether an engine is to serve a model that another one serves until it is loaded there."""
         return model.home == engine.name and model.engine != engine.name
 
     def _used_lately(self, engine: Engine) -> bool:
-        """Whether something was asked for there within the time after which it rests, or loads."""
+        """Return whether an engine is loading, or was asked for something within `RESTING_SECONDS`."""
         since = self.now - RESTING_SECONDS
         return any(each.used > since or each.loading for _, each in self.on(engine))
 
@@ -229,12 +238,12 @@ class Core:
 
 
 def replaced_error(name: str) -> Replaced:
-    """The error for requests in other shapes whose model is another one by now."""
+    """Return the error for a request in other shapes whose model was replaced meanwhile."""
     return Replaced(f"model {name!r} was replaced while the request waited; send it again")
 
 
 def removed(name: str) -> NotFound:
-    """The error for requests whose model was removed while they waited."""
+    """Return the error for requests whose model was removed while they waited."""
     return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")
 
 
@@ -289,14 +298,17 @@ class Registry:
         return model
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; raises NotFound."""
+        """Return the model of that name; raise NotFound if there is none."""
         model = self._models.get(name)
         if model is None:
             raise NotFound(f"there is no model {name[:80]!r}; 'hone list' shows which there are")
         return model
 
     def model(self, name: str) -> ServedModel:
-        """The same for apps, who know of no variants."""
+        """Return the model of that name; raise NotFound if there is none, or it is a variant.
+
+        Apps use it: they do not know variants.
+        """
         if is_variant(name):
             raise NotFound(
                 f"{name[:80]!r} is a variant; ask its model, {model_of(name)[:80]!r}, in its shapes"
@@ -304,41 +316,41 @@ class Registry:
         return self.get(name)
 
     def variant(self, name: str) -> ServedModel | None:
-        """The variant of that name, though it rest, or None."""
+        """Return the variant of that name, even if it rests, or None."""
         return (self._resting.get(name) or self._models.get(name)) if is_variant(name) else None
 
     def entry(self, name: str) -> ServedModel:
-        """A model, or a variant, though it rest; raises NotFound."""
+        """Return a model, or a variant even if it rests; raise NotFound if there is none."""
         return self.variant(name) or self.get(name)
 
     def rests(self, model: ServedModel) -> bool:
-        """Whether it is a variant that rests."""
+        """Return whether a model is a variant that rests."""
         return self._resting.get(model.name) is model
 
     def find(self, name: str) -> ServedModel | None:
-        """The model of that name, or None."""
+        """Return the model of that name, or None."""
         return self._models.get(name)
 
     def serves(self, model: ServedModel) -> bool:
-        """Whether it is the version that is served."""
+        """Return whether a model is the version that is served."""
         return self._models.get(model.name) is model
 
     def keeps(self, model: ServedModel) -> bool:
-        """Whether its manifest is that of the version that is served, or of a variant that rests."""
+        """Return whether a model's manifest is that of the version served, or of a variant that rests."""
         kept = self._models.get(model.name) or self._resting.get(model.name)
         return kept is not None and kept.manifest is model.manifest
 
     def numbered(self, number: int) -> ServedModel | None:
-        """The version of that number, while it is the one served."""
+        """Return the version of that number while it is served, or None."""
         return next((model for model in self._models.values() if model.number == number), None)
 
     def statistics(self, name: str) -> Statistics:
-        """Where requests for that name are counted."""
+        """Return the statistics in which requests for that name are counted."""
         model = self._models.get(name)
         return model.statistics if model else self.common
 
     def compiled(self, name: str) -> tuple[ServedModel, Compiled]:
-        """A model whose compiled file is there and readable; raises NotFound or Unavailable."""
+        """Return a model whose compiled file is there and readable; raise NotFound or Unavailable."""
         model = self.entry(name)
         if model.compiled is None and model.on_cpu:
             why = model.manifest.why or "it is being compiled"
@@ -348,9 +360,9 @@ class Registry:
         return model, model.compiled
 
     def interfaces(self, model: ServedModel) -> tuple[Interface | None, Interface | None]:
-        """Of a model's compiled form, and of its file where the CPU engine runs that.
+        """Return the interfaces of a model's compiled form, and of its file where the CPU engine runs that.
 
-        One of them at least; raises Unavailable where there is none.
+        There is one of them at least; raises Unavailable where there is none.
         """
         compiled, given = model.compiled, model.manifest.interface
         if compiled is None and given is None:
@@ -358,37 +370,37 @@ class Registry:
         return compiled.interface if compiled is not None else None, given
 
     def all(self) -> list[ServedModel]:
-        """Every model and variant that is served, by name."""
+        """Return every model and variant that is served, by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def models(self, viewer: Viewer = EVERYTHING) -> list[ServedModel]:
-        """Every model that is there for `viewer`, by name, without variants."""
+        """Return every model that is there for `viewer`, by name, without variants."""
         models = (model for model in self.all() if not is_variant(model.name))
         return [model for model in models if viewer.sees(model.manifest.owner)]
 
     def variants(self, model: str = "") -> list[ServedModel]:
-        """The variants of a model, "": of all, by name; those that rest, too."""
+        """Return the variants of a model by name, also those that rest; "" means of all models."""
         known = {name: each for name, each in self._models.items() if is_variant(name)} | self._resting
         return [each for name, each in sorted(known.items()) if model in ("", model_of(name))]
 
     def of(self, engine: str) -> list[ServedModel]:
-        """Every model that an engine serves, by name."""
+        """Return every model that an engine serves, by name."""
         return [model for model in self.all() if model.engine == engine]
 
     def manifests(self) -> list[Manifest]:
-        """Of every model and variant, for the store to know what is used."""
+        """Return the manifests of all models and variants, for the store to know what is used."""
         return [model.manifest for model in (*self.all(), *self._resting.values())]
 
     def optimisation(self, source: str) -> OptimisationCheck | None:
-        """What was found of the file that the CPU engine calls so; None where nothing was yet."""
+        """Return the check of the file that the CPU engine knows as `source`; None before there was one."""
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
     def level(self, source: str) -> str:
-        """How far ONNX Runtime may optimise it."""
+        """Return how far ONNX Runtime may optimise the source with this key."""
         found = self.optimisation(source)
         return self.levels.get(source) or (found.level if found is not None else HIGHEST)
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
-        """How many models are in a state."""
+        """Return how many models are in a state."""
         return sum(model.state is state for model in self.models(viewer))

@@ -36,7 +36,7 @@ class Duration(NamedTuple):
 
 
 def duration(seconds: float) -> Duration:
-    """To be counted, perhaps in several histograms.
+    """Return a duration to be counted, perhaps in several histograms.
 
     Below zero, which only a clock that was set can give, counts as zero.
     """
@@ -63,7 +63,7 @@ class Histogram:
             self.largest = seconds
 
     def quantile(self, share: float) -> float | None:
-        """The value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
+        """Return the value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
         rank = math.floor(share * (self.count - 1))
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
@@ -85,7 +85,7 @@ class Histogram:
         return len(self._buckets)
 
     def spans(self) -> Spans:
-        """As Metrics shows them."""
+        """Return the summary of the histogram that Metrics shows."""
         return Spans(
             count=self.count,
             sum=self.sum,
@@ -110,7 +110,7 @@ class Recent:
         self._slices[-1][1].add(duration)
 
     def whole(self, now: float) -> Histogram:
-        """What ended within the last `covered(now)` seconds."""
+        """Return what ended within the last `covered(now)` seconds, in one histogram."""
         merged = Histogram()
         oldest = math.floor(now / SLICE_SECONDS) - SLICES
         for number, histogram in self._slices:
@@ -120,7 +120,7 @@ class Recent:
 
     @staticmethod
     def covered(now: float) -> float:
-        """Seconds that `whole` looks back: 50 to 60."""
+        """Return how many seconds `whole` looks back: 50 to 60."""
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
@@ -176,18 +176,18 @@ class Statistics:
     compute_output: Tally = field(default_factory=Tally)
 
     def arrived(self) -> None:
-        """A request came."""
+        """Count a request that arrived."""
         for each in self._self_and_whole():
             each.requests += 1
 
     def failed(self, code: str, ns: int) -> None:
-        """A request failed with an error of this code, after so long."""
+        """Count a request that failed with an error of this code after `ns` nanoseconds."""
         for each in self._self_and_whole():
             each.failures[code] += 1
             each.fail.add(ns)
 
     def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
-        """An inference was answered, at `now` of a monotonic clock."""
+        """Count an inference that was answered, at `now` of a monotonic clock."""
         whole, queued = duration(inference.whole), duration(inference.queued)
         whole_ns, queued_ns = round(inference.whole * 1e9), round(inference.queued * 1e9)
         for each in self._self_and_whole():
@@ -203,23 +203,23 @@ class Statistics:
             each.compute_output.add(inference.output_ns)
 
     def answered_by(self, engine: str) -> None:
-        """An engine of this kind, "gpu", "cpu" or "gpu+cpu", made the answer."""
+        """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
         for each in self._self_and_whole():
             each.engines[engine] += 1
 
     def ran_joined(self, requests: int) -> None:
-        """So many requests were run as one."""
+        """Count `requests` requests that were run as one."""
         for each in self._self_and_whole():
             each.joined += requests
             each.batches += 1
 
     def retried(self) -> None:
-        """A request is run again, because its worker failed."""
+        """Count a request that is run again because its worker failed."""
         for each in self._self_and_whole():
             each.retries += 1
 
     def triton(self, name: str) -> ServedRequests:
-        """As ModelStatistics shows it."""
+        """Return the statistics as ModelStatistics shows them."""
         return ServedRequests(
             name=name,
             version=VERSION,
@@ -232,7 +232,7 @@ class Statistics:
         )
 
     def figures(self, now: float, uptime: float) -> Figures:
-        """As Metrics shows it; times in seconds."""
+        """Return the statistics as Metrics shows them; times in seconds."""
         recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
         return Figures(
             requests=self.requests,

@@ -60,7 +60,7 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
 
 
 def turned_away(core: Core, event: TurnedAway) -> None:
-    """List a successor that was not taken, its file aside."""
+    """List a successor that was rejected, without its file."""
     model = core.models.numbered(event.model)
     if model is not None:
         history = model.manifest.history
@@ -75,7 +75,7 @@ def pinned(core: Core, event: Pinned) -> None:
 
 
 def inspected(core: Core, event: Inspected) -> None:
-    """Versions differ in their kernels, which are shown."""
+    """Show the kernels of the version that is served, which was inspected."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.compiled = event.compiled
@@ -100,7 +100,7 @@ def served(core: Core, model: ServedModel) -> None:
 
 
 def judged(core: Core, event: Judged) -> None:
-    """A successor that is slower or differs goes; any other has served cleanly."""
+    """Settle a successor on trial, or fall back if the comparison objects: it is slower or differs."""
     model = core.models.numbered(event.model)
     if model is None or model.trial is None:
         return
@@ -113,7 +113,7 @@ def judged(core: Core, event: Judged) -> None:
 
 
 def judging_broken(core: Core, event: JudgingBroken) -> None:
-    """Judge it again later; a second worker is one too many."""
+    """Judge a successor again later, but give it up when a second worker ends."""
     model = core.models.numbered(event.model)
     if model is None or model.trial is None:
         return
@@ -127,13 +127,16 @@ def judging_broken(core: Core, event: JudgingBroken) -> None:
 
 
 def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """A worker ended running a version; a successor on trial goes at the first time."""
+    """Fall back from a successor on trial when a worker ends running it for the first time."""
     if model.trial is not None and model.on_device and core.served_by(model, engine):
         _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
 
 
 def give_up(core: Core, model: ServedModel, reason: str) -> None:
-    """The present version cannot be served: an earlier one may be, or by another engine, or it is not."""
+    """Give up on a version that cannot be served.
+
+    An earlier version may be served in its place, or another engine may serve the model; else nothing does.
+    """
     if model.on_device and model.manifest.compiled is not None:
         if model.trial is not None:
             _fall_back(core, model, model.trial.before, reason)
@@ -152,7 +155,10 @@ def give_up(core: Core, model: ServedModel, reason: str) -> None:
 
 
 def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """An engine cannot serve the model; where it does not, requests that need it there are told so."""
+    """Give up on a model on an engine that cannot serve it.
+
+    If another engine serves the model, only requests that need this engine are refused.
+    """
     if core.served_by(model, engine):
         give_up(core, model, reason)
         return
@@ -191,13 +197,13 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
 
 
 def fail(core: Core, model: ServedModel, reason: str) -> None:
-    """The model cannot be run until the service starts again."""
+    """Mark a model as unavailable until the service starts again, and refuse its waiting requests."""
     model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
     core.refuse_waiting(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
 
 
 def end_trial(core: Core, model: ServedModel) -> None:
-    """The version before is not needed any more."""
+    """End a trial: unload the version before if nothing else uses it."""
     trial, model.trial = model.trial, None
     if trial is not None:
         core.unload_unused(trial.before.engine, trial.before.key_on(trial.before.engine))
@@ -226,5 +232,5 @@ def _settle(core: Core, model: ServedModel) -> None:
 
 
 def _rewrite(model: ServedModel, history: VersionHistory) -> None:
-    """Another history of the same version."""
+    """Replace the history of a version."""
     model.manifest = dataclasses.replace(model.manifest, history=history)

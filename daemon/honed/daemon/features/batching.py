@@ -51,7 +51,7 @@ class Gathering:
     """
 
     def __init__(self, most: int, delay: float) -> None:
-        """At most so many rows are run together, and none waits longer than `delay` while nothing runs."""
+        """Initialise; at most `most` rows run together, and none waits over `delay` while nothing runs."""
         self._most = most
         self._delay = delay
         self._waiting: list[BatchMember] = []
@@ -66,20 +66,20 @@ class Gathering:
         return not self._waiting and not self._running
 
     def arrived(self, member: BatchMember) -> None:
-        """A request waits from now on."""
+        """Queue a request that waits from now on."""
         self._waiting.append(member)
 
     def left(self, number: int) -> None:
-        """Nobody waits for a request any more."""
+        """Remove a request for which nobody waits any more."""
         self._waiting = [member for member in self._waiting if member.number != number]
 
     def ended(self, seconds: float) -> None:
-        """A batch that `due` gave has run."""
+        """Record that a batch that `due` returned took so many seconds."""
         self._running -= 1
         self._seconds = seconds if not self._seconds else _FORGET * self._seconds + (1 - _FORGET) * seconds
 
     def due(self, now: float) -> list[tuple[BatchMember, ...]]:
-        """The batches that are to be run now."""
+        """Return the batches that are to be run now."""
         batches = []
         while self._waiting and now >= self._time():
             batches.append(self._filled())
@@ -87,11 +87,11 @@ class Gathering:
         return batches
 
     def next_time(self) -> float | None:
-        """When `due` is to be asked again if nothing happens before; None: nothing is waited for."""
+        """Return when `due` is to be asked again if nothing happens before; None where nothing waits."""
         return self._time() if self._waiting and self._time() < float("inf") else None
 
     def _time(self) -> float:
-        """When the next batch is due: the past where it is full."""
+        """Return when the next batch is due: the past where it is full."""
         if sum(member.rows for member in self._waiting) >= self._most:
             return float("-inf")
         urgent = min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
@@ -173,7 +173,7 @@ class Batcher(Feature):
         return infer_joined
 
     async def _infer(self, call: InferCall, plan: InferencePlan) -> Inferred:
-        """The result of a request that `joinable` says may be run with others; raises what went wrong."""
+        """Return the result of a request that `joinable` allows to be run with others; raise its error."""
         now = time.monotonic()
         member = BatchMember(
             number=next(self._numbers),
@@ -259,7 +259,7 @@ class Batcher(Feature):
     async def _answers(
         self, entry: ServedModel, members: Sequence[_Waiting]
     ) -> Sequence[Inferred | HonedError]:
-        """The results in their order; raises what went wrong with all."""
+        """Return the results in the order of the requests; raise an error that all of them share."""
         if len(members) > 1:
             try:
                 return await self._as_one(members)
@@ -313,11 +313,14 @@ class Batcher(Feature):
 
 
 def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
-    """Whether a request may wait for others: all inputs have as many rows, fewer than a full batch."""
+    """Return whether a request may wait for others.
+
+    All inputs must have as many rows, and fewer than a full batch.
+    """
     rows = {shape[0] if shape else 0 for shape in shapes.values()}
     return len(rows) == 1 and 0 < min(rows) < settings.max_batch
 
 
 def rows_of(plan: InferencePlan) -> int:
-    """Of the request's inputs."""
+    """Return how many rows the request's inputs have."""
     return (plan.inputs[0][0].shape or (0,))[0]

@@ -120,9 +120,9 @@ class Sequences:
         return sum(sequence.nbytes for sequence in self._all.values())
 
     def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> HeldSequence:
-        """A new sequence, in the place of one of that name.
+        """Begin a new sequence, replacing one of the same name.
 
-        Raises ResourceExhausted where its user has as many of the model.
+        Raises ResourceExhausted where its user has as many of the model as allowed.
         """
         self.expire(now)
         self._all.pop(key, None)
@@ -137,7 +137,7 @@ class Sequences:
         return sequence
 
     def resume(self, key: SequenceKey, source: str, now: float) -> HeldSequence:
-        """The sequence for its next request; raises SequenceLost where there is none."""
+        """Return a sequence for its next request; raise SequenceLost where there is none."""
         sequence = self._all.get(key)
         if sequence is not None and (sequence.source != source or self._idle(sequence, now)):
             self.drop(key, "its model was replaced" if sequence.source != source else self._why_idle)
@@ -149,9 +149,9 @@ class Sequences:
         return sequence
 
     def keep(self, sequence: HeldSequence, tensors: Mapping[str, StateTensor], now: float) -> None:
-        """A request was computed: the next one starts from `tensors`.
+        """Keep `tensors` as the state from which the next request starts.
 
-        Raises ResourceExhausted where that is more than the user's share; they are then as before.
+        Raises ResourceExhausted where they exceed the user's share; the state is then unchanged.
         """
         if self._all.get(sequence.key) is not sequence:
             return  # it was ended meanwhile
@@ -165,7 +165,10 @@ class Sequences:
         sequence.tensors, sequence.used, sequence.busy = dict(tensors), now, False
 
     def failed(self, sequence: HeldSequence, *, first: bool) -> None:
-        """A request was not answered: the next starts from where it did; there is none after the first."""
+        """Record that a request failed: the next one starts from the state that this one started from.
+
+        A sequence whose first request failed is dropped.
+        """
         sequence.busy = False
         if first and self._all.get(sequence.key) is sequence:
             self.drop(sequence.key, "its first request failed")
@@ -190,13 +193,13 @@ class Sequences:
         return f"it had no request for {self.settings.idle_seconds:g} s (idle_seconds of [sequences])"
 
     def forget_model(self, model: str) -> None:
-        """A model was removed."""
+        """Drop the sequences of a model that was removed."""
         for key in [key for key in self._all if key.model == model]:
             self.drop(key, "its model was removed")
 
 
 def key_of(user: int, params: InferParams) -> SequenceKey | None:
-    """The sequence that a request is of; None where it is of none. Raises InvalidArgument."""
+    """Return the key of the sequence that a request belongs to, or None. Raises InvalidArgument."""
     options = params.parameters
     if options is None or not in_sequence(options):
         return None
@@ -226,7 +229,7 @@ class Sequencer(Feature):
     """The sequences of a service, and whose turn it is: the feature of models that have state."""
 
     def __init__(self, settings: Callable[[], SequenceSettings], registry: Registry) -> None:
-        """`settings` are those in force."""
+        """Initialise; `settings` returns those in force."""
         self._settings = settings
         self._registry = registry
         self._sequences = Sequences(settings())
@@ -294,9 +297,9 @@ class Sequencer(Feature):
 
     @asynccontextmanager
     async def turn(self, key: SequenceKey, params: InferParams) -> AsyncIterator[InferParams]:
-        """While this lasts no other request of the sequence runs; they come in the order of their arrival.
+        """Run no other request of the sequence while this lasts; they come in the order of their arrival.
 
-        Gives the request with what is left of its time; raises DeadlineExceeded where that is nothing.
+        Yields the request with what is left of its time; raises DeadlineExceeded where that is nothing.
         """
         options = params.parameters or InferOptions()
         timeout = timeout_us(options) / 1e6
@@ -321,11 +324,11 @@ class Sequencer(Feature):
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
     ) -> RequestWithState:
-        """The request with its state; `interface` is the one whose shapes state begins with.
+        """Return the request with its state; `interface` is the one whose shapes state begins with.
 
         Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
-        InvalidArgument where the model keeps no state, or the request is malformed. One that it gives ends
-        with `taken`, or `failed` of its sequences.
+        InvalidArgument where the model keeps no state, or the request is malformed. The caller must end each
+        request returned with `taken`, or with `failed` of its sequences.
         """
         options, source = params.parameters or InferOptions(), _source(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -343,7 +346,7 @@ class Sequencer(Feature):
             raise
 
     def taken(self, woven: RequestWithState, result: Inferred) -> Inferred:
-        """The answer without the state, which is kept; raises ResourceExhausted where there is too much."""
+        """Return the answer without the state, and keep that; raise ResourceExhausted if it is too large."""
         tensors: dict[str, StateTensor] = {}
         given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
         contents = iter(result.raw_output_contents)
@@ -369,7 +372,7 @@ class Sequencer(Feature):
 
 
 def _nothing(params: InferParams, engine: str) -> Inferred:
-    """The result of a request that only ends its sequence; `engine` serves the model."""
+    """Return the result of a request that only ends its sequence; `engine` serves the model."""
     return Inferred(
         model_name=params.model_name,
         model_version=VERSION,
@@ -381,7 +384,10 @@ def _nothing(params: InferParams, engine: str) -> Inferred:
 
 
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
-    """The outputs that are given to inputs of the next request; what its file says is known where it is."""
+    """Return the pairs of outputs and the inputs of the next request to which they are given.
+
+    What the model's file says of them is known only where the interface of that file is.
+    """
     interface, compiled = entry.manifest.interface, entry.compiled
     if interface is None and compiled is not None:
         interface = compiled.interface
@@ -389,7 +395,7 @@ def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
 
 
 def _source(entry: ServedModel) -> str:
-    """What tells the model from another of its name; tuned versions of it are the same."""
+    """Return the key that tells a model from another of its name; tuned versions share it."""
     return entry.manifest.source_key if entry.manifest.sources else entry.key
 
 
@@ -437,7 +443,7 @@ def _weave(
 def _outputs(
     sequence: HeldSequence, interface: Interface, params: InferParams
 ) -> tuple[frozenset[str], tuple[OutputTensor, ...]]:
-    """What the client is given, and what the model is asked for: the state, too."""
+    """Return the outputs that the client asked for, and those asked of the model, which include the state."""
     state = {pair.output.name for pair in sequence.pairs}
     if not params.outputs:
         asked = frozenset(tensor.name for tensor in interface.outputs) - state
@@ -450,7 +456,7 @@ def _outputs(
 
 
 def _zeros(tensor: TensorSpec) -> tuple[StateTensor, bool]:
-    """What a sequence starts from, and whether a size was made up."""
+    """Return the state from which a sequence starts, zeros, and whether a size was made up."""
     if tensor.shape is None:
         raise InvalidArgument(
             f"the model leaves open how many dimensions the state {tensor.name!r} has; give it with the "

@@ -51,9 +51,9 @@ class SizedPart:
 def next_sizes(
     parts: Sequence[SizedPart], counts: Mapping[MetSizes, float], requests: float, most: int
 ) -> tuple[MetSizes, ...] | None:
-    """All sizes that the model is to be compiled for; None where what it has is good enough.
+    """Return all sizes to compile the model for, or None where the compiled ones are good enough.
 
-    At most so many of each part, which must have been met by so many requests.
+    There are at most `most` of each partition, and `requests` requests must have had these sizes.
     """
     chosen: list[MetSizes] = []
     better = False
@@ -66,7 +66,7 @@ def next_sizes(
 
 
 def best(met: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
-    """The sizes, at most so many and all of them met, that make what was met cheapest."""
+    """Return the sizes, at most `most` and all of them observed, that make the observed load cheapest."""
     if not by_rows:
         ranked = sorted(met, key=lambda sizes: (-met[sizes] * math.prod(sizes), sizes))
         return tuple(sorted(ranked[:most]))
@@ -77,12 +77,12 @@ def best(met: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes
 
 
 def cost(met: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bool) -> float:
-    """Of what was met, in rows computed by forms: less is better."""
+    """Return the cost of the observed sizes, in rows that forms compute: less is better."""
     return sum(count * _cost(sizes, forms, by_rows) for sizes, count in met.items())
 
 
 def _better(part: SizedPart, met: Mapping[Sizes, float], requests: float, most: int) -> list[Sizes] | None:
-    """Sizes so much better than those there are that compiling anew is worth it; None: there are none."""
+    """Return sizes so much better than those there are that compiling again pays, or None."""
     by_rows = part.by_rows
     if by_rows:
         met = {sizes: count for sizes, count in met.items() if len(set(sizes)) == 1}
@@ -102,7 +102,7 @@ def _better(part: SizedPart, met: Mapping[Sizes, float], requests: float, most: 
 
 
 def _tried(part: SizedPart, sizes: Sizes) -> bool:
-    """Whether these were left out, or others that are hardly other."""
+    """Return whether these sizes were left out, or sizes that hardly differ from them."""
     if not part.by_rows:
         return sizes in part.left_out
     return sizes not in part.forms and any(
@@ -119,7 +119,10 @@ def _cost(sizes: Sizes, forms: Collection[Sizes], by_rows: bool) -> float:
 
 
 def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[int]:
-    """At most so many of `rows`, which rise, that make all cheapest: dynamic programming over the largest."""
+    """Return at most `most` of `rows`, which rise, that make all of them cheapest.
+
+    This is dynamic programming over the largest.
+    """
     if not rows or most < 1:
         return []
     between = [[0.0] * len(rows) for _ in rows]  # cost of those after form i up to form j, which runs them
@@ -172,7 +175,7 @@ class SizeSpecialiser(Feature):
         return infer_counted
 
     def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
-        """A request for a model met sizes, which are counted."""
+        """Count the sizes that a request for a model had inside it."""
         if sizes and self.registry.serves(model):
             self.ledger.met(model.name, sizes)
 
@@ -244,7 +247,7 @@ class SizeSpecialiser(Feature):
 
 
 def sized_parts(parts: tuple[ShownPart, ...]) -> list[SizedPart]:
-    """Those of a compiled file that may be compiled for sizes, by their numbers there."""
+    """Return the partitions of a compiled file that may be compiled for sizes, by their numbers there."""
     by_cpu = [part for part in parts if part.engine == "cpu"]
     return [
         SizedPart(
@@ -259,5 +262,5 @@ def sized_parts(parts: tuple[ShownPart, ...]) -> list[SizedPart]:
 
 
 def text(sizes: tuple[MetSizes, ...]) -> str:
-    """Sizes in a sentence."""
+    """Return sizes as words of a sentence."""
     return ", ".join("x".join(map(str, met.sizes)) for met in sizes)

@@ -135,7 +135,7 @@ class Shares:
     spent: dict[str, CompileUsage] = field(default_factory=dict)
 
     def use(self, name: str, now: float) -> None:
-        """A model was brought, or asked for."""
+        """Record that a user brought a model, or asked for it."""
         self.used[name] = now
 
     def keep_only(self, names: Iterable[str], now: float) -> None:
@@ -145,27 +145,27 @@ class Shares:
         self.spent = {user: spent for user, spent in self.spent.items() if 0 <= now - spent.since < DAY}
 
     def compiled(self, user: int, seconds: float, now: float) -> None:
-        """So much time went into compiling a user's model."""
+        """Add `seconds` to the time that went into compiling a user's models today."""
         spent = self.spent.get(str(user))
         if spent is None or not 0 <= now - spent.since < DAY:
             spent = self.spent[str(user)] = CompileUsage(seconds=0.0, since=now)
         spent.seconds += seconds
 
     def seconds_spent(self, user: int, now: float) -> float:
-        """What went into compiling a user's models today."""
+        """Return the seconds spent on compiling a user's models today."""
         spent = self.spent.get(str(user))
         return spent.seconds if spent is not None and 0 <= now - spent.since < DAY else 0.0
 
     def seconds_left(self, user: int, settings: AppsSettings, now: float) -> float:
-        """What is left of a user's day of compiling, at least 0."""
+        """Return the seconds that are left of a user's daily share of compiling, at least 0."""
         return max(0.0, settings.compile_seconds - self.seconds_spent(user, now))
 
 
 def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tuple[str, ...]:
-    """The models that go so that there is room for a new one, which was `used` now: first the first to go.
+    """Return the models to remove so that there is room for a new one, which was `used` now.
 
-    `kept` are those of all users. They are the user's own, the longest unused first, and none in use. Raises
-    ResourceExhausted, naming the quota, where that is not enough.
+    The first is the first to go. `kept` are those of all users. Only the user's own are removed, the longest
+    unused first, and none in use. Raises ResourceExhausted, naming the quota, where that is not enough.
     """
     if new.nbytes > settings.disk_bytes or new.memory > settings.memory_bytes:
         setting = "disk_mib" if new.nbytes > settings.disk_bytes else "memory_mib"
@@ -193,7 +193,7 @@ def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tu
 
 
 def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
-    """The quota that one user's models are beyond; "" for none."""
+    """Return the quota that one user's models exceed; "" for none."""
     if len(models) > settings.max_models:
         return "max_models"
     if sum(model.nbytes for model in models) > settings.disk_bytes:
@@ -204,7 +204,7 @@ def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
 
 
 def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettings, now: float) -> int | None:
-    """Whose model is compiled next: the user who had least of it today, then who waits the longest.
+    """Return the user whose model is compiled next: who had least of it today, then who waits the longest.
 
     `waiting` is since when each user waits, in seconds since 1970. None where nobody has time left.
     """
@@ -228,17 +228,17 @@ class Receiver:
     """Reads users' files, each in a thread of its own, which holds up nothing else."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: what reading the files of one model may take."""
+        """Initialise; reading the files of one model may take `seconds`."""
         self._seconds = seconds
         self._reading: Counter[int] = Counter()  # by user
 
     async def receive(
         self, params: BringParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
     ) -> Staged:
-        """The files of a user's own model, of `limit` bytes at most, which must be what the user says.
+        """Receive the files of a user's own model, of `limit` bytes at most, and check their SHA-256.
 
-        Raises InvalidArgument where they are not, PermissionDenied for a compiled file, ResourceExhausted
-        where they are larger, and DeadlineExceeded.
+        Raises InvalidArgument where they differ from what the user says, PermissionDenied for a compiled
+        file, ResourceExhausted where they are larger, and DeadlineExceeded.
         """
         options = params.parameters or BringOptions()
         files: list[_Received] = []
@@ -272,7 +272,7 @@ class Receiver:
         )
 
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
-        """As `files.receive`; where this is cancelled the thread ends when the file lets it."""
+        """Read a file as `files.receive` does; if this is cancelled the thread ends when the file lets it."""
         if self._reading[user] >= _MAX_READING:
             raise Busy("files that you brought before are still being read; let them end first")
         loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
@@ -351,9 +351,10 @@ class UserModels(Feature):
         notify: Notify,
         meanwhile: AbstractContextManager[None],
     ) -> ModelBrought:
-        """The result of ModelBring, by a user (uid). The descriptors stay the caller's.
+        """Add a model for a user (uid) and return the result of ModelBring.
 
-        `meanwhile` lasts while the model is taken. Cancelling ends that, unless another request waits for it.
+        The descriptors stay the caller's. `meanwhile` lasts while the model is added. Cancelling ends that,
+        unless another request waits for it.
         """
         if not self.settings().enabled:
             raise PermissionDenied(
@@ -398,7 +399,7 @@ class UserModels(Feature):
         self.shares.used.pop(model, None)
 
     def used(self, name: str) -> None:
-        """A user's own model was asked for."""
+        """Record that a user's own model was asked for."""
         self.shares.use(name, time.time())
 
     def _begin(
@@ -464,7 +465,7 @@ class UserModels(Feature):
             _log.info("model %s %s", name, why)
 
     def _kept(self) -> list[OwnModel]:
-        """Every user's own models."""
+        """Return every user's own models."""
         kept: list[OwnModel] = []
         for entry in self.registry.models():
             manifest = entry.manifest
@@ -498,7 +499,7 @@ class UserModels(Feature):
         return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self) -> dict[int, ServedModel]:
-        """The oldest model of each user that is to be compiled."""
+        """Return the oldest model of each user that is to be compiled, by user."""
         waiting: dict[int, ServedModel] = {}
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
@@ -509,7 +510,7 @@ class UserModels(Feature):
         return waiting
 
     async def _compile(self, entry: ServedModel) -> None:
-        """Until it is done, or an administrator wants to: then it is begun anew later."""
+        """Compile a model until it is done, or an administrator wants to: then it is begun again later."""
         owner = entry.manifest.owner
         assert owner is not None
         begun, stopped = time.monotonic(), False
@@ -536,7 +537,7 @@ class UserModels(Feature):
         await self.shares_file.keep()
 
     def under_way(self) -> Counter[int]:
-        """How many models each user is bringing."""
+        """Return how many models each user is bringing."""
         return Counter(bring.user for bring in self._under_way.values())
 
     async def close(self) -> None:

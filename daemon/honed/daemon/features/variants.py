@@ -58,9 +58,9 @@ class KeptVariant:
 def next_wish(
     wishes: Iterable[Wish], kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: dict[str, int]
 ) -> Wish | None:
-    """The shapes to be compiled next: those asked for most often, of those that would be kept.
+    """Return the shapes to compile next: those asked for most often, of those that would be kept.
 
-    `nbytes` is what the file of a variant takes, by model.
+    `nbytes` is the size of a variant's file in bytes, by model.
     """
     wishes = list(wishes)
     there = {each.name for each in kept}
@@ -78,7 +78,10 @@ def next_wish(
 
 
 def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
-    """What is dropped to keep the bounds on number and disk, those least asked for first; none by hand."""
+    """Return the variants to drop to keep the bounds on number and disk; none that were added by hand.
+
+    Those least asked for come first.
+    """
     dropped: list[str] = []
     left = sorted(kept, key=lambda each: (each.requests, each.name))
     for one in list(left):
@@ -94,9 +97,10 @@ def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]
 def room_for(
     loaded: int, serving: Sequence[KeptVariant], settings: VariantSettings, now: float
 ) -> list[str] | None:
-    """What is to rest so that another, of `loaded` bytes, is loaded within the bound on memory.
+    """Return the variants that are to rest so that another, of `loaded` bytes, fits the bound on memory.
 
-    Those that were asked for the longest ago first; None where there is no room without what is asked for.
+    Those that were asked for the longest ago come first. Returns None where there is no room without the ones
+    asked for recently.
     """
     resting: list[str] = []
     free = settings.memory_bytes - loaded - sum(each.loaded for each in serving)
@@ -162,7 +166,7 @@ class VariantCompiler:
         return name, choice.why
 
     async def _choice(self, change: Change, model: ServedModel, made: Built) -> EngineChoice:
-        """Which engine is to serve these shapes."""
+        """Return which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
             return EngineChoice("gpu", "")
@@ -243,7 +247,7 @@ class ShapeVariants(Feature):
         return infer_in_shapes
 
     def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
-        """What is to answer for inputs of these shapes: a variant that is loaded, else the model.
+        """Return the model that is to answer for inputs of these shapes: a loaded variant, else the model.
 
         A variant that rests and would be the faster engine is loaded for the next request.
         """
@@ -261,7 +265,7 @@ class ShapeVariants(Feature):
         return variant if only or (variant.at_home and variant.state is State.READY) else entry
 
     def served(self, entry: ServedModel, plan: InferencePlan) -> None:
-        """A request was answered: its shapes are counted where a variant may have them."""
+        """Count the shapes of a request that was answered, where a variant may have them."""
         shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
         name = _asked(entry, shapes)
         if name and self.registry.find(entry.name) is not None:
@@ -362,7 +366,7 @@ class ShapeVariants(Feature):
         return bool(manifest.interface and manifest.sources and ready and compiled)
 
     def _by_cpu(self, entry: ServedModel) -> bool:
-        """Whether the CPU engine alone is to serve a model."""
+        """Return whether the CPU engine alone is to serve a model."""
         return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
 
     async def _make(self, wish: Wish) -> None:
@@ -411,7 +415,7 @@ class ShapeVariants(Feature):
             self.maker.pool.handle(Rested(name))
 
     def _loaded(self) -> list[KeptVariant]:
-        """Those that are in service, whatever was asked for."""
+        """Return the variants that are in service, with no requests counted."""
         serving = (variant for variant in self.registry.variants() if not self.registry.rests(variant))
         return [self._known(variant, 0.0) for variant in serving]
 
@@ -432,14 +436,20 @@ class ShapeVariants(Feature):
         )
 
     def _under(self, entry: ServedModel) -> str:
-        """What must change for that to be tried again which could not be compiled."""
+        """Return what must change before shapes that could not be compiled are tried again.
+
+        This is a text of the source, precision, honed's version and the device with its driver.
+        """
         identity = self.maker.pool.device_of(entry).identity
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
 def _asked(entry: ServedModel, shapes: Shapes) -> str:
-    """The name of the variant for these shapes; "" where they are the model's own, or it has no others."""
+    """Return the name of the variant for these shapes, or "".
+
+    It is "" where they are the model's own, or it has no others.
+    """
     compiled, interface = entry.compiled, entry.manifest.interface
     if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
         return ""
@@ -460,7 +470,7 @@ def _loaded_bytes(variant: ServedModel) -> int:
 
 
 def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
-    """What the file of another variant is likely to take."""
+    """Return the bytes that the file of another variant is likely to take."""
     files = [each.manifest.compiled for each in (entry, *variants)]
     known = [file.nbytes for file in files if file is not None]
     return max(known, default=sum(file.nbytes for file in entry.manifest.sources))

@@ -35,7 +35,7 @@ class Context:
 
 
 def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -> tuple[SignalReading, ...]:
-    """Each sample with its verdict, and the configured window."""
+    """Return each sample with its verdict, and the configured window."""
     known = list(samples)
     utilisation = any(sample.signal == "gpu" and sample.value is not None for sample in known)
     readings = [_judged(sample, settings, context, utilisation) for sample in known]
@@ -124,7 +124,7 @@ class Decision:
 def decide(
     readings: Sequence[SignalReading], settings: IdleSettings, now: float, before: Decision | None = None
 ) -> Decision:
-    """The decision at `now` (seconds of a steady clock), given the one before.
+    """Return the decision at `now` (seconds of a steady clock), given the one before.
 
     Busy counts at once; idle only when all signals of the machine were quiet for `settle_seconds`.
     """
@@ -164,31 +164,31 @@ class Activity:
         self._adding = 0
 
     def begin(self, model: str, now: float) -> None:
-        """A request came."""
+        """Count a request for a model that arrived."""
         self._under_way += 1
         self._last[model] = self._latest = now
 
     def end(self, model: str, now: float) -> None:
-        """A request was answered."""
+        """Count a request for a model as answered."""
         self._under_way -= 1
         self._latest = now
         if model in self._last:  # it was not removed meanwhile
             self._last[model] = now
 
     def adding(self, change: int) -> None:
-        """A model begins (1) or ends (-1) to be added, or tuned by hand."""
+        """Count a model that begins (1) or ends (-1) to be added, or tuned by hand."""
         self._adding += change
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._last.pop(model, None)
 
     def since(self, now: float) -> dict[str, float]:
-        """Seconds since the last request, by model."""
+        """Return the seconds since the last request, by model."""
         return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
 
     def samples(self, now: float) -> list[Sample]:
-        """Seconds since the last request of any model, and how much is not done yet."""
+        """Return the seconds since the last request of any model, and how much is not done yet."""
         if self._latest > self._started and self._last:
             text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
         else:
@@ -208,14 +208,17 @@ class TimeOfDayWindow:
     end: int
 
     def holds(self, minute: int) -> bool:
-        """Whether a minute of the day (0 to 1439) lies in it."""
+        """Return whether a minute of the day (0 to 1439) lies in the window."""
         if self.start < self.end:
             return self.start <= minute < self.end
         return minute >= self.start or minute < self.end
 
 
 def parse(text: str) -> TimeOfDayWindow | None:
-    """`22:00-06:30` as a window, "" as None: any time. Raises InvalidArgument, a half sentence for others."""
+    """Parse `22:00-06:30` as a window, "" as None: any time.
+
+    Raises InvalidArgument with half a sentence for anything else.
+    """
     if not text:
         return None
     first, dash, last = text.partition("-")
@@ -229,7 +232,7 @@ def parse(text: str) -> TimeOfDayWindow | None:
 
 
 def clock_text(minute: int) -> str:
-    """A minute of the day as `06:30`."""
+    """Return a minute of the day as text, `06:30`."""
     return f"{minute // 60:02d}:{minute % 60:02d}"
 
 

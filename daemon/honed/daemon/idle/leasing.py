@@ -46,7 +46,7 @@ class Leasing:
         signals: Signals | None = None,
         patience: float = MAX_GAP,
     ) -> None:
-        """The machine is idle only while `worker_state`, that of the default engine, is "ready".
+        """Initialise; the machine is idle only while `worker_state` of the default engine is "ready".
 
         `patience`: seconds that one look at the machine may take before it counts as busy.
         """
@@ -63,7 +63,7 @@ class Leasing:
         self._deadline: asyncio.TimerHandle | None = None
 
     def change(self, settings: IdleSettings) -> None:
-        """Decide by other settings from now on."""
+        """Apply other settings from now on."""
         self._settings = settings
         self._wake.set()
 
@@ -87,7 +87,10 @@ class Leasing:
                     await self._wake.wait()
 
     def ask(self, connection: Connection, seconds: float) -> LeaseAsked:
-        """The result of LeaseAsk; raises InvalidArgument for a bound that is not allowed."""
+        """Ask for the lease and return the result of LeaseAsk.
+
+        Raises InvalidArgument for a bound that is not allowed.
+        """
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
@@ -108,13 +111,16 @@ class Leasing:
         return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
     def release(self, connection: Connection, lease: int) -> None:
-        """The tuner left the device, or does not want the lease any more."""
+        """Release the lease of a tuner that left the device, or does not want it any more."""
         self._lease.withdrawn(connection.number)
         self._perform(self._lease.released(connection.number, lease, time.monotonic()))
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
-        """While a request of process `peer` is served; unless that is a tuner, it ends the lease at once."""
+        """Count a request of process `peer` as under way while it is served.
+
+        Unless the process is a tuner, the request ends the lease at once.
+        """
         counted = self.came(model, peer)
         try:
             yield
@@ -132,12 +138,15 @@ class Leasing:
         return True
 
     def went(self, model: str) -> None:
-        """A request that was counted is not served any more."""
+        """End a request that was counted and is not served any more."""
         self._activity.end(model, time.monotonic())
 
     @contextmanager
     def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
-        """While a model is added, or tuned by hand, for process `peer`; tuners add what they have made."""
+        """Hold off tuners while a model is added, or tuned by hand, for process `peer`.
+
+        Tuners may add what they have made themselves.
+        """
         if self._is_tuner(peer):
             yield
             return
@@ -149,11 +158,11 @@ class Leasing:
             self._activity.adding(-1)
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._activity.forget(model)
 
     def idle(self) -> IdleStatus:
-        """The part `idle` of ServerStatus."""
+        """Return the field `idle` of ServerStatus."""
         now = time.monotonic()
         readings, decision = self._decided(now)
         return IdleStatus(
@@ -164,11 +173,14 @@ class Leasing:
         )
 
     def look_seconds(self) -> float:
-        """Between two looks at what may be done in idle time: shorter where the machine is idle sooner."""
+        """Return the seconds between two looks at what may be done in idle time.
+
+        They are fewer where the machine is idle sooner.
+        """
         return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
-        """The part `lease` of ServerStatus."""
+        """Return the field `lease` of ServerStatus."""
         now, lease = time.monotonic(), self._lease
         summary = lease.releases.summary()
         return LeaseStatus(
@@ -193,7 +205,7 @@ class Leasing:
         )
 
     def metrics(self) -> LeaseFigures:
-        """The part `lease` of Metrics."""
+        """Return the field `lease` of Metrics."""
         status = self.lease()
         return LeaseFigures(
             held=self._lease.held is not None,
@@ -261,7 +273,7 @@ class Leasing:
         self._watch()
 
     def _watch(self) -> None:
-        """Be called back when the holder is due to have left."""
+        """Set the timer for when the holder is due to have left."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

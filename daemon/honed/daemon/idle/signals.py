@@ -46,7 +46,10 @@ class Signals:
         self._own = OwnShare(root)
 
     def read(self, now: float, own: Collection[int]) -> MachineSignals:
-        """The signals at `now` (seconds of a steady clock); `own` are the processes of service and tuners."""
+        """Read the signals at `now` (seconds of a steady clock).
+
+        `own` are the processes of the service and of tuners.
+        """
         samples = (
             *pressure(self._root),
             load(self._root),
@@ -58,7 +61,10 @@ class Signals:
 
 
 def pressure(root: Path) -> list[Sample]:
-    """Pressure on CPU, memory and I/O: percent of the last ten seconds in which some task waited for it."""
+    """Return the pressure on CPU, memory and I/O.
+
+    It is the percentage of the last ten seconds in which some task waited.
+    """
     return [_pressure(root, kind) for kind in _WAITED_FOR]
 
 
@@ -75,7 +81,7 @@ def _pressure(root: Path, kind: str) -> Sample:
 
 
 def load(root: Path) -> Sample:
-    """Runnable and waiting tasks, mean of the last minute, for each core."""
+    """Return the runnable and waiting tasks for each core, mean of the last minute."""
     count = cores(root)
     try:
         tasks = float((system_text(root / "proc/loadavg") or "").split()[0])
@@ -86,7 +92,7 @@ def load(root: Path) -> Sample:
 
 
 def power(root: Path) -> Sample:
-    """1 while a battery of the machine discharges, else 0; batteries of mice and the like do not count.
+    """Return 1 while a battery of the machine discharges, else 0; those of mice and the like do not count.
 
     Documentation/ABI/testing/sysfs-class-power.
     """
@@ -126,7 +132,7 @@ class Gpu:
         self._engines: dict[tuple[str, str], int] = {}
 
     def samples(self, now: float) -> list[Sample]:
-        """Utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
+        """Read utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
         folder = next(iter(gpu_clocks(self._root)), None)
         return [self._utilisation(folder, now), _clock(folder)]
 
@@ -145,7 +151,7 @@ class Gpu:
         return _used(None, "no driver tells how much a GPU is used")
 
     def _by_open_drivers(self, now: float) -> float | None:
-        """The busiest engine's share since the last call, percent; None where engines are not counted.
+        """Return the busiest engine's share since the last call, percent; None where engines are not counted.
 
         Counting is off until root writes to the driver's `profiling` file; counters are then missing or 0.
         """
@@ -161,7 +167,7 @@ class Gpu:
         return min(100.0, max(totals.values()) / since / 1e7)
 
     def _counters(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """(client, engine) and nanoseconds, of each process whose files this one may look into."""
+        """Yield (client, engine) and nanoseconds, of each process whose files this one may look into."""
         for process in entries(self._root / "proc"):
             if not process.name.isdecimal():
                 continue
@@ -190,7 +196,7 @@ def _used(percent: float | None, text: str) -> Sample:
 
 
 def _clock(devfreq: Path | None) -> Sample:
-    """How far the clock is raised, percent of the way from its lowest to its highest."""
+    """Return how far the clock is raised, percent of the way from its lowest to its highest."""
     if devfreq is None:
         return _raised(None, "no GPU with a devfreq clock")
     current = system_number(devfreq / "cur_freq")
@@ -207,7 +213,7 @@ def _clock(devfreq: Path | None) -> Sample:
 
 
 def _range(devfreq: Path) -> tuple[int, int]:
-    """Lowest and highest frequency in Hz; older kernels say 0 for no bound of their own."""
+    """Return the lowest and highest frequency in Hz; older kernels say 0 for no bound of their own."""
     steps = (system_text(devfreq / "available_frequencies") or "").split()
     known = [int(step) for step in steps if step.isdecimal()] or [0]
     low, high = system_number(devfreq / "min_freq"), system_number(devfreq / "max_freq")
@@ -229,7 +235,7 @@ class _Zone:
 
 
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
-    """°C by type of zone; of zones of one type the hottest. Empty where the machine has none.
+    """Return °C by type of zone; of zones of one type the hottest. Empty where the machine has none.
 
     Documentation/ABI/testing/sysfs-class-thermal.
     """
@@ -237,7 +243,7 @@ def temperatures(root: Path = Path("/")) -> dict[str, float]:
 
 
 def thermal_samples(root: Path) -> list[Sample]:
-    """The zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
+    """Return the zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
     hottest = _hottest(root)
     for words in (_FIRST, _OTHERS):
         named = [kind for kind in sorted(hottest) if any(word in kind.lower() for word in words)]
@@ -247,7 +253,7 @@ def thermal_samples(root: Path) -> list[Sample]:
 
 
 def _hottest(root: Path) -> dict[str, _Zone]:
-    """Temperatures by type; zones that are off, or whose driver has no answer now, are left out."""
+    """Return temperatures by type, without zones that are off, or whose driver has no answer now."""
     found: dict[str, _Zone] = {}
     for folder in entries(root / "sys/class/thermal"):
         kind, millidegrees = system_text(folder / "type"), system_number(folder / "temp")
@@ -273,7 +279,7 @@ def _sample(kind: str, zone: _Zone) -> Sample:
 
 
 def _lowest_trip(zone: Path) -> float | None:
-    """°C; trip points at or below 0 are not set."""
+    """Return the lowest trip point that throttles, °C; those at or below 0 are not set."""
     trips: list[float] = []
     for file in entries(zone):
         if file.name.startswith("trip_point_") and file.name.endswith("_type"):
@@ -305,9 +311,9 @@ class OwnShare:
         self._pressure = 0.0  # cores, mean of 10 s
 
     def measure(self, pids: Collection[int], now: float) -> Own:
-        """The share of these processes with all their descendants; `now` in seconds of a steady clock.
+        """Return the share of these processes with all their descendants.
 
-        What a process used before it was named first does not count.
+        `now` is in seconds of a steady clock. What a process used before it was named first does not count.
         """
         seconds = tree_seconds(self._root, pids)
         passed = now - self._at if self._at is not None else 0.0
@@ -331,12 +337,15 @@ class OthersShare:
         self._then = self._others()
 
     def percent(self) -> float:
-        """Percent since this was made; the kernel counts ticks, so that it takes some tenths of a second."""
+        """Return the percentage that other work took since this was made.
+
+        The kernel counts ticks, so that it takes some tenths of a second.
+        """
         others, elapsed = (now - then for now, then in zip(self._others(), self._then, strict=True))
         return 100 * min(1.0, max(0.0, others) / elapsed) if elapsed > 0 else 0.0
 
     def _others(self) -> tuple[float, float]:
-        """Seconds of all processors that others took, and that have passed, since the machine was started."""
+        """Return the seconds of all processors since the machine started: those that others took, and all."""
         # proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
         text = system_text(self._root / "proc/stat") or ""
         ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
@@ -353,9 +362,10 @@ def _decayed(mean: float, spent: float, passed: float, over: float) -> float:
 
 
 def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
-    """CPU seconds of each process, its living descendants, and those of their children that were waited for.
+    """Return the CPU seconds of each process with its living descendants.
 
-    A descendant of several counts for the nearest.
+    Children of these processes that have ended and were waited for are included. A descendant of several
+    counts for the nearest.
     """
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
@@ -390,7 +400,7 @@ def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> i
 
 
 def cores(root: Path) -> int:
-    """Processors that are online; 1 where the machine does not tell."""
+    """Return how many processors are online; 1 where the machine does not tell."""
     count = 0
     for part in (system_text(root / "sys/devices/system/cpu/online") or "").split(","):
         first, _, last = part.partition("-")
@@ -414,7 +424,7 @@ class Sample:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A value with its unit for people; "-" where there is none."""
+    """Return a value with its unit for people; "-" where there is none."""
     if value is None:
         return "-"
     return f"{value:.4g}{'' if unit in ('%', '') else ' '}{unit}"

@@ -111,7 +111,7 @@ class Api:
             self._handlers.update(feature.methods())
 
     def answer(self, call: ApiCall, method: str, params: Map) -> Work:
-        """The work for a request, which gives its result; raises HonedError for wrong parameters."""
+        """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
@@ -131,7 +131,10 @@ class Api:
     async def _as_nobodys(
         self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
     ) -> R | WithDescriptors[R] | MetricsText:
-        """What comes of asking for another's model: the same, by the same way, as for a name nobody has."""
+        """Answer a request for another user's model exactly as one for a name that nobody has.
+
+        The request takes the same path through the service, so that the answer does not reveal the model.
+        """
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
             work = handler(call, renamed(params, field, nobodys))
@@ -338,12 +341,12 @@ class Api:
         return self.policy.viewer(call.connection.peer)
 
     def _own(self, viewer: Viewer) -> frozenset[str]:
-        """The names of the user's own models."""
+        """Return the names of the user's own models."""
         models = self.registry.models(viewer)
         return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
 
     def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
-        """Those of figures by model that the viewer may see."""
+        """Return those of figures by model that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
 

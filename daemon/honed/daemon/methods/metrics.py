@@ -56,7 +56,7 @@ class MetricsCollector:
     root: Path = Path("/")  # of the file system that has the sensors
 
     async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
-        """The result of Metrics for a peer; raises InvalidArgument for forms there are not."""
+        """Return the result of Metrics for a peer; raise InvalidArgument for an unknown format."""
         if form not in (None, "", "openmetrics"):
             raise InvalidArgument(
                 f"there is no format {form[:40]!r}; use openmetrics, or none for plain data"
@@ -67,7 +67,7 @@ class MetricsCollector:
         return MetricsText(content_type=openmetrics.CONTENT_TYPE, text=openmetrics.text(document))
 
     async def document(self, viewer: Viewer) -> service.Metrics:
-        """Every figure that a peer may see; spans in seconds, temperatures in degrees Celsius."""
+        """Return every figure that a peer may see; spans in seconds, temperatures in degrees Celsius."""
         tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
@@ -138,12 +138,12 @@ class MetricsCollector:
 
 
 def _waiting(model: str, waiting: Mapping[str, int]) -> int:
-    """For a model and its variants."""
+    """Return how many requests wait for a model and its variants."""
     return sum(count for name, count in waiting.items() if model_of(name) == model)
 
 
 def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) -> TuningFigures | None:
-    """Without what it tells of models that are not there for a peer."""
+    """Return tuning figures without those of models that the peer may not see."""
     if tuning is None or viewer.all:
         return tuning
     gains = {name: gain for name, gain in tuning.gains.items() if not is_own(name) or model_of(name) in own}

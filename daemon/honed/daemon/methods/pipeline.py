@@ -66,14 +66,14 @@ class InferencePipeline:
     def start(
         self, connection: Connection, params: InferParams
     ) -> Coroutine[Any, Any, Inferred] | PlainInference:
-        """The work for ModelInfer."""
+        """Return the work for ModelInfer."""
         entry = self.registry.find(params.model_name)
         if entry is None or is_variant(entry.name) or not self._of(entry).plain:
             return self.infer(connection, params)
         return PlainInference(self, InferCall(connection=connection, entry=entry, params=params))
 
     async def infer(self, connection: Connection, params: InferParams) -> Inferred:
-        """The result of ModelInfer; raises what went wrong."""
+        """Return the result of ModelInfer; raise its error."""
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
             check_version(params.model_version)
@@ -81,10 +81,10 @@ class InferencePipeline:
             return await self.answer(InferCall(connection=connection, entry=entry, params=params), begun)
 
     async def answer(self, call: InferCall, begun: float) -> Inferred:
-        """The result of a request that came at `begun`.
+        """Return the result of a request that came at `begun`.
 
-        Where the model was replaced while the request waited, it is checked anew for the one that took its
-        place.
+        If the model is replaced while the request waits, the request is checked again for the model that took
+        its place.
         """
         while True:
             try:
@@ -93,12 +93,12 @@ class InferencePipeline:
                 call = self.replaced(call, begun)
 
     def replaced(self, call: InferCall, begun: float) -> InferCall:
-        """The same request for the model that took the place of its own; raises NotFound."""
+        """Return the request for the model that replaced its own; raise NotFound if there is none."""
         deadline = begun + plans.timeout_us(call.params.parameters) / 1e6
         return replace(call, entry=self.registry.model(call.entry.name), deadline=deadline)
 
     def _of(self, entry: ServedModel) -> _Wrapped:
-        """What answers requests for a model, wrapped by the features that it uses."""
+        """Return the function that answers requests for a model, wrapped by the features that it uses."""
         known = self._wrapped.get(entry.name)
         if (
             known is not None
@@ -148,7 +148,7 @@ class InferencePipeline:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
 
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
-        """The request, checked for what is to run it; raises InvalidArgument, NotFound, or Unavailable."""
+        """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable."""
         compiled, given = self.registry.interfaces(runner)
         plan = plans.check(
             call.params,
@@ -203,7 +203,7 @@ class PlainInference:
             self._end(None, error)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request: nobody waits for it any more."""
         if self._task is not None:
             self._task.cancel()
         elif self._work is not None:
@@ -211,7 +211,7 @@ class PlainInference:
             self._end(None, asyncio.CancelledError())
 
     def _told(self, work: PendingRequest[Any], error: HonedError | None) -> None:
-        """A worker has answered, or it is known that none will."""
+        """Finish the request: a worker has answered, or it is known that none will."""
         pipeline, entry = self._pipeline, self._call.entry
         self._work = None
         pipeline.pool.asking.end(work, failed=error is not None)
@@ -252,7 +252,7 @@ class PlainInference:
 
 @contextmanager
 def counted(statistics: Statistics) -> Iterator[None]:
-    """Around the work for one request: counts it, and its failure if it raises."""
+    """Count one request around its work, and its failure if it raises."""
     statistics.arrived()
     begun = time.monotonic_ns()
     try:

@@ -20,7 +20,7 @@ from honed.protocol.service import DeviceStatus, QueueStatus
 
 
 def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
-    """The result of ModelShow, with `more` fields; raises Unavailable where the file is not readable."""
+    """Return the result of ModelShow with `more` fields; raise Unavailable if the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     identity, interface = pool.of(entry).identity, manifest.interface
     told: dict[str, Any] = {
@@ -71,7 +71,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
 
 
 def indexed(entry: ServedModel, variants: int) -> IndexedModel:
-    """A row of RepositoryIndex."""
+    """Return a row of RepositoryIndex."""
     owner = entry.manifest.owner
     return IndexedModel(
         name=entry.name,
@@ -87,12 +87,12 @@ def indexed(entry: ServedModel, variants: int) -> IndexedModel:
 
 
 def servers_seen(pool: Pool, viewer: Viewer) -> list[DeviceServer]:
-    """Device servers that are there for a peer."""
+    """Return the device servers that a peer may see."""
     return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
 
 
 def queue_status(pool: Pool, viewer: Viewer) -> QueueStatus:
-    """Requests of all devices that wait and run."""
+    """Return how many requests of all devices wait and run, as far as `viewer` may see the devices."""
     queues = [server.queue() for server in servers_seen(pool, viewer)]
     return QueueStatus(
         waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
@@ -100,7 +100,7 @@ def queue_status(pool: Pool, viewer: Viewer) -> QueueStatus:
 
 
 def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[DeviceStatus, ...]:
-    """The part `devices` of ServerStatus, as `viewer` may see it."""
+    """Return the field `devices` of ServerStatus, as `viewer` may see it."""
     models = [model for model in registry.models() if viewer.sees(model.manifest.owner)]
     return tuple(
         DeviceStatus(
@@ -121,7 +121,7 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
 
 
 def placement_of(pool: Pool, model: ServedModel) -> ModelPlacement:
-    """The part `placement` of ModelShow."""
+    """Return the field `placement` of ModelShow."""
     manifest = model.manifest
     home = pool.placement.home(model.name, manifest.device, manifest.placed)
     return ModelPlacement(

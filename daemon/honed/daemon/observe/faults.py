@@ -25,7 +25,7 @@ WHOSE = {
 
 
 def kernel_log() -> KernelLog:
-    """What the kernel log says since the machine started; or why it cannot be read. Blocking."""
+    """Read the faults in the kernel log since the machine started, or why it cannot be read. Blocking."""
     from honed.machine.kernellog import open_reader
     from honed.protocol.errors import PermissionDenied, Unavailable
 
@@ -40,7 +40,7 @@ def kernel_log() -> KernelLog:
 
 
 def stories(reader: Reader) -> Iterator[KernelFault]:
-    """Every fault in the log, oldest first."""
+    """Yield every fault in the log, oldest first."""
     from honed.machine.kernellog import group, seen
 
     found: list[tuple[Record, DatedFault]] = []
@@ -52,7 +52,7 @@ def stories(reader: Reader) -> Iterator[KernelFault]:
 
 
 def listed(story: FaultStory, time: float) -> KernelFault:
-    """A fault as `hone faults` lists it; `time` in seconds since 1970."""
+    """Return a fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
     return KernelFault(
         time=time,
@@ -83,14 +83,14 @@ class Ours:
 
 
 def ours(metrics: Metrics, status: Status) -> Ours:
-    """From what the service says of itself."""
+    """Return which processes are the service's own, from what it says of itself."""
     present = {device.worker.pid for device in status.devices}
     ended = {end.pid for device in metrics.devices for end in device.worker.last_ends}
     return Ours(workers=frozenset((present | ended) - {0}), since=metrics.time - metrics.uptime_seconds)
 
 
 def of_service(socket: str | None) -> Ours | None:
-    """The service that answers; None where none does, or it does not tell this user."""
+    """Ask the service which processes are its own; return None if it does not run or refuses this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.client import Client
 
@@ -104,17 +104,17 @@ def of_service(socket: str | None) -> Ours | None:
 def blamed(
     log: KernelLog, service: Ours | None, quarantined: Iterable[Quarantined] = ()
 ) -> tuple[BlamedFault, ...]:
-    """The faults of the kernel log with whose they were; `quarantined` as the records have them."""
+    """Return the faults of the kernel log, each with whose it was; `quarantined` is from the records."""
     return tuple(
         BlamedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
     )
 
 
 def whose(fault: KernelFault, service: Ours | None, quarantined: Iterable[Quarantined]) -> str:
-    """One of WHOSE.
+    """Return whose a fault was, one of WHOSE.
 
-    A process that is not known to be ours is another's only if it faulted while this service ran: an
-    earlier one had workers of its own.
+    A process that is not known to be ours is another's only if it faulted while this service ran: an earlier
+    one had workers of its own.
     """
     if any(record in (each.story or "") for each in quarantined for record in fault.records):
         return CANDIDATE

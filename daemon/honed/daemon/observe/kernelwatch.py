@@ -38,12 +38,12 @@ class KernelWatch:
         self._since = time.time()
 
     def figures(self) -> FaultFigures:
-        """The part `gpu_faults` of Metrics: faults since the service started, by whose they were."""
+        """Return the field `gpu_faults` of Metrics: faults since the service started, by whose they were."""
         counts = {whose: self._counts[whose] for whose in (SERVICE, OTHER, UNKNOWN)}
         return FaultFigures(watched=not self._reason, reason=self._reason, counts=counts)
 
     async def run(self) -> None:
-        """Until cancelled, or the log cannot be read."""
+        """Watch the kernel log until cancelled, or the log cannot be read."""
         try:
             reader = await in_thread(self._open)
         except HonedError as error:
@@ -62,7 +62,7 @@ class KernelWatch:
         _log.warning("faults of the GPU are not seen by the service: %s", error)
 
     async def _follow(self, reader: Reader) -> None:
-        """A story is told when its last record is old enough that no other belongs to it."""
+        """Report each story of faults when its last record is old enough that no other belongs to it."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(reader.fileno(), readable.set)
         found: list[DatedFault] = []
@@ -102,23 +102,23 @@ class KernelWatch:
 
 
 def _read(reader: Reader) -> list[DatedFault]:
-    """New faults, without processes that the kernel killed for want of memory.
+    """Return new faults, without processes that the kernel killed because memory ran out.
 
-    In a thread: a driver's patterns are made when its first record comes.
+    Call it in a thread: a driver's patterns are compiled when its first record comes.
     """
     found = [fault for record in reader.read() if (fault := seen(record)) is not None]
     return [each for each in found if each.fault.severity is not Severity.PROCESS_KILLED]
 
 
 def _due(found: list[DatedFault]) -> float | None:
-    """When what was found is told, in seconds of CLOCK_MONOTONIC."""
+    """Return when the faults found are reported, in seconds of CLOCK_MONOTONIC."""
     if not found:
         return None
     return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
 
 
 def _with_threads(processes: Iterable[int]) -> frozenset[int]:
-    """Page faults name a thread."""
+    """Return processes with their threads: page faults name a thread."""
     found = set(processes)
     for process in tuple(found):
         with suppress(OSError):

@@ -34,7 +34,7 @@ class _Series:
     samples: list[float] = field(default_factory=list)
 
     def all(self) -> tuple[LatencyPoint, ...]:
-        """Those of the spans that have ended, and of the one that is open."""
+        """Return the points of the spans that have ended, and of the one that is open."""
         if not self.count:
             return tuple(self.points)
         us = sorted(self.samples)[len(self.samples) // 2]
@@ -56,7 +56,10 @@ class Latencies:
         self.noted = 0  # changes so far
 
     def note(self, model: str, version: int, seconds: float, now: float) -> None:
-        """An inference took `seconds` in the worker; `now` in seconds since 1970, which may be set back."""
+        """Record that an inference took `seconds` in the worker.
+
+        `now` is in seconds since 1970, which may be set back.
+        """
         self.noted += 1
         series = self._series.setdefault(model, _Series())
         if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
@@ -68,22 +71,25 @@ class Latencies:
             series.samples.append(seconds * 1e6)
 
     def of(self, model: str) -> tuple[LatencyPoint, ...]:
-        """The points of a model, oldest first, with the span that is open."""
+        """Return the points of a model, oldest first, with the span that is open."""
         series = self._series.get(model)
         return series.all() if series is not None else ()
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self.noted += 1
         self._series.pop(model, None)
 
     def curves(self) -> Curves:
-        """Everything that is known, to be kept."""
+        """Return everything that is known, to be kept."""
         return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
 def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
-    """At most POINTS: in the older half, neighbours of one version merge; the oldest go where none are."""
+    """Thin points out to at most POINTS.
+
+    In the older half, neighbours of one version merge; the oldest go where none are.
+    """
     if len(points) <= POINTS:
         return points
     half = len(points) // 2

@@ -38,7 +38,7 @@ class Family:
 
 
 def text(document: Metrics) -> str:
-    """The whole exposition; families without samples keep their description."""
+    """Return the whole exposition; families without samples keep their description."""
     return "".join(f"{line}\n" for family in FAMILIES for line in _lines(family, document)) + "# EOF\n"
 
 
@@ -76,7 +76,7 @@ def _each_device(value: Callable[[DeviceFigures], float]) -> Callable[[Metrics],
 
 
 def _device(device: DeviceFigures) -> str:
-    """Its label: the configured name, which does not change while the service runs."""
+    """Return a device's label: the configured name, which does not change while the service runs."""
     return device.name or "default"
 
 

@@ -36,11 +36,11 @@ class DecayedUsage:
     at: float = 0.0
 
     def value(self, now: float, half_life: float) -> float:
-        """What is left of it; a clock that went back lets nothing grow."""
+        """Return the seconds that are left after decay; a clock that went back does not make them grow."""
         return self.seconds * decay(now - self.at, half_life)
 
     def add(self, seconds: float, now: float, half_life: float) -> None:
-        """Spend more."""
+        """Add seconds that were spent."""
         self.settle(now, half_life)
         self.seconds += seconds
 
@@ -50,21 +50,21 @@ class DecayedUsage:
 
 
 def decay(elapsed: float, half_life: float) -> float:
-    """The share left after `elapsed` seconds, in (0, 1]."""
+    """Return the share left after `elapsed` seconds, in (0, 1]."""
     return float(2.0 ** (-max(0.0, elapsed) / half_life))
 
 
 def away(saved: float, now: float, half_life: float) -> float:
-    """Seconds of decay to count for a service that saved at `saved` and starts at `now`, by the wall clock.
+    """Return the seconds of decay to count for a service that saved at `saved` and starts at `now`.
 
-    Boards without a battery for their clock start in 1970 or in the past, and leap to the right time later:
-    a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
+    Both are of the wall clock. Boards without a battery for their clock start in 1970 or in the past, and
+    leap to the right time later: a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
     """
     return min(max(0.0, now - saved), MAX_AWAY_HALF_LIVES * half_life)
 
 
 def shares(microseconds: dict[str, float]) -> dict[str, float]:
-    """The share that each task's time has of a profile; empty where nothing took time."""
+    """Return the share of each task in the time of a profile; empty where nothing took time."""
     whole = sum(microseconds.values())
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
 
@@ -148,7 +148,7 @@ class SizesMet:
             each.settle(now, half_life)
 
     def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
-        """How often each was met, by what counts now."""
+        """Return how often each of the sizes was observed, weighted by what counts now."""
         return {met: usage.value(now, half_life) for met, usage in self.known.items()}
 
 
@@ -234,11 +234,11 @@ class UsageLog:
         self._read()
 
     def ran(self, model: str, seconds: float) -> None:
-        """A request kept the device busy for so long."""
+        """Record that a request kept the device busy for so many seconds."""
         self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
 
     def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
-        """A profile tells how the time of a version divides among its tasks."""
+        """Record by a profile how the time of a version divides among its tasks."""
         times: dict[str, float] = {}
         for row in rows:
             times[row.task] = times.get(row.task, 0.0) + row.us
@@ -246,25 +246,31 @@ class UsageLog:
         known.shares, known.profiled = shares(times), sha256
 
     def asked(self, model: str, variant: str, shapes: Shapes) -> None:
-        """A request for a model came in shapes that are those of `variant`."""
+        """Count a request for a model in shapes that are those of `variant`."""
         self._used(model).asked.ask(variant, shapes, self._clock(), self.settings.half_life)
 
     def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
-        """A request for a model met sizes that depend on the data."""
+        """Count the sizes of a request for a model that depend on the data."""
         self._used(model).met.meet(sizes, self._clock(), self.settings.half_life)
 
     def counts_met(self, model: str) -> dict[MetSizes, float]:
-        """How often a model's parts met which sizes, by what counts now."""
+        """Return how often a model's partitions had which sizes, weighted by what counts now."""
         known = self._models.get(model)
         return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
-        """A model could not be compiled for these shapes; `under` is what would have to change."""
+        """Record that a model could not be compiled for these shapes.
+
+        `under` is what would have to change.
+        """
         asked = self._used(model).asked
         asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
     def wishes(self, model: str, under: str) -> list[Wish]:
-        """The shapes that a model was asked for; what failed under something else has not failed."""
+        """Return the shapes that a model was asked for.
+
+        A failure counts only if it happened under the same conditions, `under`.
+        """
         known = self._models.get(model)
         now, half_life = self._clock(), self.settings.half_life
         return [
@@ -279,7 +285,7 @@ class UsageLog:
         ]
 
     def forget(self, model: str) -> None:
-        """The model was removed."""
+        """Forget a model that was removed."""
         self._changed = self._models.pop(model, None) is not None or self._changed
 
     def keep_only(self, models: Iterable[str]) -> None:
@@ -288,7 +294,7 @@ class UsageLog:
             self.forget(name)
 
     def change(self, settings: UsageSettings) -> None:
-        """From now on these settings hold; what was spent keeps its present value."""
+        """Apply these settings from now on; what was spent keeps its present value."""
         now = self._clock()
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
@@ -297,11 +303,11 @@ class UsageLog:
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
-        """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
+        """Return the usage of each model.
 
-        Time of copies and of partitions that the CPU engine runs is in no task. There are no tasks where no
-        profile was made.
-        `profiled` is the SHA-256 of the compiled file that was, or "".
+        That is `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks. Time of copies
+        and of partitions that the CPU engine runs is in no task. There are no tasks where no profile was
+        made. `profiled` is the SHA-256 of the compiled file that was profiled, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
         told: dict[str, TimeSpent] = {}
@@ -324,7 +330,7 @@ class UsageLog:
         self._file.write(self._snapshot())
 
     def _used(self, model: str) -> _Model:
-        """What is known of a model, which changes."""
+        """Return what is known of a model, for the caller to change."""
         self._changed = True
         return self._models.setdefault(model, _Model())
 

@@ -46,7 +46,10 @@ class Commits:
                 await self.sweep()
 
     async def persist(self, model: ServedModel) -> None:
-        """The same until it is done, so that no start brings a quarantined version back."""
+        """Store the manifest of a model, trying again until it is done.
+
+        So no start of the service brings a quarantined version back.
+        """
         while self._models.keeps(model):
             try:
                 await self.rewrite(model)

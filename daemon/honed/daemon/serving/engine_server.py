@@ -33,7 +33,7 @@ class DeviceServer:
         models: Registry,
         store: Store,
     ) -> None:
-        """Nothing runs yet."""
+        """Initialise; nothing runs yet."""
         self.engine = engine
         self.supervisor = Supervisor(
             engine.name, limits, cache_dir, program, lambda: bool(models.of(engine.name))
@@ -102,7 +102,7 @@ class DeviceServer:
         task.add_done_callback(self._with_worker.discard)
 
     def drop_region(self, number: int) -> None:
-        """Nobody holds a region any more: have the worker unmap it."""
+        """Have the worker unmap a region that nobody holds any more."""
         if self.supervisor.forget(number):
             self.with_worker(asyncio.ensure_future(self.loader.tell(DropRegion(region=number))))
 
@@ -118,7 +118,7 @@ class DeviceServer:
         return profile.peaks if profile else None
 
     def worker(self) -> WorkerStatus:
-        """Its process, as ServerStatus shows it."""
+        """Return the engine's process, as ServerStatus shows it."""
         return WorkerStatus(
             state=self.engine.state,
             pid=self.supervisor.pid,
@@ -127,7 +127,7 @@ class DeviceServer:
         )
 
     def queue(self) -> QueueStatus:
-        """Requests that wait and run."""
+        """Return how many requests wait and run."""
         return QueueStatus(waiting=len(self.engine.queue), running=int(self.engine.running is not None))
 
     def _end_with_worker(self) -> None:

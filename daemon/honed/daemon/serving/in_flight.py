@@ -73,7 +73,7 @@ class InFlightRequests:
         store: Store,
         latencies: Latencies,
     ) -> None:
-        """`handle` tells the machine what has happened, `told` what came of a worker's run."""
+        """Initialise; `handle` takes events, `told` those by which a run of a worker ends."""
         self._handle = handle
         self._told = told
         self._limits = limits
@@ -88,7 +88,10 @@ class InFlightRequests:
     async def infer(
         self, client: ClientId, model: ServedModel, plan: InferencePlan
     ) -> tuple[Inferred, tuple[MetSizes, ...]]:
-        """The result of ModelInfer, and the sizes that the model's parts met; raises what went wrong."""
+        """Run an inference; return the result of ModelInfer and the sizes that the model's partitions had.
+
+        Raises what went wrong.
+        """
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open, empty=plan.empty)
         await self._ask(client, model, plan.priority, plan.timeout, work)
@@ -119,9 +122,10 @@ class InFlightRequests:
         open_shape: bool,
         empty: Empty = None,
     ) -> tuple[R, PendingRequest[R]]:
-        """What a worker answers to a call for a model, as to a request, and how that came.
+        """Queue a call for a model as a request, and return the worker's answer and the ended request.
 
-        `open_shape`: it has shapes that only the CPU engine takes; `empty`: so are all its inputs.
+        `open_shape`: it has shapes that only the CPU engine takes; `empty`: which of its inputs have sizes of
+        0, and on which axes.
         """
         held = {region.number: region for region in regions}
         work = PendingRequest(call=call, regions=list(held.values()), open=open_shape, empty=empty)
@@ -136,7 +140,7 @@ class InFlightRequests:
         answer: InferenceResult,
         arrived: float,
     ) -> Inferred:
-        """The result, and its times where times are kept."""
+        """Return the result, and record its times where times are kept."""
         ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
@@ -155,7 +159,7 @@ class InFlightRequests:
     async def profile(
         self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool
     ) -> ModelProfile:
-        """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
+        """Return the result of ModelProfile; raise its error. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
             served = self._models.get(model.name)  # it may be another version when its turn comes
@@ -168,7 +172,7 @@ class InFlightRequests:
     async def _ask(
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
-        """The answers of the worker; DeadlineExceeded where none came within `timeout` seconds."""
+        """Return the answers of the worker; raise DeadlineExceeded if none came within `timeout` seconds."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told(_: PendingRequest[R], error: HonedError | None) -> None:
@@ -341,7 +345,7 @@ def _failed(engine: str, error: HonedError) -> messages.Event:
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """Times are means, and rates are those of the mean times; the rest is as in the first profile."""
+    """Merge profiles: times are means, rates are those of the mean times, the rest is the first profile's."""
     count = len(profiles)
     sum_us = sum(each.sum_us for each in profiles) / count
     times: defaultdict[str, float] = defaultdict(float)

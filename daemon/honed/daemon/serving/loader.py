@@ -57,14 +57,14 @@ class ProofCache:
         self._device = repr((sorted(strict.to_plain(identity).items()), HONED_VERSION))
 
     def knows(self, key: str) -> bool:
-        """Whether every probe of the file was answered rightly."""
+        """Return whether every probe of the file was answered correctly."""
         try:
             return self._marker(key).exists()
         except OSError:  # a folder that cannot be looked into has nothing to tell
             return False
 
     def note(self, key: str) -> None:
-        """Every probe of the file was answered rightly."""
+        """Note that every probe of the file was answered correctly."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._marker(key).touch()
@@ -75,7 +75,10 @@ class ProofCache:
             _log.warning("that a model was proven right cannot be remembered: %s", error)
 
     def forget(self, key: str) -> None:
-        """The file is to be proven anew. Raises OSError where that cannot be written."""
+        """Forget that a file was verified, so that it is verified again.
+
+        Raises OSError where that cannot be written.
+        """
         self._marker(key).unlink(missing_ok=True)
 
     def _marker(self, key: str) -> Path:
@@ -101,7 +104,7 @@ class Loader:
         store: Store,
         cache_dir: Path,
     ) -> None:
-        """`cache_dir` remembers which files were proven."""
+        """Initialise; `cache_dir` remembers which files were verified."""
         self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
         self.engine = engine
@@ -195,7 +198,7 @@ class Loader:
     async def _prove_in_subprocess(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
-        """False where that was not needed."""
+        """Verify a file in a process of its own; return False if that was not needed."""
         proofs = self._proofs()
         if proofs.knows(key):
             return False
@@ -231,7 +234,10 @@ class Loader:
         )
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
-        """The worst of every output so far; raises ModelRefused where an answer is wrong."""
+        """Run a probe, and return the worst of every output so far.
+
+        Raises ModelRefused if an answer is wrong.
+        """
         return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
     def _proofs(self) -> ProofCache:
@@ -262,24 +268,27 @@ class Loader:
         return ComparisonResult(runs=runs, wrong=wrong)
 
     async def turn(self, key: str, compiled: Path, turn: int) -> int:
-        """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
+        """Run a model of the CPU engine once, and return nanoseconds.
+
+        Its inputs are those of the probes of its compiled form.
+        """
         return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
 
     async def alone(self, key: str, turn: int) -> int:
-        """One run of a loaded compiled file on the inputs of its probes, turn 0 first; nanoseconds.
+        """Run a loaded compiled file once on the inputs of its probes, turn 0 first; return nanoseconds.
 
         The caller holds `comparing`.
         """
         return (await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))).ns
 
     async def run_us(self, key: str, runs: int) -> float:
-        """Microseconds of a run of a loaded file, of so many pairs of runs; raises as `compare`."""
+        """Return the microseconds of a run of a loaded file, of `runs` pairs of runs; raise as `compare`."""
         return (await self.compare(key, key, 1.0, most=runs)).old_us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
-        """A call that runs a model; a device that failed in it is not used again.
+        """Make a call that runs a model; if the device fails in it, kill the worker and raise WorkerDied.
 
-        With `give_way` requests may run before the next.
+        With `give_way` requests may run before the next call.
         """
         begun = time.monotonic()
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
@@ -297,7 +306,7 @@ class Loader:
             await asyncio.sleep(min(taken, left))
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
-        """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
             await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except WorkerDied:
@@ -307,14 +316,14 @@ class Loader:
 
 
 def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[GivenInput, ...]:
-    """What a model is run on before it serves; `interface` is of the form that is loaded."""
+    """Return the inputs on which a model runs before it serves; `interface` is that of the loaded form."""
     if interface is None:
         return ()
     return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
 def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
-    """Inputs in the shapes that are given for open ones, else with 1 for each open size."""
+    """Return inputs in the given shapes for open ones, else with 1 for each open size."""
     return tuple(
         GivenInput(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
         for tensor in tensors

@@ -30,7 +30,7 @@ class RegionRange:
     nbytes: int
 
     def part(self, offset: int, nbytes: int) -> RegionRange:
-        """Some of it, from `offset` of it on."""
+        """Return a range of `nbytes` within this one, from `offset` of it on."""
         return RegionRange(self.region, self.offset + offset, nbytes)
 
     @property
@@ -79,7 +79,7 @@ class InferencePlan:
         return list({place.region.number: place.region for _, place in named if place}.values())
 
     def for_worker(self, key: str) -> RunModel:
-        """What to ask of the worker that knows the model by `key`."""
+        """Return the call for the worker that knows the model by `key`."""
         return RunModel(
             key=key,
             inputs=tuple(
@@ -95,7 +95,7 @@ class InferencePlan:
         )
 
     def result(self, ran: InferenceResult, queue_us: int, engine: str) -> Inferred:
-        """The result of ModelInfer for what a worker answered; `engine` is "gpu", "cpu" or "gpu+cpu"."""
+        """Return the result of ModelInfer for a worker's answer; `engine` is "gpu", "cpu" or "gpu+cpu"."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
@@ -114,7 +114,7 @@ class InferencePlan:
         )
 
     def _answered(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
-        """The outputs, with where they are."""
+        """Return the outputs, each with its place."""
         if self.room is None:
             return self.outputs
         return (
@@ -124,7 +124,7 @@ class InferencePlan:
 
 
 def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
-    """A tensor as metadata shows it; any number of dimensions as a single open one."""
+    """Return a tensor as metadata shows it; any number of dimensions is shown as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
 
@@ -138,10 +138,10 @@ def check(
     max_bytes: int,
     keep: bool,
 ) -> InferencePlan:
-    """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
+    """Check a request and return its plan; raise InvalidArgument or NotFound if anything is wrong with it.
 
     `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
-    runs that; one of them at least is there. AnswerTooLarge where the answer would hold more than
+    runs that; one of them at least is there. Raises AnswerTooLarge where the answer would hold more than
     `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
     if in_sequence(params.parameters):
@@ -177,7 +177,7 @@ def check(
 
 
 def no_state(model: str) -> InvalidArgument:
-    """Of a request in a sequence for a model that keeps no state."""
+    """Return the error for a request in a sequence for a model that keeps no state."""
     return InvalidArgument(
         f"model {model!r} has no outputs that are known to be its state; add it again with "
         "--state OUT=IN, or carry the state in the app"
@@ -185,7 +185,10 @@ def no_state(model: str) -> InvalidArgument:
 
 
 def in_sequence(options: InferOptions | None) -> bool:
-    """Whether a request has a sequence_id; raises InvalidArgument where it begins or ends one without."""
+    """Return whether a request has a sequence_id.
+
+    Raises InvalidArgument where it begins or ends one without.
+    """
     if options is None:
         return False
     if options.sequence_id not in (None, 0, ""):
@@ -196,7 +199,10 @@ def in_sequence(options: InferOptions | None) -> bool:
 
 
 def _without_state(params: InferParams) -> HonedError:
-    """Of a request in a sequence; one that goes on may have begun before its model was replaced."""
+    """Return the error for a request in a sequence of a model that keeps no state.
+
+    A sequence that goes on may have begun before its model was replaced.
+    """
     if params.parameters is None or params.parameters.sequence_start:
         return no_state(params.model_name)
     return SequenceLost(
@@ -206,7 +212,7 @@ def _without_state(params: InferParams) -> HonedError:
 
 
 def timeout_us(options: InferOptions | None) -> int:
-    """Microseconds until the answer is worthless; raises InvalidArgument."""
+    """Return the microseconds until the answer is worthless; raise InvalidArgument if out of range."""
     timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
@@ -221,7 +227,7 @@ def _priority(options: InferOptions | None) -> int:
 
 
 def _fits(params: InferParams, compiled: Interface) -> bool:
-    """Whether every input that the compiled form has comes in the shape that it was compiled for."""
+    """Return whether every input of the compiled form comes in the shape that it was compiled for."""
     shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
     return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
@@ -325,7 +331,7 @@ def _check_content(tensor: TensorSpec, content: Data | None) -> None:
 
 
 def nbytes(tensor: TensorSpec) -> int:
-    """Bytes of a tensor, whose sizes are known, as it travels."""
+    """Return the bytes of a tensor, whose sizes are known, as it travels."""
     return nbytes_of(tensor, tensor.shape or ())
 
 
@@ -334,7 +340,7 @@ def _is_text(tensor: TensorSpec) -> bool:
 
 
 def nbytes_of(tensor: TensorSpec, shape: Sequence[int]) -> int:
-    """Bytes of a tensor in that shape."""
+    """Return the bytes of a tensor in that shape."""
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
 

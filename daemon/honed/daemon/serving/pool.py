@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(action: messages.Action) -> None:
-    """A line for what is told; nothing for what is done."""
+    """Log an action that reports something; pass over an action that does something."""
     match action:
         case messages.Failed(model, attempt, why):
             _log.error("model %s: attempt %d failed: %s", model, attempt, why)
@@ -93,11 +93,11 @@ class Placement:
         return tuple(self._names.values())
 
     def find(self, device: str) -> str | None:
-        """The configured name of a device, where there is such a one."""
+        """Return the configured name of a device, or None if no such device is configured."""
         return self._names.get(device.casefold())
 
     def home(self, model: str, kept: str, why: str) -> Home:
-        """Where a model belongs. `kept` is the device it was added for, "" for none, and `why` the reason.
+        """Return where a model belongs; `kept` is the device it was added for, "" for none, `why` the reason.
 
         The configuration comes first. A device that is not configured any more makes room for the default.
         """
@@ -112,11 +112,11 @@ class Placement:
         return Home(device=found, why=why)
 
     def asked(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
-        """The configured names of what a user asks for: a device by its name or a part of `known`, or all.
+        """Return the configured names of the devices that a user asks for.
 
-        FASTEST means all. `known` are the full names, by configured name, of devices seen so far. Raises
-        InvalidArgument where the configuration places the model elsewhere, NotFound where none or several
-        fit.
+        The user gives a device by its name or a part of `known`, or all: FASTEST means all. `known` are the
+        full names, by configured name, of devices seen so far. Raises InvalidArgument where the configuration
+        places the model elsewhere, NotFound where none or several fit.
         """
         found = self.names if device == FASTEST else (self._matching(device, known),)
         configured = self._by_model.get(model)
@@ -165,7 +165,7 @@ class Pool:
         policy: str,
         user_mib: int = 0,
     ) -> None:
-        """`policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
+        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
         self._limits = limits
         self._cpu = cpu
         self._user_mib = user_mib
@@ -218,20 +218,26 @@ class Pool:
         return self.servers.get(CPU_ENGINE)
 
     def cpu_for(self, owner: int | None) -> DeviceServer | None:
-        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        """Return the CPU engine for a user's own models; None where it is missing.
+
+        `owner` None stands for the models of administrators.
+        """
         name = self._machine.cpu_for(owner)
         self._make_servers()
         return self.servers[name] if name is not None else None
 
     def needed_cpu(self, owner: int | None) -> DeviceServer:
-        """The same; raises Unavailable where it is missing."""
+        """Return the CPU engine for a user's own models; raise Unavailable where it is missing.
+
+        `owner` None stands for the models of administrators.
+        """
         found = self.cpu_for(owner)
         if found is None:
             raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
         return found
 
     def _make_servers(self) -> None:
-        """For engines that the machine has thought of meanwhile."""
+        """Make the servers of engines that the machine has added meanwhile."""
         for name, engine in self._machine.engines.items():
             if name not in self.servers:
                 self.servers[name] = self._server(engine)
@@ -244,7 +250,7 @@ class Pool:
     # The machine, and what it wants done
 
     def handle(self, event: messages.Event) -> None:
-        """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
+        """Handle an event. Raises a HonedError where the event is refused, which changes nothing."""
         self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
@@ -285,7 +291,7 @@ class Pool:
     def _perform_on_worker(
         self, action: messages.Load | messages.Prove | messages.Unload | messages.Kill, server: DeviceServer
     ) -> None:
-        """What ends with the present worker at the latest."""
+        """Perform an action that ends with the present worker at the latest."""
         match action:
             case messages.Load():
                 server.with_worker(self._begin(self._follow(server.loader.restore(action))))
@@ -310,7 +316,7 @@ class Pool:
                 self._failure.set_exception(error)
 
     async def _follow(self, work: Coroutine[Any, Any, messages.Event | None]) -> None:
-        """Do something that ends in an event."""
+        """Await something that ends in an event, and handle that."""
         event = await work
         if event is not None:
             self.handle(event)
@@ -322,7 +328,7 @@ class Pool:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """What fails in a way nobody foresaw ends the service."""
+        """Discard a task that ended; one that failed unexpectedly ends the service."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
             self._failure.set_exception(error)
@@ -370,7 +376,7 @@ class Pool:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tell_time(self) -> None:
-        """Now and then, where something depends on it."""
+        """Report the time now and then, where something depends on it."""
         while self.cpu is not None:
             await asyncio.sleep(_PASSED_SECONDS)
             self.handle(messages.Tick())
@@ -411,11 +417,11 @@ class Pool:
         self.asking.release(region)
 
     def forget_client(self, client: ClientId) -> None:
-        """A connection is gone; its requests are cancelled."""
+        """Cancel the requests of a connection that is gone."""
         self.handle(messages.ClientGone(client))
 
     def limits_changed(self) -> None:
-        """The limits are others from now on."""
+        """Apply limits that have changed."""
         self._machine.limit_queues(self._limits.max_queue)
 
     async def drain(self, seconds: float) -> None:
@@ -427,11 +433,11 @@ class Pool:
     # Where models are
 
     def of(self, model: ServedModel) -> DeviceServer:
-        """The one that serves a model now."""
+        """Return the device server that serves a model now."""
         return self.servers[model.engine]
 
     def device_of(self, model: ServedModel) -> DeviceServer:
-        """Where its compiled form is."""
+        """Return the device server that has the model's compiled form."""
         return self.servers[model.device]
 
     def check_at_home(self, model: ServedModel) -> None:
@@ -440,17 +446,17 @@ class Pool:
             raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
 
     def asked(self, model: str, device: str) -> list[DeviceServer]:
-        """Those that a user's words for a device mean: several for "fastest". Raises NotFound."""
+        """Return the device servers that a user's words mean: several for "fastest". Raises NotFound."""
         known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.stand_in}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
-        """Where a model belongs that was added for `device`, "" for any."""
+        """Return where a model belongs that was added for `device`, "" for any."""
         return self.servers[self.placement.home(model, device, why).device]
 
     @contextmanager
     def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
-        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        """Have the worker keep a compiled file that no name stands for yet, while this lasts."""
         self.handle(messages.Kept(server.name, key))
         try:
             yield
@@ -466,14 +472,14 @@ class Pool:
         return Phase.READY in phases and Phase.STARTING not in phases
 
     def waiting(self) -> Counter[str]:
-        """Requests that wait, by model."""
+        """Return how many requests wait, by model."""
         total: Counter[str] = Counter()
         for server in self.servers.values():
             total.update(server.engine.queue.by_model())
         return total
 
     def workers(self) -> frozenset[int]:
-        """Processes that serve, and the last ones that did."""
+        """Return the ids of the processes that serve, and of the last ones that did."""
         supervisors = [server.supervisor for server in self.servers.values()]
         ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}

@@ -33,7 +33,10 @@ class EngineChoice:
 
 
 def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
-    """By these times. A user's own model, whose `owner` this is, must not hold up a device for long."""
+    """Choose an engine by these times; a user's own model must not hold up a device for long.
+
+    `owner` is that user.
+    """
     told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
     if times.provisional:
         told += (
@@ -78,10 +81,10 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
 async def compare(
     device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
 ) -> EngineChoice:
-    """The engine that is to serve a new compiled form, of a model of this owner.
+    """Return the engine that is to serve a new compiled form, of a model of this owner.
 
-    Where both cannot be compared that is the compiled form, which was proven right; of a user's own model
-    nobody knows then how long it would hold up the device.
+    If the two cannot be compared, that is the compiled form, which was verified; but for a user's own model
+    it is the CPU engine, since nobody knows how long the model would hold up the device.
     """
     try:
         return choose(await measure(device, key, compiled, cpu, source), owner)
@@ -96,9 +99,9 @@ async def compare(
 async def compare_again(
     device: DeviceServer, cpu: DeviceServer, manifest: Manifest, store: Store, seconds: float
 ) -> EngineTimes:
-    """Both once more for a stored model, loaded where they are not; the caller has both kept.
+    """Measure both engines again for a stored model, loaded where they are not; the caller keeps both.
 
-    Each engine may take so many `seconds` to be ready. Raises a HonedError where one cannot run the model.
+    Each engine may take `seconds` to be ready. Raises a HonedError where one cannot run the model.
     """
     for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
         await server.wait_ready(seconds)
@@ -108,7 +111,7 @@ async def compare_again(
 
 
 def cpu_serves(manifest: Manifest, configured: str) -> bool:
-    """Whether the CPU engine is to serve a stored model; `configured` is the setting serve.engine."""
+    """Return whether the CPU engine is to serve a stored model; `configured` is the setting serve.engine."""
     if manifest.interface is None:
         return False
     if manifest.compiled is None:
@@ -118,6 +121,6 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
 
 
 def unfinished(manifest: Manifest, configured: str) -> bool:
-    """Whether compiling a stored model was interrupted, or not possible without compiler or device."""
+    """Return whether compiling a stored model was interrupted, or lacked a compiler or a device."""
     left = not manifest.why or manifest.awaits_compiler
     return manifest.compiled is None and left and (manifest.wanted or configured) != "cpu"

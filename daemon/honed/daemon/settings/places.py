@@ -37,17 +37,17 @@ class Places:
 
 
 def drop_in_dir(config: Path) -> Path:
-    """`honed.toml.d` for `honed.toml`."""
+    """Return the folder of drop-in files: `honed.toml.d` for `honed.toml`."""
     return config.with_name(config.name + ".d")
 
 
 def records_in(state_dir: Path) -> Path:
-    """Where the records of a service with this state folder are."""
+    """Return where the records of a service with this state folder are."""
     return state_dir / "records.sqlite"
 
 
 def places(environ: Mapping[str, str], uid: int) -> Places:
-    """The places for a process with this environment and user id; the first of these that fits.
+    """Return the places for a process with this environment and user id; the first of these that fits.
 
     1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
     2. the user is root: the folders of a system service;
@@ -100,21 +100,21 @@ def _absolute(environ: Mapping[str, str], variable: str) -> Path | None:
 
 
 def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
-    """The first folder of the colon-separated list systemd gives us in `variable`."""
+    """Return the first folder of the colon-separated list that systemd gives us in `variable`."""
     first = environ.get(variable, "").split(":", 1)[0]
     return Path(first) if first.startswith("/") else None
 
 
 def users_cache(cache_dir: Path, owner: int) -> Path:
-    """What can be made again of a user's own models, apart from others'."""
+    """Return the folder, apart from other users', for what can be made again of a user's own models."""
     return cache_dir / "users" / str(owner)
 
 
 def compiler() -> bool:
-    """It is looked for and not imported."""
+    """Return whether the compiler is installed, without importing it."""
     return importlib.util.find_spec("honed.tuner") is not None
 
 
 def cpu_engine() -> bool:
-    """Its package is looked for, and the ONNX Runtime that it runs with; neither is imported."""
+    """Return whether the CPU engine and its ONNX Runtime are installed, without importing them."""
     return bundle.has_cpu_engine()

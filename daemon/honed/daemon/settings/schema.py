@@ -61,13 +61,13 @@ def setting(
     effect: Effect = "at once",
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """A field of a table; the arguments are those of `Setting`."""
+    """Return a field of a table; the arguments are those of `Setting`."""
     metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def of_table(table: str, kind: type[Any]) -> list[Setting]:
-    """The settings of a table, in the order of its fields."""
+    """Return the settings of a table, in the order of its fields."""
     hints = typing.get_type_hints(kind)
     return [
         Setting(
@@ -243,7 +243,7 @@ class Limits:
         return 2 * self.max_message_bytes
 
     def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int, apps_mib: int) -> int:
-        """What the service and all of its children take at most, in MiB.
+        """Return how much memory the service and all of its children take at most, in MiB.
 
         `tuner_mib` is tuner.memory_mib, `cpu_mib` cpu.memory_mib and `apps_mib` that of all users' engines.
         """

@@ -51,7 +51,7 @@ class TensorSpec:
         return self.shape is None or -1 in self.shape
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor may have this shape."""
+        """Return whether a tensor may have this shape."""
         if self.shape is None:
             return True
         return len(shape) == len(self.shape) and all(
@@ -113,7 +113,7 @@ class Compiled:
 
 
 def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
-    """The interface of a compiled form with these."""
+    """Return the interface of a compiled form with these inputs and outputs."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
@@ -142,7 +142,7 @@ def summarise(model: CompiledModel) -> Compiled:
 
 
 def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
-    """What is compiled first, then what the CPU engine runs; nothing where the model is not cut."""
+    """Return the compiled part first, then those that the CPU engine runs; nothing if the model is whole."""
     split = model.split
     if split is None:
         return ()
@@ -187,7 +187,7 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
 
 
 def _of_form(form: Form) -> Iterator[ShownKernel]:
-    """Its kernels, which no inference launches that does not meet its sizes."""
+    """Yield the kernels of a form, which no inference launches that does not have its sizes."""
     sizes = "x".join(map(str, form.sizes))
     for kernel in _kernels(form.model):
         yield replace(kernel, name=f"{kernel.name} [part {form.part}, size {sizes}]", launches=0)

@@ -59,7 +59,7 @@ def _make(path: Path, name: str) -> BinaryIO:
 
 
 def describe(path: Path, name: str) -> StoredFile:
-    """The stored form of a file of our own making; it is synced."""
+    """Return the stored form of a file of our own making, after syncing it."""
     with explained(path), path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -67,7 +67,7 @@ def describe(path: Path, name: str) -> StoredFile:
 
 
 def relative(name: str) -> PurePosixPath:
-    """A client's name of a file, below some folder; raises InvalidArgument where it leads elsewhere."""
+    """Return a client's name of a file, below some folder; raise InvalidArgument where it leads elsewhere."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1024:
         raise InvalidArgument(f"{name[:80]!r} is not a relative file name without '..'; rename the file")
@@ -101,7 +101,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Operating-system errors as sentences."""
+    """Raise operating-system errors as sentences."""
     try:
         yield
     except HonedError:

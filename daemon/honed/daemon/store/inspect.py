@@ -27,7 +27,7 @@ class Inspector:
         self._places = asyncio.Semaphore(INSPECTIONS)
 
     async def inspect(self, path: Path) -> Compiled:
-        """What a compiled file says, every byte of it checked; raises ModelFileError or NotFound."""
+        """Read a compiled file and check every byte of it; raise ModelFileError or NotFound."""
         async with self._places:
             [(_, found)] = [answer async for answer in inspect_all([path])]
         if isinstance(found, HonedError):
@@ -38,7 +38,7 @@ class Inspector:
 async def inspect_all(
     paths: Sequence[Path], seconds: float = SECONDS
 ) -> AsyncIterator[tuple[Path, Compiled | HonedError]]:
-    """Several files one after the other, each with what it says or what is wrong with it.
+    """Inspect several files one after the other; yield each with what it says or what is wrong with it.
 
     A file may take `seconds`. One that ends the child is at fault itself, unless somebody else ended it; the
     others are read in the next child.
@@ -54,7 +54,7 @@ async def inspect_all(
 
 
 async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
-    """Answers for the first of `paths`, at least one."""
+    """Yield answers for the first of `paths`, at least one."""
     lost = Unavailable("the process that reads compiled files has ended")
     program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
     process, link = await aio.spawn(program, bounds, lost=lambda: lost, frames=ANSWER)

@@ -53,7 +53,7 @@ class Inspector(Server):
         return found
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Errors quote the file, and are cut."""
+        """Return the error to answer; errors quote the file, and are cut."""
         raised.args = (str(raised)[:_REASON], *raised.args[1:])
         return super().error_of(raised, method)
 

@@ -31,20 +31,21 @@ R = TypeVar("R")
 
 
 def model_of(name: str) -> str:
-    """The model that a name stands for: itself, or the one that it is a variant of."""
+    """Return the model that a name stands for: itself, or the one that it is a variant of."""
     return name.partition(MARK)[0]
 
 
 def is_variant(name: str) -> bool:
-    """Whether it is no model of its own."""
+    """Return whether a name is that of a variant."""
     return MARK in name
 
 
 def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str:
-    """The name of the variant of `model` for these shapes of all inputs: always the same for the same.
+    """Return the name of the variant of `model` for these shapes of all inputs.
 
-    It tells the open sizes in the order of the inputs, those of one symbol once, unless these differ; all
-    sizes where it is not known which are open; a digest where that is too long.
+    Equal shapes always give the same name. It tells the open sizes in the order of the inputs, those of one
+    symbol once, unless these differ; all sizes where it is not known which are open; a digest where that is
+    too long.
     """
     if interface is None:
         text = "_".join("x".join(map(str, sizes)) for _, sizes in sorted(shapes.items()))
@@ -56,7 +57,7 @@ def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str
 
 
 def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
-    """None where they do not tell the shapes."""
+    """Return the open sizes, or None where they do not tell the shapes."""
     sizes: list[int] = []
     different: list[int] = []
     named: dict[str, int] = {}
@@ -79,9 +80,9 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
 
 
 def own_name(user: int, params: BringParams) -> str:
-    """The name of what a user (uid) brings: always the same for the same contents and options.
+    """Return the name of what a user (uid) brings; equal contents and options always give the same name.
 
-    Of another user's it tells nothing: names differ by user, though contents are the same.
+    It reveals nothing of other users' models: names differ by user, though contents are the same.
     """
     options = params.parameters or _DEFAULTS
     # What the model file is called changes nothing; external data is looked up by name.
@@ -98,7 +99,7 @@ def own_name(user: int, params: BringParams) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether only a model that was brought, or a variant of one, may have this name."""
+    """Return whether only a user's own model, or a variant of one, may have this name."""
     return name.startswith("own-") and _OWN.fullmatch(model_of(name)) is not None
 
 
@@ -110,17 +111,17 @@ class Viewer:
     all: bool
 
     def sees(self, owner: int | None) -> bool:
-        """Whether a model of this owner, None: of administrators, is there for the peer."""
+        """Return whether a model of this owner is there for the peer, None: of administrators."""
         return self.all or owner is None or owner == self.user
 
     def veiled(self, text: str, own: frozenset[str]) -> str:
-        """A sentence for people without the names of models, but those in `own`, that users have brought."""
+        """Return a sentence for people that hides the names of users' own models, except those in `own`."""
         if self.all or "own-" not in text:
             return text
         return _OWN.sub(lambda m: m[0] if m[0] in own else "a model of a user", text)
 
     def veil(self, told: R, own: frozenset[str]) -> R:
-        """The same for all that a part of a result tells."""
+        """Return a part of a result with each of its texts as `veiled` returns it."""
         if self.all:
             return told
         plain = self._veiled_in(strict.to_plain(told), own)
@@ -140,7 +141,7 @@ EVERYTHING: Final = Viewer(user=0, all=True)
 
 
 def model_named(params: Any) -> tuple[str, str] | None:
-    """The field of a method's parameters that names a model, and the name; None where there is none."""
+    """Return the field of a method's parameters that names a user's own model, and the name, or None."""
     if isinstance(params, _NO_MODELS):
         return None
     for field in _FIELDS:
@@ -151,6 +152,6 @@ def model_named(params: Any) -> tuple[str, str] | None:
 
 
 def renamed(params: P, field: str, name: str) -> P:
-    """The parameters with another name in this field."""
+    """Return the parameters with another name in this field."""
     changes: Map = {field: name}
     return dataclasses.replace(params, **changes)  # type: ignore[type-var]

@@ -35,7 +35,7 @@ class StatePair:
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
-    """The state of a model, `named` as output: input, else as its file says, else by the rule.
+    """Return the state of a model, `named` as output: input, else as its file says, else by the rule.
 
     Raises InvalidArgument where names are wrong.
     """
@@ -44,7 +44,7 @@ def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ..
 
 
 def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
-    """Pairs by name; raises InvalidArgument for those that cannot be."""
+    """Return the pairs by name; raise InvalidArgument for those that cannot be."""
     outputs = {tensor.name: tensor for tensor in interface.outputs}
     inputs = {tensor.name: tensor for tensor in interface.inputs}
     for output, given in named.items():
@@ -64,7 +64,7 @@ def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, 
 
 
 def found(interface: Interface) -> tuple[StatePair, ...]:
-    """Pairs by the rule, as far as nothing else could be meant."""
+    """Return the pairs by the rule, as far as nothing else could be meant."""
     fitting = [
         StatePair(output, given)
         for given in interface.inputs
@@ -79,7 +79,7 @@ def found(interface: Interface) -> tuple[StatePair, ...]:
 
 
 def from_text(text: str) -> dict[str, str]:
-    """Output: input, of "OUT=IN" between commas; raises InvalidArgument."""
+    """Parse "OUT=IN" between commas as output: input; raise InvalidArgument for anything else."""
     named: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         output, equals, given = (word.strip() for word in part.partition("="))

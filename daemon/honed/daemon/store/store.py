@@ -112,7 +112,7 @@ class Manifest:
     optimisation: OptimisationCheck | None = None
 
     def engine_wanted(self, configured: str) -> str:
-        """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
+        """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
         return self.pinned_engine or self.wanted or configured
 
     @property
@@ -174,11 +174,11 @@ class Store:
         ]
 
     def object(self, file: StoredFile) -> Path:
-        """Where the bytes of a stored file are."""
+        """Return where the bytes of a stored file are."""
         return self._objects / file.sha256
 
     def form(self, manifest: Manifest, key: str) -> Path:
-        """The file that an engine loads: the compiled one, or the source with its data beside it.
+        """Return the file that an engine loads: the compiled one, or the source with its data beside it.
 
         Raises Unavailable where the latter cannot be put there.
         """
@@ -189,9 +189,9 @@ class Store:
         return self.linked(manifest, self._staging / f"source-{key}")
 
     def linked(self, manifest: Manifest, folder: Path) -> Path:
-        """The source of a model with its data beside it, put into a folder of the store, made where needed.
+        """Link the source of a model and its data into a folder of the store, and return the source's path.
 
-        Raises Unavailable where it cannot be put there.
+        The folder is made where needed. Raises Unavailable where they cannot be put there.
         """
         try:
             for file in manifest.sources:
@@ -219,7 +219,10 @@ class Store:
         return tuple(opened)
 
     def open_file(self, file: StoredFile) -> int:
-        """A read-only descriptor of a stored file, the caller's; raises Unavailable where there is none."""
+        """Return a read-only descriptor of a stored file; raise Unavailable where there is none.
+
+        The caller owns the descriptor.
+        """
         try:
             with open_regular(self.object(file)) as opened:
                 return os.dup(opened.fileno())
@@ -230,7 +233,7 @@ class Store:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A fresh folder for work in progress; it is gone afterwards."""
+        """Make a folder for work in progress, and remove it afterwards."""
         with explained(self._staging):
             folder = Path(tempfile.mkdtemp(dir=self._staging))
         try:
@@ -293,9 +296,10 @@ class Store:
         return models, [self._broken(path, error) for path, error in broken]
 
     def _broken(self, path: Path, error: Exception) -> str:
-        """What is said of a manifest that cannot be used.
+        """Put aside a manifest that cannot be used, and return the message about it.
 
-        One that this disk or user cannot read now stays where it is, and with it what it may stand for.
+        A manifest that this disk or user cannot read now stays where it is, and so do the files that it may
+        name.
         """
         name = os.fsencode(path.name).decode(errors="replace")
         if isinstance(error, OSError) and error.errno not in _NO_FILE:
@@ -342,7 +346,7 @@ class Store:
 
 
 def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
-    """The file of one of the model's versions."""
+    """Return the file of one of the model's versions."""
     return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
 
@@ -352,7 +356,7 @@ def _dumps(manifest: Manifest) -> bytes:
 
 
 def _loads(name: str, data: bytes) -> Manifest:
-    """Raises ValueError with a reason, and NewerFormat."""
+    """Parse a stored manifest; raise ValueError with a reason, or NewerFormat."""
     digest, _, body = data.decode(errors="replace").removesuffix("\n").partition("\n")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("it does not match its checksum")
@@ -375,7 +379,7 @@ def _loads(name: str, data: bytes) -> Manifest:
 
 
 def _migrate(plain: dict[str, Any]) -> None:
-    """From format 1: the first of these knew one file, which becomes the first version.
+    """Bring a manifest of format 1 up to date: it knew one file, which becomes the first version.
 
     Those from before there were several devices know none: they are the default's.
     """
@@ -389,7 +393,7 @@ def _migrate(plain: dict[str, Any]) -> None:
 
 
 def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> VersionHistory:
-    """The history of a model that is new with this compiled file."""
+    """Return the history of a model that is new with this compiled file."""
     return first(new_version(file, 1, schedules=schedules, why=why, now=now, settled=True), now)
 
 
@@ -403,7 +407,7 @@ def new_version(
     settled: bool,
     brought: tuple[str, ...] = (),
 ) -> ModelVersion:
-    """A version whose file is about to be stored."""
+    """Return a version whose file is about to be stored."""
     return ModelVersion(
         number=number,
         sha256=file.sha256,

@@ -46,14 +46,14 @@ class VersionHistory:
         return max((v.number for v in self.versions), default=0) + 1
 
     def get(self, number: int) -> ModelVersion:
-        """Raises NotFound."""
+        """Return the version of that number; raise NotFound if there is none."""
         for version in self.versions:
             if version.number == number:
                 return version
         raise NotFound(f"there is no version {number}; 'hone history' lists those there are")
 
     def earlier(self) -> ModelVersion | None:
-        """The latest one before the current that can be gone back to."""
+        """Return the version served last, of those to which the model can be rolled back, or None."""
         served = [span.number for span in self.stints]
         fit = [
             v for v in self.versions if v.kept and v.settled and not v.quarantine and v.number != self.number
@@ -65,20 +65,23 @@ NO_HISTORY = VersionHistory(versions=(), stints=(), pinned=False)
 
 
 def first(version: ModelVersion, now: float) -> VersionHistory:
-    """The history of a model that is new."""
+    """Return the history of a new model."""
     span = DeploymentSpan(number=version.number, since=now, until=None, end="")
     return VersionHistory(versions=(version,), stints=(span,), pinned=False)
 
 
 def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
-    """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
+    """Return the history once `version` is served; with `keep` earlier files stay for a rollback."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
     return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
 
 
 def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, now: float) -> VersionHistory:
-    """Version `number` is served again; the current one ends for `reason`, quarantined if that says why."""
+    """Return the history once version `number` is served again.
+
+    The current version ends for `reason`, quarantined if `quarantine` says why.
+    """
     left = history.current.number
     versions = tuple(
         dataclasses.replace(v, quarantine=quarantine) if v.number == left and quarantine else v
@@ -88,7 +91,7 @@ def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, 
 
 
 def settle(history: VersionHistory) -> VersionHistory:
-    """The current version has served cleanly."""
+    """Mark the current version as settled: it has served cleanly."""
     number = history.current.number
     versions = tuple(
         dataclasses.replace(v, settled=True) if v.number == number else v for v in history.versions
@@ -146,7 +149,7 @@ class ComparisonResult:
 
 
 def trial_over(served: int, seconds: float) -> bool:
-    """Whether a new version has served long enough to be judged."""
+    """Return whether a new version has served long enough to be judged."""
     return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
 
 

@@ -46,7 +46,7 @@ class Policy:
     hints_gid: int | None
 
     def rights(self, peer: Credentials) -> frozenset[Right]:
-        """What the peer may call."""
+        """Return the rights of a peer: the kinds of methods that it may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
             return _ALL
         rights = {Right.ANYONE}
@@ -57,7 +57,7 @@ class Policy:
         return frozenset(rights)
 
     def viewer(self, peer: Credentials) -> Viewer:
-        """Which models the peer sees."""
+        """Return which models the peer sees."""
         return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
 
     def check(self, peer: Credentials, right: Right, what: str) -> None:
@@ -85,7 +85,7 @@ class Policy:
 
 
 def current_policy(own_uid: int) -> Policy:
-    """The policy with the groups of this machine."""
+    """Return the policy with the groups of this machine."""
     return Policy(
         own_uid=own_uid,
         infer_gid=_gid(INFER_GROUP),
@@ -95,13 +95,13 @@ def current_policy(own_uid: int) -> Policy:
 
 
 def identify(connected: socket.socket) -> Credentials:
-    """The peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raises OSError."""
+    """Return the peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raise OSError."""
     pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Credentials(pid=pid, uid=uid, gids=frozenset((gid, *_groups(connected, uid, gid))))
 
 
 def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:
-    """The peer's groups; for a process in more than Python can read, those of its user."""
+    """Return the peer's groups; for a process in more than Python can read, those of its user."""
     try:
         packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_OPTION)
     except OSError as error:
@@ -120,7 +120,7 @@ def _gid(group: str) -> int | None:
 
 @functools.lru_cache(maxsize=1024)  # asking may take a directory of users, and the event loop waits
 def user_name(uid: int) -> str:
-    """What a user is called; the number of one who has no name."""
+    """Return the name of a user, or the number of one who has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

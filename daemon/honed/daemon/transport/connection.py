@@ -47,7 +47,7 @@ class WithDescriptors(Generic[R]):
 
 
 def as_error(method: str, failure: BaseException) -> HonedError:
-    """What a client is told of a failure; a bug in one method must not end the service."""
+    """Return the error that a client receives for a failure; a bug in one method must not end the service."""
     if isinstance(failure, HonedError):
         return failure
     _log.error("%s failed", method[:80], exc_info=failure)
@@ -60,7 +60,7 @@ class ClientSocket:
     def __init__(
         self, connected: socket.socket, readable: Callable[[], None], writable: Callable[[], None]
     ) -> None:
-        """Takes over the socket, in a running loop."""
+        """Take over the socket, in a running loop."""
         connected.setblocking(False)
         self.socket = connected
         self.reading = False
@@ -70,7 +70,7 @@ class ClientSocket:
         self._writable = writable
 
     def read(self, wanted: bool) -> None:
-        """Whether what the client sends is wanted now."""
+        """Set whether what the client sends is wanted now."""
         if wanted and not self.reading:
             self._loop.add_reader(self.socket, self._readable)
         elif not wanted and self.reading:
@@ -78,7 +78,7 @@ class ClientSocket:
         self.reading = wanted
 
     def write(self, wanted: bool) -> None:
-        """Whether there is something to write as soon as there is room."""
+        """Set whether there is something to write as soon as there is room."""
         if wanted and not self._writing:
             self._loop.add_writer(self.socket, self._writable)
         elif not wanted and self._writing:
@@ -86,7 +86,7 @@ class ClientSocket:
         self._writing = wanted
 
     def gone(self) -> bool:
-        """Whether the client has closed its end for both directions, or does not exist any more."""
+        """Return whether the client has closed its end for both directions, or does not exist any more."""
         poll = select.poll()
         poll.register(self.socket, 0)
         return bool(poll.poll(0))
@@ -97,7 +97,7 @@ class ClientSocket:
         self.read(True)
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Close the socket; nothing is read or written any more."""
         self.read(False)
         self.write(False)
         self.socket.close()
@@ -118,7 +118,7 @@ class Timer:
             self._handle = self._loop.call_later(self.seconds, self._fire)
 
     def stop(self) -> None:
-        """Do not call back."""
+        """Stop the timer, so that it does not call back."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -135,7 +135,7 @@ class Callbacks(Protocol):
     """The work for a request that needs no task."""
 
     def begin(self, done: Done) -> None:
-        """Do it; `done` is called once, perhaps before this returns."""
+        """Do the work; `done` is called once, perhaps before this returns."""
 
     def cancel(self) -> object:
         """Have it end with CancelledError, unless it has ended."""
@@ -148,16 +148,16 @@ class Handler(Protocol):
     """What a connection needs from the server."""
 
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
-        """The work for a request; raises HonedError for one that cannot be.
+        """Return the work for a request; raise HonedError if the request is invalid or not permitted.
 
-        Its descriptors are closed by the connection when it has ended.
+        The connection closes the request's descriptors when the work has ended.
         """
 
     def overfull(self) -> None:
-        """All connections together hold too much."""
+        """Note that all connections together hold too much."""
 
     def closed(self, connection: Connection) -> None:
-        """The connection is gone; its requests are cancelled."""
+        """Note that the connection is gone; its requests are cancelled."""
 
 
 class Connection:
@@ -173,7 +173,7 @@ class Connection:
         turns: RoundRobin,
         handler: Handler,
     ) -> None:
-        """Takes over the socket, in a running loop."""
+        """Take over the socket, in a running loop."""
         self.number = number
         self.peer = peer
         self.regions = RegionTable(limits.max_regions)
@@ -234,7 +234,7 @@ class Connection:
             self._cancel(task)
 
     def _cancel(self, task: asyncio.Task[None] | Callbacks) -> None:
-        """Once it has begun: a task that has not would end without answering."""
+        """Cancel a task once it has begun: one that has not would end without answering."""
         self._loop.call_soon(task.cancel)
 
     def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
@@ -343,14 +343,14 @@ class Connection:
         self._account()
 
     def _ended(self) -> None:
-        """The client has closed its end, or will send no more."""
+        """Close or half-close the connection: the client has closed its end, or will send no more."""
         if self._ending or self._socket.gone():
             self.close()
         else:
             self._half_close()
 
     def _half_close(self) -> None:
-        """The client sends no more: answer what it has sent, and close when that is done, or it is gone."""
+        """Answer the last requests of a client that sends no more; close afterwards, or when it is gone."""
         if self.closed or self._ending:
             return
         self._half_closed = True
@@ -362,7 +362,7 @@ class Connection:
             self._loop.call_later(_GONE_SECONDS, self._half_close)
 
     def _close_if_answered(self) -> None:
-        """A client that sends no more has nothing to wait for when its last answer is sent."""
+        """Close the connection of a client that sends no more, once its last answer is sent."""
         if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
 
@@ -396,7 +396,7 @@ class Connection:
                 )
 
     async def _await(self, asked: RequestReceived, work: Coroutine[Any, Any, Any]) -> None:
-        """Do the work of a request and answer with what comes of it."""
+        """Do the work of a request and answer with its result or its error."""
         try:
             result = await work
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the answer
@@ -439,7 +439,7 @@ class Connection:
         self._wrote(progress)
 
     def _wrote(self, progress: bool) -> None:
-        """After a write: wait for room, or go on reading, or finish."""
+        """Wait for room after a write, or go on reading, or finish."""
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()
@@ -492,7 +492,7 @@ class Connection:
         self.close()
 
     def _shut_down(self) -> None:
-        """All is sent: the client sees the end, and what it still sends is dropped."""
+        """Shut down the connection when all is sent; what the client still sends is dropped."""
         try:
             self._socket.shut_down()
         except OSError:
@@ -500,7 +500,7 @@ class Connection:
 
 
 def _peer(limits: Limits) -> Peer:
-    """The service's end of the protocol; what a client sends is kept in bounds."""
+    """Return the service's end of the protocol, which bounds what a client may send."""
     return Peer(
         serves=True,
         receiving=FrameLimits(

@@ -71,7 +71,7 @@ class RoundRobin:
             self._running = False
 
     def _take(self) -> Work:
-        """The next one of the owner whose turn it is, who is then behind all others."""
+        """Take the next work of the owner whose turn it is; that owner is then behind all others."""
         owner = next(iter(self._waiting))
         queue = self._waiting.pop(owner)
         work = queue.popleft()
@@ -110,5 +110,5 @@ class Usage:
         return max(self._amounts, key=lambda uid: self._amounts[uid])
 
     def of(self, uid: int) -> int:
-        """What a user holds."""
+        """Return how much a user holds."""
         return self._amounts.get(uid, 0)

@@ -54,7 +54,10 @@ class TunerChild:
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def status(self) -> TunerStatus:
-        """The part `tuner` of ServerStatus: what a tuner says, else what it said last, else its process."""
+        """Return the field `tuner` of ServerStatus.
+
+        It has what a tuner says now, else what it said last, else its process.
+        """
         for pid, text in self._reports.values():
             return TunerStatus(pid=pid, text=text)
         text = self._text
@@ -64,7 +67,7 @@ class TunerChild:
         return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
 
     def report(self, connection: Connection, params: TunerReportParams) -> None:
-        """A tuner says what it does, which counts until its connection ends, and what tuning has done.
+        """Record what a tuner says it does, until its connection ends, and what tuning has done.
 
         Raises InvalidArgument for figures that cannot be.
         """
@@ -91,7 +94,7 @@ class TunerChild:
         self._last = time.monotonic(), self._reports.pop(number)[1]
 
     async def run(self) -> None:
-        """Until cancelled; the tuner is gone when this returns."""
+        """Run tuners until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
         if not places.compiler():

@@ -102,7 +102,10 @@ class TunerRuns:
     async def run(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
     ) -> TunerRan | WithDescriptors[TunerRan]:
-        """The result of TunerRun. Cancelling ends the child."""
+        """Run a tuner's command in a child process and return the result of TunerRun.
+
+        Cancelling ends the child.
+        """
         _check(params, descriptors)
         if params.command in MEASURING:
             return await self._measure(params, notify)
@@ -110,13 +113,13 @@ class TunerRuns:
             return await self._on_records(params, descriptors, notify)
 
     async def export_hints(self, *, spread: bool) -> WithDescriptors[HintsExported]:
-        """The result of HintsExport: what others can use, or learn from, of what was measured here."""
+        """Return the result of HintsExport: what others can use, or learn from, of what was measured here."""
         with self._one_more():
             exported, opened = await self._exported(own=not spread, spread=spread)
             return WithDescriptors(HintsExported(count=exported.count), (opened,))
 
     async def import_hints(self, params: HintsImportParams, descriptors: Sequence[int]) -> HintsImported:
-        """The result of HintsImport: takes in hints, and nothing that counts as measured here."""
+        """Import hints and return the result of HintsImport; none of them counts as measured here."""
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came with the hints; send one, of a file")
         with self._one_more():
@@ -126,7 +129,7 @@ class TunerRuns:
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
-        """A command on the records, of which a few may run at a time."""
+        """Count a command on the records while it runs; raise ResourceExhausted if too many run already."""
         if self._others >= RECORDS_COMMANDS:
             raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
         self._others += 1
@@ -223,7 +226,7 @@ class TunerRuns:
     async def _exported(
         self, notify: Notify = lambda _: None, *, best: bool = False, own: bool = False, spread: bool = False
     ) -> tuple[Exported, int]:
-        """How many records were written, and the open file with them, now the caller's."""
+        """Write records to a file; return how many there are, and the open file, now the caller's."""
         with ExitStack() as if_cancelled:
             async with cleared_in_thread(self.store.staging()) as folder:
                 lines = folder / _LINES
@@ -247,7 +250,7 @@ class TunerRuns:
         *,
         hints: bool = False,
     ) -> Imported:
-        """What became of records in a client's file, which is copied to the folder."""
+        """Copy a client's file of records to the folder, import it, and return the result."""
         lines, most = folder / _LINES, HINTS_MIB << 20 if hints else self.limits.max_model_bytes
         await in_thread(receive, descriptor, lines.name, folder, most)
         device = device or self.engines.default.engine.spec or None
@@ -261,7 +264,10 @@ class TunerRuns:
         *,
         run: _Measuring | None = None,
     ) -> R:
-        """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
+        """Run a job in a child process and return its result.
+
+        Raises what it reports, ResourceExhausted where it takes too long, and Internal.
+        """
         memory_mib = RECORDS_MIB if run is None else self.tuner_mib
 
         def heard(news: News) -> None:

@@ -46,7 +46,7 @@ class BuildProcess:
     """Builds for one device, one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
-        """`supervisor` keeps the serving worker, whose device this is."""
+        """Initialise; `supervisor` keeps the serving worker, whose device this is."""
         self._limits = limits
         self._cache_dir = cache_dir
         self._supervisor = supervisor
@@ -118,7 +118,7 @@ class BuildProcess:
         call: WorkerCall[R],
         progress: Progress = lambda _, __: None,
     ) -> R:
-        """The answer of the process, which may take so long anew with each progress."""
+        """Return the answer of the process; the time limit starts again whenever it reports progress."""
         seconds = self._limits.run_seconds if isinstance(call, CheckProbe) else self._limits.load_seconds
         try:
             async with asyncio.timeout(seconds) as deadline:

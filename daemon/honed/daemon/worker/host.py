@@ -56,7 +56,10 @@ _SEED = 20
 
 
 def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """The outputs for each of the inputs; raises InvalidArgument where they cannot be run as one."""
+    """Run a model on all inputs at once and return the outputs for each of them.
+
+    Raises InvalidArgument where the inputs cannot be run as one.
+    """
     rows = [next(iter(inputs.values())).shape[0] for inputs in given]
     if len(given) == 1:
         return [model(given[0])]
@@ -75,7 +78,7 @@ def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Arra
 
 
 def objection(model: Run, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """Why rows of a model depend on each other, as requests of several rows show; "" where they do not.
+    """Return why rows of a model depend on each other, as several rows show; "" where they do not.
 
     `shapes` are those of one row, with NumPy's names of types.
     """
@@ -100,14 +103,14 @@ def objection(model: Run, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> 
 
 
 def zero_inputs(shape: tuple[int, ...], kind: str) -> Array:
-    """An input of zeros, or of empty strings."""
+    """Return an input of zeros, or of empty strings."""
     if kind == STRING.name:
         return np.full(shape, "", object)
     return np.zeros(shape, dtype(kind).numpy)
 
 
 def _made(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
-    """Normal values; of integers 0 and 1, which most indices may be."""
+    """Return random values: normal ones, or for integers 0 and 1, which are valid for most indices."""
     if kind == STRING.name:
         return np.array([f"text {n}" for n in rng.integers(0, 9, int(np.prod(shape)))], object).reshape(shape)
     made: Array = zero_inputs(shape, kind)
@@ -142,7 +145,7 @@ class Runs(Protocol):
     """A loaded model."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name; raises a HonedError."""
+        """Return the outputs by name; raise a HonedError if the run fails."""
 
 
 class Host(Server, ABC):
@@ -151,7 +154,7 @@ class Host(Server, ABC):
     LOADING: ClassVar[Mapping[str, Method]]
 
     def __init__(self, connected: socket.socket, bound: str = "") -> None:
-        """`bound` tells how much memory there is, and by which setting; as `WorkerProgram` has it."""
+        """Initialise; `bound` tells how much memory there is, and by which setting, as in `WorkerProgram`."""
         super().__init__(connected, _FRAMES)
         self._bound = bound
         self._regions: dict[int, Array] = {}
@@ -160,11 +163,14 @@ class Host(Server, ABC):
 
     @abstractmethod
     def loaded(self, key: str) -> Runs:
-        """A loaded model; raises NotFound."""
+        """Return a loaded model; raise NotFound if it is not loaded."""
 
     @abstractmethod
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
-        """A client's inputs were run; with `keep` they may be remembered. Gives the sizes that parts met."""
+        """Note that a client's inputs were run, and return the sizes that partitions had.
+
+        With `keep` the inputs may be remembered.
+        """
 
     def serve(self) -> None:
         """Answer until the service hangs up."""
@@ -195,7 +201,7 @@ class Host(Server, ABC):
         self.progress(msgid=self._loading, done=done, of=of)
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """A bug in one request must not end the others."""
+        """Return the error to answer for an exception; a bug in one request must not end the others."""
         if isinstance(raised, HonedError):
             return raised
         if isinstance(raised, MemoryError):
@@ -257,7 +263,7 @@ class Host(Server, ABC):
         return ComparedTurn(ns=time.monotonic_ns() - begun)
 
     def _given(self, call: RunModel) -> dict[str, Array]:
-        """The inputs as arrays; raises InvalidArgument."""
+        """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents = iter(call.raw)
         given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
         if call.finite:
@@ -273,7 +279,7 @@ class Host(Server, ABC):
         ended: int,
         met: tuple[MetSizes, ...],
     ) -> InferenceResult:
-        """What is answered; times are nanoseconds, and delivering ends now."""
+        """Return the answer; times are nanoseconds, and delivering ends now."""
         inline, offsets = self._delivered(computed, call)
         done = time.monotonic_ns()
         return InferenceResult(
@@ -289,8 +295,10 @@ class Host(Server, ABC):
     def _delivered(
         self, computed: dict[str, Array], call: RunModel
     ) -> tuple[list[memoryview], tuple[int, ...]]:
-        """Outputs are written to their places, or to the room there is, and where in that; gives the others,
-        at most so many bytes.
+        """Write outputs to their places, or to the room there is, and return all the others.
+
+        Also returns the offset in the room for each output, -1 where it is not there. Raises AnswerTooLarge
+        where the outputs returned have more than `max_bytes` of the call in all.
         """
         inline: list[memoryview] = []
         offsets: list[int] = []
@@ -378,7 +386,7 @@ def check_timeline(what: str, spans: int) -> None:
 
 
 def connect(arguments: Sequence[str]) -> socket.socket:
-    """The socket to the service, as in `rpc`, in a process made ready to run models."""
+    """Return the socket to the service, as in `rpc`, after preparing this process to run models."""
     connected = rpc.connect(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()

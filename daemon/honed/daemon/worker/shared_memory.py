@@ -20,7 +20,7 @@ class HeldRegion:
     """A registered region. Its descriptor is closed when nobody holds it any more."""
 
     def __init__(self, name: str, descriptor: int, offset: int, byte_size: int) -> None:
-        """Takes over the descriptor."""
+        """Take over the descriptor."""
         self.number = next(_numbers)
         self.name = name
         self.descriptor = descriptor
@@ -58,11 +58,11 @@ class RegionLookup(Protocol):
     """Where a request's regions are looked up."""
 
     def get(self, name: str) -> HeldRegion:
-        """The region of that name; raises NotFound."""
+        """Return the region of that name; raise NotFound if there is none."""
 
 
 def unknown(name: str) -> NotFound:
-    """What a request is told that names a region which is not there."""
+    """Return the error for a request that names a region which is not there."""
     return NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
 
 
@@ -88,14 +88,14 @@ class RegionTable:
         self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
 
     def get(self, name: str) -> HeldRegion:
-        """The region of that name; raises NotFound."""
+        """Return the region of that name; raise NotFound if there is none."""
         found = self._regions.get(name)
         if found is None:
             raise unknown(name)
         return found
 
     def select(self, name: str | None) -> list[HeldRegion]:
-        """The region of that name, or all; raises NotFound."""
+        """Return the region of that name, or all; raise NotFound if there is none of that name."""
         return [self.get(name)] if name else list(self._regions.values())
 
     def remove(self, name: str | None) -> list[HeldRegion]:

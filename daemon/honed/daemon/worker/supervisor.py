@@ -60,7 +60,7 @@ class WorkerProgram:
 
 
 def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> WorkerProgram:
-    """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
+    """Return the worker of an OpenCL device; `parts` is for its process that runs parts of models."""
     more = (str(parts.threads), str(parts.memory_mib))
     return WorkerProgram(
         module="honed.daemon.worker",
@@ -103,7 +103,7 @@ class _UnderWay:
     seconds: float
 
     def go_on(self, deadlines: DeadlineWatch[_UnderWay]) -> None:
-        """Its seconds count from now."""
+        """Start the deadline of the call again, its seconds from now."""
         deadlines.set(self, time.monotonic() + self.seconds)
 
 
@@ -122,7 +122,7 @@ class Supervisor:
         program: WorkerProgram,
         expects_models: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`expects_models`: whether a worker that starts is to load some at once."""
+        """Initialise; `expects_models`: whether a worker that starts is to load some at once."""
         self._engine = engine
         self._limits = limits
         self._cache_dir = cache_dir
@@ -197,9 +197,10 @@ class Supervisor:
             await asyncio.sleep(0)
 
     async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
-        """The worker's answer; raises its HonedError, or WorkerDied where it died or took too long.
+        """Make a call and return the worker's answer.
 
-        `seconds` count anew with each progress that it tells.
+        Raises the worker's HonedError, or WorkerDied where it died or took too long. `seconds` count anew
+        with each progress that it reports.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
         coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
@@ -235,7 +236,7 @@ class Supervisor:
         return self._link
 
     def _count(self, call: _UnderWay) -> None:
-        """It is under way from now on."""
+        """Count a call as under way, and start its deadline."""
         self._calls += 1
         call.go_on(self._deadlines)
 
@@ -243,7 +244,7 @@ class Supervisor:
         self._over(call, None if coming.cancelled() else coming.exception())
 
     def _over(self, call: _UnderWay, error: BaseException | None) -> None:
-        """It was answered, or failed."""
+        """Count a call as over that was answered, or failed."""
         self._calls -= 1
         self._deadlines.drop(call)
         if error is None:
@@ -285,11 +286,11 @@ class Supervisor:
             self._mapped.add(region.number)
 
     def knows(self, region: HeldRegion) -> bool:
-        """Whether the present worker has mapped it."""
+        """Return whether the present worker has mapped a region."""
         return region.number in self._mapped
 
     def forget(self, region: int) -> bool:
-        """The region is gone; True where the worker must be told."""
+        """Forget a region that is gone; return True where the worker must be told."""
         known = region in self._mapped
         self._mapped.discard(region)
         return known and self._link is not None
@@ -298,7 +299,7 @@ class Supervisor:
         return WorkerDied(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
     async def _start(self) -> tuple[Child, WorkerReady]:
-        """A worker that is ready; raises where it does not become so."""
+        """Start a worker and return it when it is ready; raise if it does not become so."""
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
         self._lost_at_work = self._from_outside = False
@@ -333,7 +334,10 @@ class Supervisor:
         self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
-        """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
+        """Ask the worker now and then to notice one that hangs while nobody asks anything of it.
+
+        This goes on until the worker has ended or is killed.
+        """
         pause = min(_QUIET_SECONDS, self._limits.run_seconds)
         with contextlib.suppress(WorkerDied):
             while True:

@@ -69,11 +69,11 @@ class Recorder:
             self._kept[key] = [*self._kept.get(key, []), copies][-_RECORDED:]
 
     def of(self, *keys: str) -> list[Inputs]:
-        """What was recorded of these."""
+        """Return the inputs recorded under these keys."""
         return [inputs for key in keys for inputs in self._kept.get(key, [])]
 
     def forget(self, key: str) -> None:
-        """A model is gone."""
+        """Forget the inputs of a model that is gone."""
         self._kept.pop(key, None)
         self._noted.pop(key, None)
 
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def zeros(executor: Executor) -> Inputs:
-    """Inputs for a model that has no probes."""
+    """Return inputs of zeros for a model that has no probes."""
     return {t.name: np.zeros(t.shape, dtype(t.dtype).numpy) for t in executor.model.inputs}
 
 
@@ -167,7 +167,7 @@ class Worker(Host):
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
     def loaded(self, key: str) -> Executor:
-        """A loaded model; raises NotFound."""
+        """Return a loaded model; raise NotFound if it is not loaded."""
         executor = self._models.get(key)
         if executor is None:
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
@@ -195,7 +195,10 @@ class Worker(Host):
         return FoundDevice(spec=self._spec, identity=self._found.identity, profile=self._found)
 
     def _open(self, call: OpenDevice) -> Empty:
-        """Raises a HonedError where another device or driver is there now: this process is to be replaced."""
+        """Open the device; raise a HonedError if another device or driver is there now.
+
+        This process is then to be replaced.
+        """
         if self._device is None:
             device = select(self._spec)
             if self._found is None or device.profile.identity != self._found.identity:
@@ -204,7 +207,7 @@ class Worker(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        """It may serve once each of its probes was checked.
+        """Load a model, which may serve once each of its probes was checked.
 
         A DeviceError means that this model cannot be built or held here.
         """
@@ -224,10 +227,10 @@ class Worker(Host):
         return BuiltModel(device=self._device_spec(), probes=probe_count(self._models[key]))
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
-        """Raises ModelRefused where an answer is wrong.
+        """Check a probe; raise ModelRefused if an answer is wrong.
 
-        Where the device fails while it runs, its state is unknown: the result then says so, and this
-        process must be replaced.
+        Where the device fails while it runs, its state is unknown: the result then says so, and this process
+        must be replaced.
         """
         executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
         if probe not in checked:
@@ -245,7 +248,7 @@ class Worker(Host):
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
     def _compare(self, call: CompareTurn) -> ComparedTurn:
-        """One turn of two models, see `Comparison`."""
+        """Run one turn of a comparison of two models, see `Comparison`."""
         if call.pair == call.which == 0:
             pair = (self.loaded(call.old), self.loaded(call.new))
             self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
@@ -285,13 +288,16 @@ class Worker(Host):
 
 
 def _be_nice() -> None:
-    """Come after what serves. A process that is nicer already may not be less so without privileges."""
+    """Give this thread a lower priority than the serving ones.
+
+    A process that is nicer already may not be less so without privileges.
+    """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
-    """For each output the largest error over the probes."""
+    """Return for each output the largest error over the probes."""
     worst: dict[str, Difference] = {}
     for d in differences:
         if d.output not in worst or d.error > worst[d.output].error:
@@ -300,7 +306,7 @@ def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
 
 
 def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
-    """The result of ModelProfile for one run of the model called `name`.
+    """Return the result of ModelProfile for one run of the model called `name`.
 
     Raises InvalidArgument where a timeline is asked for that is too long.
     """
