@@ -153,7 +153,7 @@ class _Walk:
 
 
 def _target(statement: list[str]) -> str | None:
-    """The variable a statement assigns, if it assigns one."""
+    """Return the variable that a statement assigns, or None if it assigns none."""
     for n, token in enumerate(statement):
         if token in _ASSIGNMENTS:
             name = statement[n - 1] if n else ""

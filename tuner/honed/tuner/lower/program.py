@@ -139,11 +139,11 @@ _Places = Mapping[int, int]  # of values: bytes from the start of their block
 
 
 def moved_in_place(program: Program, alignment: int) -> Program:
-    """The program without the calls that move values which can lie in place, each in its block.
+    """Return the program without the calls that move values which can lie in place, each in its block.
 
     Blocks begin, and values lie in them, at multiples of `alignment` (bytes). A call stays where an input, an
-    output or a constant would have to lie within another value, where two values would need the same bytes,
-    and where what is moved depends on constants only, and so is moved once.
+    output or a constant would have to lie within another value, and where two values would need the same
+    bytes. It also stays where the moved value depends on constants only: that is moved once.
     """
     found = _Blocks(program, alignment)
     kept: list[Call] = []
@@ -198,7 +198,7 @@ class _Blocks:
         )
 
     def _joined(self, moves: Iterable[Within]) -> _Places | None:
-        """The blocks of all values that are moved as one; None where a value would lie at two places."""
+        """Return the blocks of all moved values as one block; None where a value would lie at two places."""
         found: dict[int, int] = {}
         for move in moves:
             outer = found or self.block_of.get(move.outer, {move.outer: 0})
@@ -226,5 +226,5 @@ class _Blocks:
         )
 
     def _whole(self, places: _Places) -> int:
-        """The largest value of a block; of several, one that has memory of its own."""
+        """Return the largest value of a block; of several, one that has memory of its own."""
         return max(places, key=lambda value: (self.program.values[value].nbytes, value in self._owners))

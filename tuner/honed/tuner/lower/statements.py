@@ -11,7 +11,7 @@ from tvm_ffi import structural_map, structural_walk
 
 
 def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    """The statements right within a statement; none for one that computes."""
+    """Return the statements directly within a statement; none for one that computes."""
     if isinstance(stmt, tirx.SeqStmt):
         return list(stmt.seq)
     if isinstance(stmt, (tirx.For, tirx.AttrStmt)):
@@ -22,7 +22,7 @@ def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """The statement with other parts, as many as `parts` gives; itself where they are its own."""
+    """Return the statement with as many other parts as `parts` gives; itself where the parts are its own."""
     if all(new.same_as(old) for new, old in zip(within, parts(stmt), strict=True)):
         return stmt
     if isinstance(stmt, tirx.SeqStmt):
@@ -44,12 +44,12 @@ def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def replaced(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
-    """The statement with `new` wherever this very `old` stands in it."""
+    """Return the statement with `new` wherever this very `old` (compared by identity) stands in it."""
     return new if stmt.same_as(old) else rebuilt(stmt, [replaced(part, old, new) for part in parts(stmt)])
 
 
 def substituted(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
-    """The statement with expressions in place of variables."""
+    """Return the statement with variables replaced by expressions."""
     return structural_map(stmt, [(ir.Var, lambda var: values.get(var, var))])
 
 
@@ -72,7 +72,7 @@ def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
 
 
 def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
-    """The axes that a block reduces along."""
+    """Return the axes that a block reduces along."""
     return [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
 
 
@@ -82,7 +82,7 @@ def is_call(expr: object, name: str) -> bool:
 
 
 def behind(data: ir.Expr) -> ir.Expr:
-    """The buffer, or the pointer argument, that the data of a declared buffer is in."""
+    """Return the buffer, or the pointer argument, that holds the data of a declared buffer."""
     return data.args[0] if is_call(data, "tirx.buffer_data") else data
 
 

@@ -42,9 +42,9 @@ def block(extent: int, terms: int) -> int:
 
 
 def additions(terms: int) -> int:
-    """Roundings that a term of a sum of `terms` passes through, at most.
+    """Return the most roundings that a term of a sum of `terms` passes through.
 
-    All but the last stage have blocks of LEAST to BLOCK terms, the last has up to LONGEST.
+    All stages but the last have blocks of LEAST to BLOCK terms; the last has up to LONGEST.
     """
     stages, left = 0, terms
     while left > LONGEST:
@@ -93,7 +93,7 @@ class LongSum:
 
 
 def find(loop: tirx.For) -> LongSum | None:
-    """The first sum that takes too many terms in this loop and those within, with this loop over terms."""
+    """Return the first sum of too many terms, with this loop over terms, in this loop and those within."""
     leaves = list(_leaves(loop, Leaf(loop)))
     for leaf in leaves:
         term = _term(leaf.stmt)
@@ -155,7 +155,7 @@ def most_additions(func: tirx.PrimFunc) -> int:
 
 
 def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
-    """The conditions that must hold together."""
+    """Return the conditions that must hold together."""
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]
     if isinstance(condition, ir.Call) and str(getattr(condition.op, "name", "")).endswith(".likely"):
@@ -181,7 +181,7 @@ def _leaves(stmt: tirx.Stmt, around: Leaf) -> Iterator[Leaf]:
 
 
 def _term(stmt: tirx.Stmt) -> ir.Expr | None:
-    """What a store adds to the float that it overwrites; None where it does something else."""
+    """Return what a store adds to the float that it overwrites; None where it does anything else."""
     if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, tirx.Add):
         return None
     if "float" not in str(stmt.buffer.dtype):
@@ -249,7 +249,7 @@ def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
 
 
 def _first_of(condition: ir.Expr) -> ir.Var | None:
-    """The variable that a condition asks to be 0."""
+    """Return the variable that a condition requires to be 0, or None."""
     if isinstance(condition, tirx.EQ) and isinstance(condition.b, tirx.IntImm) and not int(condition.b):
         return condition.a if isinstance(condition.a, ir.Var) else None
     return None
@@ -288,12 +288,12 @@ _WRITTEN_OUT = 16  # partial sums, which then stay in registers whatever the com
 
 
 def stage_sums() -> tvm.transform.Pass:
-    """The pass; it takes functions whose blocks are lowered and whose buffers are not yet flattened."""
+    """Return the pass; it takes functions with blocks already lowered and buffers not yet flattened."""
     return tirx.transform.prim_func_pass(_stage, opt_level=0, name="honed.StageSums")
 
 
 def in_stages(func: tirx.PrimFunc) -> ir.IRModule:
-    """An unscheduled function as `main` of a module, lowered as far as it takes to add up in blocks."""
+    """Return an unscheduled function as `main` of a module, lowered just enough to add up in blocks."""
     s = s_tir.transform
     lowered = tvm.transform.Sequential(
         [
@@ -324,7 +324,7 @@ def _staged(stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:
-    """The loop with a sum in blocks, after the sum's initial store if that stood in it."""
+    """Return the loop with a sum in blocks, after the sum's initial store if the loop contained it."""
     result = replaced(loop, long.leaf.loops[long.at], _in_blocks(long))
     if long.init is None:
         return result
@@ -332,7 +332,7 @@ def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:
 
 
 def _in_blocks(long: LongSum) -> tirx.Stmt:
-    """The loop that is cut, as blocks."""
+    """Return the loop that is cut, as blocks."""
     cut, store, within = long.leaf.loops[long.at], long.leaf.stmt, long.at + 1
     elements = _elements(long, within)
     shape = [int(one.extent) for one in elements] or [1]
@@ -365,7 +365,7 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
 
 
 def _repeat(like: tirx.For, count: ir.Expr, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
-    """A loop of the same kind, around what `body` makes of its variable."""
+    """Return a loop of the kind of `like`, around what `body` makes of its variable."""
     known = isinstance(count, tirx.IntImm)
     zero = tirx.const(0, like.loop_var.ty.dtype)
     if known and int(count) == 1:
@@ -376,7 +376,7 @@ def _repeat(like: tirx.For, count: ir.Expr, body: Callable[[ir.Expr], tirx.Stmt]
 
 
 def _elements(long: LongSum, within: int) -> list[tirx.For]:
-    """The loops over elements, from loop number `within` on."""
+    """Return the loops over elements, from loop number `within` on."""
     return [one for one in long.leaf.loops[within:] if not any(one.same_as(s) for s in long.summed)]
 
 

@@ -11,10 +11,11 @@ from . import DOT
 
 
 def target_for(profile: DeviceProfile) -> Target:
-    """An OpenCL target with the profile's limits, and an LLVM host that nothing is generated for.
+    """Return an OpenCL target with the profile's limits, and an LLVM host that no code is generated for.
 
-    `thread_warp_size` is 1 because the generator takes the lanes of a wider warp to run in step and leaves
-    out or misplaces barriers, which OpenCL does not allow (facts: Apache TVM 0.27, LowerThreadAllreduce).
+    `thread_warp_size` is 1 because the generator assumes that the lanes of a wider warp run in step, and
+    leaves out or misplaces barriers, which OpenCL does not allow (facts: Apache TVM 0.27,
+    LowerThreadAllreduce).
     """
     threads = min(profile.rules.max_threads, profile.limits.max_work_group_size)
     config = {

@@ -22,10 +22,10 @@ ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
 
 
 def task_key(func: tirx.PrimFunc) -> str:
-    """What names a workload in every model: the structural hash of its unscheduled function.
+    """Return the key of a workload in every model: the structural hash of its unscheduled function.
 
-    Behind it are the parameters that may be packed, as they are constants: it is another workload where they
-    are not, with other times for the same schedules.
+    The key ends with the numbers of the parameters that may be packed, because they are constants. Without
+    them it is another workload, with other times for the same schedules.
     """
     marks = "".join(f"_c{n}" for n in marked(func))
     return f"{structural_hash(func.without_attr(_MARK)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
@@ -42,7 +42,7 @@ def function_bytes(func: tirx.PrimFunc) -> int:
 
 
 def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:
-    """A function's parameters as values."""
+    """Return a function's parameters as values."""
     return tuple(
         MemoryValue(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
     )
@@ -69,7 +69,7 @@ def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: Devic
 
 
 def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
-    """The numbers of the parameters that are marked."""
+    """Return the numbers of the marked parameters."""
     return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
 
 

@@ -45,7 +45,7 @@ def trace(plain: relax.Function, fused: IRModule) -> Traced:
 def _follow(
     function: relax.Function, known: Known, operators: Mapping[Hashable, relax.Var]
 ) -> tuple[relax.Var, ...]:
-    """The operators of a function whose parameters are known; its variables become known."""
+    """Return the operators of a function whose parameters are known, and make its variables known."""
     found = []
     for binding in bindings(function):
         if isinstance(binding.value, relax.Call):
@@ -60,7 +60,7 @@ def _follow(
 def rebound(
     function: relax.Function, become: Callable[[relax.Binding], relax.Binding | None]
 ) -> relax.Function:
-    """The function with other bindings; without those that become None."""
+    """Return the function with its bindings replaced, without those that `become` maps to None."""
     blocks = [
         type(block)([new for one in block.bindings if (new := become(one)) is not None])
         for block in function.body.blocks
@@ -74,7 +74,7 @@ def _operator(call: relax.Call, known: Known) -> Hashable:
 
 
 def _key(expr: relax.Expr, known: Known) -> Hashable:
-    """What is equal for equal values; constants are equal to themselves alone."""
+    """Return a key that is equal for equal values; a constant is equal to itself alone."""
     found: Hashable = expr
     if isinstance(expr, relax.Var):
         return known.get(expr, found)
@@ -111,17 +111,17 @@ class Move:
 
 
 def move_of(function: tirx.PrimFunc) -> Move | None:
-    """What it moves, where it was set apart."""
+    """Return what a function set apart for a move moves; None for any other function."""
     if not isinstance(function, tirx.PrimFunc) or not function.attrs or _OFFSETS not in function.attrs:
         return None
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
 
 
 def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) -> IRModule:
-    """The module, annotated for fusion, with functions of their own for moves that are better not fused.
+    """Return a module, annotated for fusion, with separate functions for moves that are better not fused.
 
-    `operators` is the module before it was legalised, whose variables it has. Values can lie in others at
-    multiples of `alignment` (bytes).
+    `operators` is the module before legalisation; both modules share their variables. Values can lie within
+    others at multiples of `alignment` (bytes).
     """
     calls = {b.var: b.value for b in bindings(operators["main"]) if isinstance(b.value, relax.Call)}
     main = annotated["main"]
@@ -156,7 +156,7 @@ class _Graph:
     outside: set[relax.Var]
 
     def move(self, var: relax.Var, alignment: int) -> Move | None:
-        """What an operator moves, were it in place; None where it does not, or cannot be."""
+        """Return what an operator would move in place; None where it moves nothing or cannot do so."""
         call = self.calls[var]
         name = str(getattr(call.op, "name", ""))
         found: Move | None = None
@@ -208,7 +208,7 @@ class _Graph:
             yield found
 
     def _before(self, var: relax.Var, among: set[relax.Var]) -> set[relax.Var]:
-        """What a variable is made of."""
+        """Return the variables among `among` that a variable is computed from."""
         found, new = set[relax.Var](), {var}
         while new:
             new = {two for one in new for two in self.given.get(one, ()) if two in among} - found
@@ -230,7 +230,7 @@ def _itemsize(expr: relax.Expr) -> int:
 
 
 def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModule:
-    """The module in which calls that move are of functions that say so."""
+    """Return the module in which calls that move values are of functions marked with their move."""
     builder = relax.BlockBuilder(module)
 
     def told(binding: relax.Binding) -> relax.Binding:
@@ -249,7 +249,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
 
 
 def _given_back(module: IRModule) -> set[relax.Var]:
-    """The variables that the result of `main` is made of without an operator."""
+    """Return the variables that the result of `main` is made of without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))
     while new:
@@ -321,9 +321,9 @@ class _Chain:
 def join_functions(
     module: IRModule, joins: Joins
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
-    """A module of fused functions, with those chains of `main` as single functions that `joins` is for.
+    """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    Besides, by the variable of each such call, those of the calls whose place it takes.
+    Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
@@ -356,15 +356,16 @@ def join_functions(
 
 
 def _chains(module: IRModule) -> Iterator[_Chain]:
-    """What may be an attention, or two convolutions of blocked tensors; each call is read by the next alone.
+    """Yield chains that may be an attention, or two convolutions of blocked tensors.
 
-    An attention is a product, reductions of its rows, and another product.
+    Each call of a chain is read by the next one only. An attention is a product, reductions of its rows, and
+    another product.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
 
     def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
-        """The calls whose results a call alone reads, with how many reductions there are in each."""
+        """Yield the number of reductions, and the call, of each call whose result this call alone reads."""
         for argument in binding.value.args[1]:
             if argument in calls and read[argument] == 1:
                 yield reductions[_function(calls[argument])], calls[argument]
@@ -387,7 +388,7 @@ def _axes(binding: relax.VarBinding) -> int:
 
 
 def _calls(main: relax.Function) -> dict[relax.Var, relax.VarBinding]:
-    """The calls of functions by their variables."""
+    """Return the calls of functions, by their variables."""
     return {
         binding.var: binding
         for binding in bindings(main)
@@ -427,7 +428,7 @@ def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.Var
 
 
 def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
-    """The arguments that are constants in all calls of a function."""
+    """Return the numbers of the arguments that are constants in all calls of a function."""
     found = [{n for n, one in enumerate(given) if isinstance(one, ir.GenericConst)} for given in calls]
     return frozenset(set.intersection(*found))
 
@@ -438,7 +439,7 @@ def _outputs(binding: relax.VarBinding) -> int:
 
 
 def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
-    """The one function that the calls of a chain become, with a name for it."""
+    """Return the one function that the calls of a chain become, preceded by a name for it."""
     builder = relax.BlockBuilder()
     inner = [relax.Var("given", value.ty) for value in chain.given]
     known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))

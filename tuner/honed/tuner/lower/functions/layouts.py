@@ -34,7 +34,7 @@ def blocked_shape(shape: Shape, lanes: int) -> Shape:
 
 
 def block(array: Array, lanes: int, fill: float = 0.0) -> Array:
-    """An array [N, C, ...] blocked, filled up."""
+    """Return an array [N, C, ...] in blocks of channels: [N, C/lanes, ..., lanes], padded with `fill`."""
     images, channels, *rest = array.shape
     filled = np.full((images, blocks_of(channels, lanes) * lanes, *rest), fill, array.dtype)
     filled[:, :channels] = array
@@ -43,7 +43,7 @@ def block(array: Array, lanes: int, fill: float = 0.0) -> Array:
 
 
 def blocking(plain: te.Tensor, lanes: int) -> te.Tensor:
-    """A tensor [N, C, ...] blocked, filled up with zeros."""
+    """Return a tensor [N, C, ...] in blocks of `lanes` channels, padded with zeros."""
     channels = int(plain.shape[1])
 
     def value(n: tirx.Var, outer: tirx.Var, *rest: tirx.Var) -> ir.Expr:
@@ -57,7 +57,7 @@ def blocking(plain: te.Tensor, lanes: int) -> te.Tensor:
 
 
 def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
-    """The tensor [N, C, ...] that was blocked."""
+    """Return the tensor [N, C, ...] that a blocked tensor was made from."""
     images, _, *rest, lanes = (int(extent) for extent in blocked.shape)
 
     def value(n: tirx.Var, channel: tirx.Var, *at: tirx.Var) -> ir.Expr:
@@ -87,7 +87,7 @@ class BlockedConvolution:
         return _inputs(by_output, self.lanes) if self.blocked else by_output
 
     def compute(self, image: te.Tensor, weights: te.Tensor) -> te.Tensor:
-        """The result [N, O/c, H, W, c] of an image [N, I/c, H, W, c], or [N, I, H, W] where that is plain."""
+        """Compute the result [N, O/c, H, W, c] of an image [N, I/c, H, W, c], or [N, I, H, W] if plain."""
         padded = self._padded(image)
         rows, columns = (self._extent(int(image.shape[n + 2]), n) for n in range(2))
         window = [te.reduce_axis((0, extent), name) for extent, name in zip(self.window, "yx", strict=True)]
@@ -119,7 +119,7 @@ class BlockedConvolution:
         return (given + self.padding[axis] + self.padding[axis + 2] - covered) // self.strides[axis] + 1
 
     def _padded(self, image: te.Tensor) -> te.Tensor:
-        """The image with zeros around it."""
+        """Return the image with zeros around it, or the image itself where there is no padding."""
         if not any(self.padding):
             return image
         above, left, below, right = self.padding
@@ -179,9 +179,10 @@ def block_lanes(profile: DeviceProfile) -> int:
 
 
 def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
-    """A Relax module in which convolutions, and what surrounds them, are computed in blocks of channels.
+    """Return a Relax module that computes convolutions, and what surrounds them, in blocks of channels.
 
-    Besides, by each variable of the new module, the one whose operator it holds the result of.
+    Also return, by each variable of the new module, the variable of the old one whose operator's result it
+    holds.
     """
     main = module["main"]
     if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
@@ -196,7 +197,7 @@ def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[rela
 
 
 def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
-    """The variables whose values are to be blocked: regions of those that can be, where that pays."""
+    """Return the variables whose values are to be blocked: regions of values that can be, where that pays."""
     found: set[relax.Var] = set()
     regions = _Regions()
     for binding in bindings:
@@ -252,7 +253,7 @@ class _Regions:
     )  # by what is moved, a value of the region
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
-        """A value is of the region of those it is made of, which become one."""
+        """Add a value to the region of the values that it is made of; those regions become one."""
         self.parents[var] = var
         for other in others:
             root = self._root(other)
@@ -260,7 +261,7 @@ class _Regions:
                 self.parents[root] = self._root(var)
 
     def paying(self, lanes: int) -> set[relax.Var]:
-        """The values of regions that gain more than their borders take."""
+        """Return the values of the regions that gain more than their borders cost."""
         left = Counter[relax.Var]()
         for one, nbytes in self.gained.items():
             left[self._root(one)] += nbytes
@@ -281,7 +282,7 @@ def _is_image(expr: relax.Expr) -> bool:
 
 
 def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> BlockedConvolution | None:
-    """The convolution that a call is, where it can be computed so."""
+    """Return the convolution that a call computes, or None where it cannot be blocked by channels."""
     if str(getattr(call.op, "name", "")) != "relax.nn.conv2d":
         return None
     image, weights = call.args
@@ -369,7 +370,7 @@ class _Writer:
     origin: dict[relax.Var, relax.Var] = field(default_factory=dict)
 
     def written(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
-        """The module with `main`, which the builder's has not."""
+        """Return the builder's module with the `main` that it lacks."""
         params = list(main.params)
         self.plain.update(zip(params, params, strict=True))
         with self.builder.function("main", params, attrs=dict(main.attrs or {})):
@@ -381,7 +382,7 @@ class _Writer:
         return relax.transform.DeadCodeElimination()(self.builder.get())
 
     def as_plain(self, expr: relax.Expr) -> relax.Expr:
-        """What an old expression that computes nothing is, unblocked."""
+        """Return the unblocked counterpart of an old expression that computes nothing."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self.as_plain(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
@@ -391,7 +392,7 @@ class _Writer:
         return self.plain.get(expr, expr)
 
     def as_blocked(self, expr: relax.Expr) -> relax.Expr:
-        """What an old variable is, blocked."""
+        """Return the blocked counterpart of an old variable."""
         if expr not in self.blocked:
             lanes = self.lanes
             made = self.builder.call_te(
@@ -417,7 +418,7 @@ class _Writer:
         self.origin[made] = var
 
     def _computed(self, call: relax.Call) -> relax.Expr:
-        """A call of blocked tensors."""
+        """Return the counterpart of a call, on blocked tensors."""
         name, lanes = str(call.op.name), self.lanes
         convolution = _convolution(call, self.chosen, lanes)
         if convolution is not None:
@@ -499,7 +500,10 @@ class _Writer:
 
 
 def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:
-    """A constant operand of something elementwise of `rank` axes, in blocks where it differs by channel."""
+    """Return the constant operand of an elementwise operator of `rank` axes.
+
+    It is blocked where it differs by channel, and padded with `fill`.
+    """
     array = constant.value.numpy()
     if array.size == 1:
         return relax.const(array.reshape(()))

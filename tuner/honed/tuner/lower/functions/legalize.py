@@ -58,11 +58,11 @@ ALL_PASSES = FusionPasses()
 def legalize(
     module: IRModule, profile: DeviceProfile, joins: Joins = never, passes: FusionPasses = ALL_PASSES
 ) -> tuple[IRModule, Traced]:
-    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of parts.
+    """Return `main` as calls of fused PrimFuncs, of at most MOST_FUSED operators each, and of partitions.
 
-    Chains of functions that `joins` is for are one. Constants are not folded here: TVM's FoldConstant
-    compiles every operator it folds, the frontend has folded them before. The variables of what each call
-    computes are those of the module given.
+    A chain of functions that `joins` accepts becomes one function. Constants are not folded here: TVM's
+    FoldConstant compiles every operator that it folds, and the frontend has already folded them. The trace
+    names what each call computes by the variables of the given module.
     """
     steps = relax.transform
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
@@ -127,11 +127,11 @@ def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimE
 
 
 def _assign_single_elements(module: IRModule) -> IRModule:
-    """The same module, with plain assignments for blocks that reduce a single element.
+    """Return the module, with plain assignments for blocks that reduce a single element.
 
     Such a reduction is left where a kernel, a pooling window or a reduced axis has one element. Schedules
-    drop its loops, and with them all that tells it from an elementwise block; inlining the operators that
-    follow then inlines them into its initial value too, and they are applied twice (TVM 0.27,
+    drop its loops, and with them everything that distinguishes it from an elementwise block. Inlining the
+    operators that follow then inlines them into its initial value too, and they are applied twice (TVM 0.27,
     ReverseComputeInline).
     """
     for name, func in list(module.functions.items()):
@@ -160,7 +160,7 @@ def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
 
 
 def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
-    """The update of the initial value, as one assignment where both are one."""
+    """Return the update applied to the initial value, as one assignment where both are assignments."""
     if not (isinstance(init, tirx.BufferStore) and isinstance(update, tirx.BufferStore)):
         return tirx.SeqStmt([init, update])
 
@@ -172,7 +172,7 @@ def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
 
 
 def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """What becomes of a convolution on a device, where it is other than what TVM makes of it."""
+    """Return the legalised convolution: special cases of the device family, else TVM's legalisation."""
     what = winograd.suited(call) if family.winograd else None
     if what is not None:
         return winograd.convolved(builder, call, what)

@@ -51,7 +51,7 @@ class WinogradConvolution:
 
 
 def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvolution) -> relax.Expr:
-    """The result of a convolution that is `suited`."""
+    """Return the result of a convolution that `suited` accepts."""
     image, weights = call.args
     transformed = relax.const(_weights(weights.value.numpy()))
     points = builder.emit(
@@ -89,7 +89,7 @@ def _weights(weights: np.ndarray) -> np.ndarray:
 
 
 def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
-    """The points of all tiles, [16, channels, tiles]."""
+    """Return the points of all tiles, [16, channels, tiles]."""
     down, across = what.tiles
 
     def value(point: tirx.Var, channel: tirx.Var, tile: tirx.Var) -> ir.Expr:
@@ -112,7 +112,7 @@ def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 
 
 def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
-    """The products of all points, [16, outputs, tiles]."""
+    """Return the products of all points, [16, outputs, tiles]."""
     _, outputs, channels = weights.shape
     c = te.reduce_axis((0, channels), "c")
     return te.compute(
@@ -149,7 +149,7 @@ def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tupl
 
 
 def _chosen(index: ir.Expr, values: list[ir.Expr]) -> ir.Expr:
-    """The value with that number."""
+    """Return an expression that selects the value number `index` (a run-time number)."""
     found = values[-1]
     for n, value in reversed(list(enumerate(values[:-1]))):
         found = tirx.if_then_else(index == n, value, found)
