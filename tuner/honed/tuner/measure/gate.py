@@ -24,7 +24,7 @@ class Gate:
         return True
 
     def leave(self) -> None:
-        """The device is not used until `enter` is called again."""
+        """Promise not to use the device until `enter` is called again."""
 
 
 class LeaseGate(Gate):
@@ -84,7 +84,7 @@ class LeaseGate(Gate):
         return False
 
     def leave(self) -> None:
-        """The device is left until the next `enter`."""
+        """Leave the device until the next `enter`."""
         with self._lock:
             self._count()
             self._using = False

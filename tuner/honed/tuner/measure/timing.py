@@ -38,8 +38,9 @@ class BoundCandidate:
         buffers: Sequence[Any],
         prepared: Container[int] = (),
     ) -> None:
-        """Set arguments; raises pyopencl's errors. `buffers` are numbered as the launches' args, `prepared`
-        are numbers of launches.
+        """Set the arguments of all launches; raises pyopencl's errors.
+
+        `buffers` are numbered as the launches' args, `prepared` are numbers of launches.
         """
         self._queue = queue
         self._prepared: list[_Command] = []
@@ -113,12 +114,12 @@ class BoundCandidate:
 
 
 def build(context: Any, source: str) -> Any:
-    """The program, as the executor builds it; raises pyopencl's errors. Lets other threads run meanwhile."""
+    """Build a program as the executor does; raises pyopencl's errors. Lets other threads run meanwhile."""
     return cl.Program(context, source).build(options=list(programs.OPTIONS), cache_dir=False)
 
 
 def complaint(error: Exception) -> str:
-    """The line of a driver's error that says most: the first with "error:", else the first."""
+    """Return the most telling line of a driver's error: the first with "error:", else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = (line for line in lines if "error:" in line.casefold())
     return next(telling, lines[0] if lines else type(error).__name__)[:200]
@@ -164,7 +165,7 @@ _REPEATS = 6
 
 
 def reading(event: Any) -> Launched:
-    """What the driver says of a finished launch: the one place that reads events."""
+    """Return what the driver reports of a finished launch; only this function reads events."""
     profile = event.profile
     return Launched(event.command_execution_status, profile.start, profile.end)
 
@@ -363,11 +364,11 @@ class Interval:
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """The median of one or more samples between the order statistics that hold it with 95 %.
+    """Return the median of one or more samples, between the order statistics that enclose it with 95 %.
 
     The number of samples below the true median is binomial with p = 1/2, whatever their distribution
-    (Conover, Practical Nonparametric Statistics, 3.2). Fewer than six samples do not reach 95 %: the
-    interval is then their range.
+    (Conover, Practical Nonparametric Statistics, 3.2). Fewer than six samples do not reach 95 %: the interval
+    is then their range.
     """
     ordered = sorted(samples)
     skip = _skipped(len(ordered))

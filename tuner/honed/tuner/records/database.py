@@ -47,10 +47,11 @@ class Opened:
 
 
 def open_database(path: Path, *, busy_s: float) -> Opened:
-    """The database at `path`, checked and in this format. Waits up to `busy_s` for another process's write.
+    """Open the database at `path`, checked and in this format.
 
-    Raises InvalidArgument where the file is a newer honed's or another program's, Unavailable where it is
-    busy, or damaged while another process has it open; PermissionDenied and ResourceExhausted for the disk.
+    Waits up to `busy_s` seconds for another process's write. Raises InvalidArgument where the file is a newer
+    honed's or another program's, Unavailable where it is busy, or damaged while another process has it open;
+    PermissionDenied and ResourceExhausted for the disk.
     """
     with explained(path):
         fresh = not path.exists()
@@ -74,7 +75,7 @@ def open_database(path: Path, *, busy_s: float) -> Opened:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns errors of the database and the disk into one sentence each."""
+    """Turn errors of the database and the disk into one sentence each."""
     try:
         yield
     except sqlite3.Error as error:
@@ -103,7 +104,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _open_sound(path: Path, busy_s: float, *, thorough: bool) -> sqlite3.Connection:
-    """A connection to a database that passed its check, in this format. Raises _Damaged."""
+    """Open a database that passes its check, in this format; raise _Damaged where it does not pass."""
     try:
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
         try:

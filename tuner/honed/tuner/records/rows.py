@@ -129,7 +129,7 @@ _COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
 
 
 def candidate(row: Sequence[Any]) -> TuningRecord:
-    """The candidate of a row; raises InvalidArgument where it has a word that this version does not know."""
+    """Return the candidate of a row; raise InvalidArgument where this version does not know a word in it."""
     values = dict(zip(_COLUMNS, row, strict=True))
     figures = {name: values.pop(name) for name in _TIMING}
     outcome, way = values["outcome"], values["way"]
@@ -149,7 +149,7 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
 
 
 def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
-    """A timing as values of a row."""
+    """Return a timing as values of a row."""
     return dict.fromkeys(_TIMING) if timing is None else asdict(timing)
 
 

@@ -83,7 +83,7 @@ class Batches:
             self._best = sorted({*self._best, (seconds, trace)})[:_CENTRES]
 
     def next(self) -> Batch:
-        """The next batch; one without proposals where nothing new was found."""
+        """Return the next batch; it has no proposals where nothing new was found."""
         fastest = self._best[0][0] if self._best else math.inf
         won, self._before = fastest < self._before, fastest
         if self._kin:
@@ -238,16 +238,16 @@ class Evolution:
         )
 
     def make(self, wanted: Iterable[Drawn]) -> list[Proposal]:
-        """What is wanted, as far as it fits the function and the device and was not proposed before."""
+        """Return the wanted draws that fit the function and the device and were not proposed before."""
         played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
         return self._proposals(played)
 
     def forget(self, proposal: Proposal) -> None:
-        """A proposal was not measured after all, and may be made again."""
+        """Allow a proposal to be made again, because it was not measured after all."""
         self._proposed.discard(proposal.id)
 
     def _played(self, wanted: Drawn) -> Schedule | None:
-        """The schedule with the wanted decisions, ready to be lowered; None where it cannot be had."""
+        """Return the schedule with the wanted decisions, ready to be lowered; None where there is none."""
         with suppress(LoweringFailed, ValueError, RuntimeError):
             schedule = self._settled(wanted)
             schedule.enter_postproc()

@@ -64,7 +64,10 @@ class LaunchLoops:
 
 
 def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
-    """The size of a scheduled function, before lowering; `least_bits` is what an element takes at least."""
+    """Return the size of a scheduled function before lowering.
+
+    An element takes at least `least_bits` bits.
+    """
     found = nests(func)
     held = [registers(_steps(one.held), one.bits, least_bits) for one in found]
     return Size(
@@ -89,7 +92,7 @@ def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
 
 
 def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
-    """What a scheduled function will launch."""
+    """Return the loops of each launch of a scheduled function."""
     outermost = [around for _, around in _blocks(func.body, (), nested=False)]
     return [LaunchLoops(_tagged(around, "threadIdx"), _tagged(around, "blockIdx")) for around in outermost]
 
@@ -120,9 +123,11 @@ def _blocks(stmt: tirx.Stmt, around: _Loops, *, nested: bool) -> Iterator[_Place
 
 
 def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed]) -> Nest:
-    """A private result is held for what the loops cover that are neither threads nor reduced.
+    """Return the nest of a block.
 
-    Nor those that all blocks which use it stand in: the next turn's takes the place of the last one's.
+    A private result is held for each step of the loops around it that are neither threads nor reduced. Loops
+    that contain all blocks which use the result do not count either: each iteration reuses the memory of the
+    previous one.
     """
     block = realize.block
     unrolled = tuple(loop for loop in around if loop.kind == tirx.ForKind.UNROLLED)

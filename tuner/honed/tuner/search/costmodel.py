@@ -117,9 +117,9 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path, width: int, threads: int = 1, prior: Scores | None = None) -> CostModel:
-        """The model kept in `path`, trained; an empty one where there is none or its features are others.
+        """Return the trained model stored in `path`; an empty one if there is none or its features differ.
 
-        Raises ValueError or OSError where the file cannot be read as one.
+        Raises ValueError or OSError where the file cannot be read as a cost model.
         """
         model = cls(width, threads, prior)
         if not path.exists():
@@ -205,7 +205,7 @@ class Prior:
 
 
 def prior_of(family: str) -> Prior | None:
-    """The family's prior, an own one first, as it is now; None where there is none."""
+    """Return the family's current prior, a locally trained one first; None where there is none."""
     own = priorfile.own(family)
     if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
         return found
@@ -215,7 +215,7 @@ def prior_of(family: str) -> Prior | None:
 
 @lru_cache(maxsize=8)
 def _loaded(file: PriorFile, name: str) -> Prior | None:
-    """The prior; None, with a word in the log, where XGBoost or its features are of another honed."""
+    """Load a prior; log a warning and return None where XGBoost or its features are another honed's."""
     import xgboost
 
     booster = xgboost.Booster(params={"nthread": 1})

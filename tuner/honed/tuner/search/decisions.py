@@ -103,15 +103,15 @@ class Drawn:
         return self.with_decisions({place: choice.last for place, choice in self.choices} | dict(changed))
 
     def cut(self, steps: Sequence[int]) -> dict[int, Decision]:
-        """The first tiles with so many innermost steps each."""
+        """Return decisions that give the first tiles these numbers of innermost steps, one for each tile."""
         return {place: tile.cut(inner) for (place, tile), inner in zip(self.tiles, steps, strict=False)}
 
     def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
-        """The same steps with some decisions changed."""
+        """Return the trace with the same steps and some decisions changed."""
         return replace(self, decisions=MappingProxyType({**self.decisions, **changed}))
 
     def text(self) -> str:
-        """The trace as `traces.apply` plays it."""
+        """Return the trace as text that `traces.apply` plays."""
         made = [[n, _plain(decision)] for n, decision in sorted(self.decisions.items())]
         return json.dumps([self.steps, made], separators=(",", ":"))
 
@@ -161,7 +161,7 @@ def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
 
 
 def adapt(kin: Drawn, to: Drawn) -> Drawn | None:
-    """The decisions of `kin` on the steps of `to`; None where they are not of one form."""
+    """Transfer the decisions of `kin` to the steps of `to`; None where the two differ in form."""
     if kin.form != to.form or len(kin.decisions) != len(to.decisions):
         return None
     pairs = zip(sorted(kin.decisions.items()), sorted(to.decisions.items()), strict=True)
@@ -209,7 +209,7 @@ def best_group(items: int, most: int) -> int:
 
 
 def planes(rows: int, columns: int, most: int, items: int) -> Iterator[tuple[int, int]]:
-    """Groups of work-items along two axes, of so many at most: whole warps, where a launch has some."""
+    """Yield groups of at most `most` work-items along two axes: whole warps, where a launch has some."""
     for high in divisors(rows):
         for wide in divisors(columns):
             if high * wide <= most and whole_warps(high * wide, items):

@@ -97,7 +97,7 @@ class Drawing:
         return len(self._draws)
 
     def that_take(self, step: str, times: int = 1) -> list[int]:
-        """The numbers of the sketches that take a step of that kind so many times at least."""
+        """Return the numbers of the sketches that take a step of that kind at least `times` times."""
         return [
             number
             for number, sketch in enumerate(self._space)
@@ -105,11 +105,11 @@ class Drawing:
         ]
 
     def tabled(self, sketch: int) -> list[Row]:
-        """What tables have for a sketch."""
+        """Return the rows that tables have for a sketch."""
         return self._outline(sketch).tabled
 
     def played(self, row: Row) -> tirx.PrimFunc | None:
-        """The function with a table's numbers; None where they do not fit."""
+        """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
         schedule = self._begun(row.beginning).copy()
         return schedule.mod["main"] if self._played(row.rest, schedule) else None
 
@@ -136,7 +136,7 @@ class Drawing:
                 return
 
     def _begun(self, insts: tuple[Instruction, ...]) -> Schedule:
-        """A schedule with these steps taken, to be copied."""
+        """Return a schedule with these steps taken; the caller copies it."""
         if insts not in self._beginnings:
             schedule = traces.unscheduled(self._module)
             Trace(insts, {}).apply_to_schedule(schedule, remove_postproc=True)
@@ -161,7 +161,7 @@ class _Extent:
     drawn: tuple[tuple[int, int], ...]
 
     def of(self, values: _Values) -> int:
-        """The extent with these values."""
+        """Return the extent for these values."""
         return self.fixed * math.prod(values[sample][place] for sample, place in self.drawn)
 
 
@@ -175,7 +175,7 @@ class _Tile:
     most: int
 
     def draw(self, random: Random, values: _Values) -> tuple[list[int], list[int]]:
-        """The decision, and its values: all factorisations are as likely, as in TVM."""
+        """Draw a decision; return it and its values. All factorisations are equally likely, as in TVM."""
         left, factors = self.extent.of(values), list[int]()
         while not factors or factors[-1] > self.most:
             factors = _factors(random, left, self.parts)
@@ -191,7 +191,7 @@ class _Choice:
     chances: tuple[float, ...]
 
     def draw(self, random: Random, _: _Values) -> tuple[int, list[int]]:
-        """The decision, and its value."""
+        """Draw a decision, and return it with its value."""
         place = random.choices(range(len(self.options)), self.chances)[0]
         return place, [self.options[place]]
 
@@ -237,9 +237,9 @@ class Outline:
         }
 
     def draws(self, random: Random) -> Iterator[Trace]:
-        """What follows the beginning, with numbers that fit as far as can be told, while there are such.
+        """Yield what follows the beginning, with numbers that fit as far as is known, while there are such.
 
-        None of them twice, nor those of tables.
+        No draw comes twice, and none repeats a table's row.
         """
         seen = set(self._tabled)
         tries = 0
@@ -284,7 +284,7 @@ class _Read:
     numbers: dict[tirx.Var, tuple[int, int]] = field(default_factory=dict)
 
     def extent(self, places: tuple[tuple[int, int], ...], now: int) -> _Extent:
-        """That of a loop which has `now` steps with the values read."""
+        """Return the extent of a loop that has `now` steps with the values read."""
         return _Extent(now // _Extent(1, places).of(self.values), places)
 
     def extents(self, sketch: Schedule) -> dict[tirx.For, _Extent]:
@@ -339,7 +339,7 @@ def _add(found: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
 
 
 def _split(found: _Read, inst: Instruction) -> None:
-    """A factor is a number drawn, a fixed one, or what is left of the loop."""
+    """Record a split: each factor is a number drawn, a fixed one, or what is left of the loop."""
     loop, *factors = inst.inputs
     fixed = found.loops.pop(loop, None) == () and not any(factor in found.numbers for factor in factors)
     for made, factor in zip(inst.outputs, factors, strict=True):
@@ -367,7 +367,7 @@ def _factors(random: Random, extent: int, parts: int) -> list[int]:
 
 @cache
 def _primes(number: int) -> tuple[tuple[int, int], ...]:
-    """The primes of a number, with how often each divides it."""
+    """Return the primes of a number, with how often each divides it."""
     found, prime = list[tuple[int, int]](), 2
     while number > 1:
         if prime * prime > number:

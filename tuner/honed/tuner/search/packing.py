@@ -104,10 +104,10 @@ PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input cha
 def flatten(
     schedule: Schedule, before: Sequence[BlockPart], rest: Sequence[BlockPart]
 ) -> list[BlockPart] | None:
-    """The rest of a contraction with flat images, its first three axes spatial, the last the sum's.
+    """Return the rest of a contraction with flat images: the first three axes spatial, the last reduced.
 
-    None, and nothing done, where it is no convolution or has a window or steps, or something is computed
-    `before` it.
+    Return None, with the schedule unchanged, where the function is no convolution or has a window or strides,
+    or where something is computed `before` it.
     """
     main = rest[0]
     extents = main.extents

@@ -102,7 +102,7 @@ class BlockPart:
 
 
 def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
-    """A block with what it is; raises ValueError where it is not understood."""
+    """Return a block with its description; raise ValueError where the block is not understood."""
     found: s_tir.SBlock = schedule.get(block)
     axes = list(found.iter_vars)
     if any(a.iter_type not in (SPATIAL, REDUCE) or not isinstance(a.dom.extent, tirx.IntImm) for a in axes):
@@ -116,7 +116,7 @@ def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
 
 
 def blocks(schedule: Schedule) -> list[SBlockRV]:
-    """The blocks under the root, in order of execution."""
+    """Return the blocks under the root, in order of execution."""
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
@@ -144,9 +144,10 @@ def _reduces(schedule: Schedule, block: SBlockRV) -> bool:
 
 
 def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
-    """The axes of `consumer` that index what it reads of `producer`, in order; None where it reads nothing.
+    """Return the axes of `consumer` that index what it reads of `producer`; None where it reads nothing.
 
-    Raises ValueError where it reads more than one element, or at computed indices.
+    The axes are in the order of the indices. Raises ValueError where it reads more than one element, or at
+    computed indices.
     """
     written = schedule.get(producer).writes[0].source
     reader: s_tir.SBlock = schedule.get(consumer)
@@ -256,12 +257,12 @@ def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
 
 
 def lanes_of(extent: int, most: int) -> int:
-    """The longest OpenCL vector, at most `most` lanes, that divides `extent`."""
+    """Return the length of the longest OpenCL vector, at most `most` lanes, that divides `extent`."""
     return next((v for v in _VECTORS if v <= most and extent % v == 0), 1)
 
 
 def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
-    """The blocks left after inlining; raises ValueError where one is not understood."""
+    """Return the blocks left after inlining; raise ValueError where one is not understood."""
     inline_elementwise(schedule, keep)
     return [part_of(schedule, block) for block in blocks(schedule)]
 
@@ -273,9 +274,9 @@ def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
 
 
 def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[BlockPart]] | None:
-    """What a contraction reads that is computed before, and the contraction with its tail, if any.
+    """Return the blocks computed before a contraction, and the contraction with its tail, if it has one.
 
-    None where the function is no contraction.
+    Return None where the function is no contraction.
     """
     found = parts(schedule, keep)
     before = [p for p in found if not p.is_reduction and p is not found[-1]]
@@ -416,8 +417,9 @@ def launch_others(
     limits: SketchLimits,
     most: int,
 ) -> None:
-    """Launch what a contraction, the first of the rest, does not compute itself: blocks before, and a tail
-    that is not elementwise.
+    """Launch what a contraction, the first block of `rest`, does not compute itself.
+
+    These are the blocks `before` it, and a tail that is not elementwise.
     """
     for part in before:
         alone(schedule, part, limits, most)
@@ -451,7 +453,7 @@ def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
-    """The loops of `block` inside the loop `under`."""
+    """Return the loops of `block` inside the loop `under`."""
     loops = list(schedule.get_loops(block))
     marker = schedule.get(under)
     at = next(n for n, loop in enumerate(loops) if schedule.get(loop).same_as(marker))

@@ -162,7 +162,7 @@ _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
 def rules_of(rules: ScheduleRules) -> FamilyRules:
-    """The family's rules, within what the profile allows."""
+    """Return the family's rules, within what the profile allows."""
     family = _FAMILIES[rules.family]
     limits = family.sketches
     return replace(
@@ -241,9 +241,10 @@ def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
 
 
 def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
-    """The grouped sketches with and without vectors; none where the function is no contraction.
+    """Return the grouped sketches with and without vectors; none where the function is no contraction.
 
-    Where operands are copied, with and without loads ahead; of few outputs the sliced one, too.
+    Where operands are copied, there are sketches with and without loads ahead. Where there are few outputs,
+    there is also the sliced sketch.
     """
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [
@@ -257,14 +258,14 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
 
 
 def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
-    """What the tries that fit make of a function with its elementwise blocks inlined."""
+    """Return the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
     inlined = unscheduled(as_module(func))
     inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
     return _different(inlined, tries)
 
 
 def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:
-    """What the tries that fit make of a schedule, without those that do the same as an earlier one."""
+    """Return what the tries that fit make of a schedule, without duplicates of an earlier result."""
     found: dict[str, Schedule] = {}
     for make in tries:
         for _ in range(_ATTEMPTS):
@@ -335,7 +336,7 @@ def _rules(rules: GroupRules) -> list[ms.ScheduleRule]:
 
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
-    """What every draw from the profile's spaces goes through, in order; new objects for each search."""
+    """Return what every draw from the profile's spaces passes through, in order; new objects each time."""
     found = completing(profile)
     if rules_of(profile.rules).groups is not None:
         found.append(ms.postproc.VerifyGPUCode())
@@ -358,7 +359,7 @@ def completing(profile: DeviceProfile) -> list[ms.Postproc]:
 
 
 def budget(profile: DeviceProfile) -> Budget:
-    """What refuses draws that the profile's devices would run badly."""
+    """Return the budget that refuses draws that the profile's devices would run badly."""
     rules = rules_of(profile.rules)
     threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
     return Budget(rules.most, threads, rules.element_bits)

@@ -232,7 +232,7 @@ class TuningPass:
             )
 
     def _heard(self, event: events.News) -> None:
-        """What the session tells while it works; it goes on when this returns."""
+        """Handle an event of the working session, which waits until this returns."""
         match event:
             case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
                 _log.warning("%s: %s", self._plan.name, text)

@@ -47,7 +47,7 @@ _OWNER = "owner"
 
 
 def scratch(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A new temporary folder, once those of the same prefix have gone whose processes have ended."""
+    """Create a temporary folder, after removing those of this prefix whose processes have ended."""
     sweep(Path(tempfile.gettempdir()), prefix)
     made = tempfile.TemporaryDirectory(prefix=prefix)
     (Path(made.name) / _OWNER).write_text(str(Owner.this_process()))
@@ -113,8 +113,10 @@ class SearchChild:
         answers: bool = True,
         threads: int = 1,
     ) -> None:
-        """`batch` is how many candidates it proposes at once, `threads` how many a search may use. Without
-        `answers` its workloads have no sets of inputs. `command` is another child in tests.
+        """Set up the search; no child is started yet.
+
+        `batch` is how many candidates it proposes at once, `threads` how many threads a search may use.
+        Without `answers` its workloads have no sets of inputs. `command` starts another child in tests.
         """
         self._threads = threads
         self._deadlines = deadlines
@@ -151,7 +153,7 @@ class SearchChild:
         calibration: Path | None = None,
         like: Path | None = None,
     ) -> Found:
-        """The model's tasks.
+        """Extract the model's tasks.
 
         `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
         as compiling does, Internal where the child breaks.
@@ -170,7 +172,7 @@ class SearchChild:
         return self._found(Adopt(func=func, name=name, outputs=outputs))
 
     def _found(self, call: Call[Found]) -> Found:
-        """The answer; asked once more where the child was ended by a signal from elsewhere."""
+        """Return the answer; ask once more where a signal from elsewhere ended the child."""
         for last in (False, True):
             try:
                 return self._ask(call, self._deadlines.extract)
@@ -204,7 +206,7 @@ class SearchChild:
         self._started().begin(call)
 
     def collect(self) -> Proposed:
-        """The batch that `begin` had made; waits for it."""
+        """Wait for the batch that `begin` requested, and return it."""
         proposed = self._answered(lambda child: child.answer(Propose, self._deadlines.propose))
         if proposed is None:
             raise NoSchedule("no schedule rule fits the function")
@@ -235,7 +237,7 @@ class SearchChild:
             raise SearchFailed(str(error)) from error
 
     def _started(self) -> RpcChild:
-        """The child, started where there is none."""
+        """Return the child, and start it first where there is none."""
         if self._child is not None:
             return self._child
         log = Path(self._folder.name) / "search.log"
@@ -311,7 +313,10 @@ class Proposals:
         return bool(self._records.hints(task.key, self._setup, self._hints))
 
     def next(self, progress: TaskProgress) -> Proposed:
-        """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
+        """Return the next batch of a task.
+
+        The first batch of a task holds what was best on others' boards, drivers or compilers.
+        """
         made = self._made.pop(progress.task.key, None)
         if made is not None:
             return made
@@ -359,7 +364,10 @@ class Proposals:
         return Proposed(loaded=loaded, entries=tuple(entries), way=Way.AGAIN, last=False)
 
     def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
-        """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
+        """Return the candidates of a hub's records that fit a task.
+
+        They are tried one by one, so that a record that breaks the search is noted and skipped.
+        """
         entries: list[ProposedCandidate] = []
         found: Sequence[ProposedCandidate]
         for hint in self._records.hints(task.key, self._setup, self._hints):

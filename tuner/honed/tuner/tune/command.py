@@ -183,7 +183,10 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
 
 
 def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None:
-    """What judges candidates in the place of a device of this machine, which an extension has."""
+    """Return what opens an instrument of an extension, to judge candidates instead of this machine's device.
+
+    Return None where neither a farm nor a bench is asked for.
+    """
     if not (job.farm or job.bench):
         return None
     try:

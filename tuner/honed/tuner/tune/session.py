@@ -56,7 +56,7 @@ class Rooflines:
         return task.roofline(self.profile.peaks, self.rates.get(task.key, 0.0))
 
     def note(self, progress: TaskProgress, rate: float) -> None:
-        """The device was seen to move so many bytes per second at a task's size."""
+        """Note that the device moved `rate` bytes/s at a task's size, and update the task's roofline."""
         self.rates[progress.task.key] = rate
         progress.roofline = self.of(progress.task)
 
@@ -188,7 +188,7 @@ class TuningSession:
             finish(self.tasks, cut=cut)
 
     def _search(self) -> bool:
-        """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
+        """Run rounds until none is worth it; return whether the budget or `stop` ended them before that."""
         while not self._spent():
             progress = next_task(self.tasks)
             if progress is not None:
@@ -288,7 +288,7 @@ class TuningSession:
         self._recall(progress)
 
     def _recall(self, progress: TaskProgress) -> None:
-        """The best of the records, where it is better."""
+        """Take up the best schedule of the records, where it is better."""
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
@@ -307,7 +307,7 @@ class TuningSession:
             self._rooflines.measure_again(self.tasks)
 
     def _note_start(self) -> None:
-        """What the model's history begins with."""
+        """Record the first version of the model's history."""
         if not self.records.versions(self.name):
             known = any(p.best_trace is not None for p in self.tasks)
             why = "the best schedules recorded before" if known else "default schedules"
@@ -416,7 +416,7 @@ class TuningSession:
         return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
     def _filtered(self, progress: TaskProgress, reason: str) -> None:
-        """A candidate that was refused before the device saw it: no trial."""
+        """Count a candidate that was refused before the device saw it; it is no trial."""
         progress.filtered[reason] += 1
         self.emit(events.Filtered(task=progress.task.key, reason=reason))
 

@@ -229,7 +229,10 @@ class _Cut:
 
 
 def held_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch with its best tile; None where it is of another kind, or has no rows or short vectors."""
+    """Return the sketch with its best tile.
+
+    Return None where it is of another kind, has no rows or has short vectors.
+    """
     found = _product(sketch)
     if found is None:
         return None
@@ -238,7 +241,7 @@ def held_tile(sketch: Drawn) -> Drawn | None:
 
 
 def loads_of(start: Drawn) -> int:
-    """What the busiest core loads for a step of the sum with a tile of `held_tile`; of other tiles 0."""
+    """Return what the busiest core loads for a step of the sum with a tile of `held_tile`, else 0."""
     found = _product(start)
     if found is None:
         return 0
@@ -278,7 +281,7 @@ def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
 
 
 def _loads(product: _Product, cut: _Cut) -> int:
-    """What the busiest core loads for a step of the sum."""
+    """Return how much the busiest core loads for a step of the sum."""
     items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
     warps = busiest(cut.high * cut.wide, product.beside * items)
     return warps * (cut.rows + cut.vectors * product.lanes)

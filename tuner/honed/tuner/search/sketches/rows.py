@@ -191,7 +191,7 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 @sketch(150)
 def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
+    """Let each work-group of a processor move lines of blocks of channels; False where there are none."""
     found = parts(schedule)
     if not limits.groups_of_one or any(p.is_reduction or p.extents[-1:] != (most,) for p in found):
         return False

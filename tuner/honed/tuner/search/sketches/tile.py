@@ -142,7 +142,7 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 def _split(
     schedule: Schedule, loops: list[LoopRV], what: BlockPart, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
+    """Return the loops that the grid covers, and the tile of a work-item, whose last loop is the lanes."""
     outer: list[LoopRV] = []
     inner: list[LoopRV] = []
     for n, axis in enumerate(what.spatial):
