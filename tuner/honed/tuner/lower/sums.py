@@ -93,7 +93,7 @@ class LongSum:
 
 
 def find(loop: tirx.For) -> LongSum | None:
-    """Return the first sum of too many terms, with this loop over terms, in this loop and those within."""
+    """Return the first sum of too many terms whose outermost loop over terms is this one, or None."""
     leaves = list(_leaves(loop, Leaf(loop)))
     for leaf in leaves:
         term = _term(leaf.stmt)

@@ -24,7 +24,7 @@ class Gate:
         return True
 
     def leave(self) -> None:
-        """Promise not to use the device until `enter` is called again."""
+        """Stop using the device until `enter` is called again."""
 
 
 class LeaseGate(Gate):

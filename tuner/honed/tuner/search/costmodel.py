@@ -215,7 +215,7 @@ def prior_of(family: str) -> Prior | None:
 
 @lru_cache(maxsize=8)
 def _loaded(file: PriorFile, name: str) -> Prior | None:
-    """Load a prior; log a warning and return None where XGBoost or its features are another honed's."""
+    """Load a prior; log why and return None where it is of another version of XGBoost or of honed."""
     import xgboost
 
     booster = xgboost.Booster(params={"nthread": 1})

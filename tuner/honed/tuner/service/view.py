@@ -36,7 +36,7 @@ class TuningState:
         self._models = self._read()
 
     def get(self, name: str, key: str) -> Known:
-        """Return what is known of a model in the state of `key`; nothing is known of a changed key."""
+        """Return what is known of a model; an empty `Known` where its key is no longer `key`."""
         known = self._models.get(name)
         return known if known is not None and known.key == key else Known(key=key)
 

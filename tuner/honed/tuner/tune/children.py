@@ -315,7 +315,7 @@ class Proposals:
     def next(self, progress: TaskProgress) -> Proposed:
         """Return the next batch of a task.
 
-        The first batch of a task holds what was best on others' boards, drivers or compilers.
+        Where there are schedules that were best on others' boards, drivers or compilers, these come first.
         """
         made = self._made.pop(progress.task.key, None)
         if made is not None:

@@ -50,7 +50,7 @@ class OpenedSession:
         elsewhere: Callable[[Tell], Instrument] | None = None,
         hints: int = HINTS_PER_TASK,
     ) -> None:
-        """Open the device and the records.
+        """Open the device and the records, and set up the session.
 
         `name` is what is tuned, in the records; `device` is a spec, or None for the best device there is;
         `gate` and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, no

@@ -88,9 +88,9 @@ class Searcher(Server):
         self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer with; of what TVM raises, it has the last words.
+        """Return the error to answer with; for errors of TVM, it has the end of their text.
 
-        Where a process that lowers candidates has ended, end this process too.
+        Where a process that lowers candidates has ended, this process exits, too.
         """
         if isinstance(raised, BrokenProcessPool):
             sys.exit(f"a process that lowers candidates ended: {raised}")

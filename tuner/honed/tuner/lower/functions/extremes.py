@@ -48,7 +48,10 @@ def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -
 
 
 def _start(*, largest: bool) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return the initial values of reductions of values, or of places and values (the place comes first)."""
+    """Return a function that gives a reduction's initial values: of values, or of places and values.
+
+    The place comes first.
+    """
 
     def start(values: Sequence[Any]) -> list[Any]:
         types = [str(value.ty.dtype) for value in values]

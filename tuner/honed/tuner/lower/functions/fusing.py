@@ -111,7 +111,7 @@ class Move:
 
 
 def move_of(function: tirx.PrimFunc) -> Move | None:
-    """Return what a function set apart for a move moves; None for any other function."""
+    """Return the move that a function was set apart for; None for any other function."""
     if not isinstance(function, tirx.PrimFunc) or not function.attrs or _OFFSETS not in function.attrs:
         return None
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))

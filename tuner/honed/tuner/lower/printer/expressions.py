@@ -145,7 +145,7 @@ class Expressions:
         return printer(expr)
 
     def value(self, expr: Any) -> Term:
-        """Return a whole expression as C; a part that no loop around it changes is named before that loop."""
+        """Return a whole expression as C; what no loop around it changes is named before that loop."""
         return self.settled(self.term(expr))
 
     def settled(self, term: Term) -> Term:
