@@ -44,7 +44,7 @@ class DivergentBarrier:
 
 
 def divergent_barriers(source: str) -> list[DivergentBarrier]:
-    """Every barrier of `source` under a condition that may differ between work-items of a group."""
+    """Return every barrier of `source` under a condition that may differ between work-items of a group."""
     tokens = _TOKEN.findall(_COMMENT.sub(" ", source))
     return list(_Walk(tokens).run())
 
@@ -165,7 +165,7 @@ def _target(statement: list[str]) -> str | None:
 
 
 def _reassigned(tokens: list[str]) -> set[str]:
-    """Variables assigned more than once outside for headers: their value depends on the path taken."""
+    """Return variables assigned more than once outside for headers; their value depends on the path taken."""
     seen: set[str] = set()
     twice: set[str] = set()
     statement: list[str] = []

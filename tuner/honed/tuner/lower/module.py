@@ -147,7 +147,7 @@ def lower_module(
 
 
 def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
-    """By function its task, and the name that its kernels get."""
+    """Return, by function, its task and the name that its kernels get."""
     found: dict[str, tuple[str, str]] = {}
     taken: set[str] = set()
     for name, func in functions.items():
@@ -290,7 +290,7 @@ def read_program(module: IRModule, operators: _Operators | None = None) -> Progr
 
 
 def _tensor(ty: object) -> tuple[str, tuple[int, ...]]:
-    """Dtype and static shape of a tensor type."""
+    """Return the dtype and the static shape of a tensor type."""
     shape = getattr(ty, "shape", None)
     if shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape):
         raise ModelRefused(
@@ -323,7 +323,7 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
 def _read_part(
     reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[_Seen], part: tuple[int, int]
 ) -> None:
-    """One output of a part that the CPU engine runs; outputs for the same inputs are of one call."""
+    """Read one output of a partition that the CPU engine runs; outputs for equal inputs share one call."""
     inputs = reader.tensors(call.args[1])
     key = (part[0], tuple(inputs))
     made = HostFunctionCall(
@@ -379,7 +379,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
 def _moves(
     reader: _Reader, function: relax.GlobalVar, inputs: list[_Seen], outputs: list[_Seen]
 ) -> tuple[Within, ...]:
-    """Where the values of a call would lie, were it in place."""
+    """Return where the values of a call would lie if it were done in place."""
     move = move_of(reader.module[function])
     if move is None:
         return ()

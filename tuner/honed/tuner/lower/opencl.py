@@ -234,7 +234,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
 
 
 def _operations(stmt: tirx.Stmt) -> int:
-    """Floating-point operations that a work-item executes, guards taken as passed."""
+    """Return the floating-point operations that a work-item executes, if guards let all of them through."""
     if isinstance(stmt, tirx.BufferStore):
         types = (str(node.ty.dtype) for node in nodes(stmt.value, _ARITHMETIC))
         return sum(int(one.partition("x")[2] or 1) for one in types if one.startswith("float"))

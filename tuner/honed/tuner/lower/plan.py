@@ -43,7 +43,7 @@ _SMALL_BYTES = 16 << 10
 
 
 def align(offset: int, to: int) -> int:
-    """`offset` rounded up to a multiple of `to`."""
+    """Return `offset` rounded up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
@@ -90,7 +90,7 @@ def _refused(
     room: int,
     alignment: int,
 ) -> set[int]:
-    """Those of the chosen steps that cannot be prepared where the buffers in `changing` change."""
+    """Return the chosen steps that cannot be prepared where the buffers in `changing` change."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
     refused = set()
     for n, step in chosen.items():
@@ -159,12 +159,12 @@ class Lifetime:
     last: int
 
     def meets(self, other: Lifetime) -> bool:
-        """Whether both are alive at some step."""
+        """Return whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
-    """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
+    """Return offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
     slots: list[list[int]] = []  # the first of each is its largest
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
         free = [slot for slot in slots if not any(lifetimes[i].meets(lifetimes[j]) for j in slot)]
@@ -285,7 +285,10 @@ def plan(
 
 
 def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
-    """Where the steps of each call of the program went; `spans` are their numbers before the division."""
+    """Return where the steps of each call of the program went.
+
+    `spans` are the numbers of the steps before the division.
+    """
     found = []
     prepare = steps = 0
     for call, span in zip(program.calls, spans, strict=True):

@@ -159,7 +159,7 @@ def moved_in_place(program: Program, alignment: int) -> Program:
 
 
 def constant_values(program: Program) -> frozenset[int]:
-    """Constants, and the values that are computed of nothing else."""
+    """Return constants, and the values that are computed from constants only."""
     found = {v for v, value in enumerate(program.values) if value.constant is not None}
     for call in program.calls:
         if not isinstance(call, HostFunctionCall) and found.issuperset(call.inputs):
@@ -190,7 +190,7 @@ class _Blocks:
         return True
 
     def blocks(self) -> tuple[PlacedBlock, ...]:
-        """All blocks."""
+        """Return all blocks."""
         distinct = {id(places): places for places in self.block_of.values()}
         return tuple(
             PlacedBlock(whole=self._whole(places), places=tuple(sorted(places.items())))

@@ -83,7 +83,7 @@ def _rules(
 
 
 def longest_reduction(func: tirx.PrimFunc) -> int:
-    """Elements reduced into one, in the function's longest reduction."""
+    """Return the number of elements reduced into one, in the function's longest reduction."""
     return max((one.terms for one in reductions(func)), default=1)
 
 

@@ -54,20 +54,23 @@ def substituted(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
 
 
 def uses(expressions: Iterable[ir.Expr], variables: Iterable[ir.Var]) -> bool:
-    """Whether any of the variables occurs in any of the expressions."""
+    """Return whether any of the variables occurs in any of the expressions."""
     wanted = list(variables)
     return any(used.same_as(v) for e in expressions for used in undefined_vars(e, []) for v in wanted)
 
 
 def nodes(root: ir.Expr | tirx.Stmt, kind: type | tuple[type, ...]) -> list[Any]:
-    """Every node of a kind, outer ones first. Exceptions raised while TVM walks would lose their type."""
+    """Return every node of a kind, outer ones first.
+
+    The caller works on a list because exceptions raised while TVM walks would lose their type.
+    """
     found: list[Any] = []
     structural_walk(root, [(kind, found.append)], order="pre")
     return found
 
 
 def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
-    """Every element that is read."""
+    """Return every load of an element."""
     return nodes(root, ir.TensorLoad)
 
 
@@ -77,7 +80,7 @@ def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
 
 
 def is_call(expr: object, name: str) -> bool:
-    """Whether an expression calls TVM's operator of that name."""
+    """Return whether an expression calls TVM's operator of that name."""
     return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")) == name
 
 
@@ -87,7 +90,7 @@ def behind(data: ir.Expr) -> ir.Expr:
 
 
 def memory_behind(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
-    """By each declared buffer of a kernel, the allocated one or the pointer argument that it is in."""
+    """Return, by each declared buffer of a kernel, the allocated one or the pointer argument it is in."""
     found: dict[ir.Var, ir.Var] = {}
     for node in nodes(body, tirx.DeclBuffer):
         source = behind(node.data)

@@ -27,10 +27,10 @@ LEAST = BLOCK // 4  # fewest: below, the sums of the blocks would be as many as 
 
 
 def block(extent: int, terms: int) -> int:
-    """How many iterations of a loop over `extent` make a block, where each adds `terms` (at most BLOCK).
+    """Return how many iterations of a loop over `extent` make a block.
 
-    A divisor of `extent` where one gives LEAST to BLOCK terms; else what leaves the last block little
-    shorter than the others.
+    Each iteration adds `terms` terms (at most BLOCK). The result is a divisor of `extent` where one gives
+    LEAST to BLOCK terms; otherwise it makes the last block little shorter than the others.
     """
     most = max(1, BLOCK // terms)
     if extent <= most:
@@ -119,7 +119,7 @@ def find(loop: tirx.For) -> LongSum | None:
 
 
 def is_product(parts: Iterable[ir.Expr | tirx.Stmt], along: Sequence[ir.Var]) -> bool:
-    """Whether terms of a sum are made of several tensors that are read along the variables summed over."""
+    """Return whether terms of a sum combine several tensors, each read along the variables summed over."""
     read: list[ir.Expr] = []
     for load in (load for part in parts for load in loads(part)):
         if uses(load.indices, along) and not any(load.source.same_as(other) for other in read):
@@ -136,7 +136,7 @@ class Reduction:
 
 
 def reductions(func: tirx.PrimFunc) -> list[Reduction]:
-    """All reductions of an unscheduled function."""
+    """Return all reductions of an unscheduled function."""
     found: list[Reduction] = []
     for block in nodes(func.body, s_tir.SBlock):
         if over := reduced_axes(block):
@@ -146,9 +146,10 @@ def reductions(func: tirx.PrimFunc) -> list[Reduction]:
 
 
 def most_additions(func: tirx.PrimFunc) -> int:
-    """Additions that a term of any reduction of an unscheduled function passes through, at most; at least 1.
+    """Return the most additions that a term of any reduction of an unscheduled function passes through.
 
-    Products count as if they were added up one by one, which schedules with many accumulators do.
+    The result is at least 1. Products count as if they were added up one by one, which schedules with many
+    accumulators do.
     """
     passed = [one.terms if one.product else additions(one.terms) for one in reductions(func)]
     return max(passed, default=1)
@@ -193,7 +194,10 @@ def _term(stmt: tirx.Stmt) -> ir.Expr | None:
 
 
 def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
-    """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
+    """Return how many partial sums a work-item may hold.
+
+    An operand copied in the loop counts as what it copies.
+    """
     operands = loads(term)
     if is_product(operands, along):
         return MOST_PARTIAL_PRODUCTS
@@ -207,7 +211,10 @@ def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along:
 
 
 def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
-    """Which loop to cut into blocks of how many iterations; None where that takes too many partial sums."""
+    """Return which loop to cut into blocks, and of how many iterations.
+
+    Return None where that takes too many partial sums.
+    """
     terms, partial = 1, 1
     found = None
     for at in reversed(range(len(leaf.loops))):
@@ -229,13 +236,13 @@ def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
 
 
 def _accesses(loop: tirx.For, buffer: ir.Var) -> int:
-    """How often a buffer is named as one that is read or written, within a loop."""
+    """Return how often a buffer is named as one that is read or written, within a loop."""
     named = [load.source for load in loads(loop)] + [store.buffer for store in nodes(loop, tirx.BufferStore)]
     return sum(bool(one.same_as(buffer)) for one in named)
 
 
 def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
-    """Whether a store sets the element of a sum, in the first iteration of all the loops over its terms."""
+    """Return whether a store sets a sum's element in the first iteration of all loops over its terms."""
     first = [_first_of(condition) for _, condition in other.conditions]
     return (
         len(other.loops) == len(leaf.loops)
@@ -256,9 +263,9 @@ def _first_of(condition: ir.Expr) -> ir.Var | None:
 
 
 def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bool:
-    """Whether outside the loops over the terms it can be told which element is added to, and when.
+    """Return whether the element added to, and the time of adding, are known outside the loops over terms.
 
-    A condition may be about the terms or about the element, and not about both.
+    A condition may depend on the terms or on the element, but not on both.
     """
     over = [one.loop_var for one in summed]
     others = [one.loop_var for one in leaf.loops if not any(one.same_as(s) for s in summed)]
@@ -381,7 +388,7 @@ def _elements(long: LongSum, within: int) -> list[tirx.For]:
 
 
 def _for_each_element(long: LongSum, leaf: Leaf, within: int, stmt: tirx.Stmt) -> tirx.Stmt:
-    """`stmt` for all elements that the loops from number `within` on cover, under their conditions."""
+    """Return `stmt` for all elements that loops from number `within` on cover, under their conditions."""
     over = [one.loop_var for one in long.summed]
     for depth, condition in reversed(leaf.conditions):
         if depth >= within and not uses([condition], over):

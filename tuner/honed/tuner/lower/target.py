@@ -31,7 +31,10 @@ def target_for(profile: DeviceProfile) -> Target:
 
 
 def alignment_of(profile: DeviceProfile) -> int:
-    """Of scratch buffers and what lies in them, in bytes: as sub-buffers need, and whole cache lines (64)."""
+    """Return the alignment, in bytes, of scratch buffers and of what lies in them.
+
+    It suits sub-buffers, and whole cache lines (64 bytes).
+    """
     return max(64, profile.limits.base_align_bytes)
 
 
@@ -53,7 +56,7 @@ def register() -> None:
 
 
 def is_dot(expr: ir.Expr) -> bool:
-    """Whether it is a call of DOT."""
+    """Return whether an expression is a call of DOT."""
     name = str(getattr(getattr(expr, "op", None), "name", ""))
     return name.endswith("call_pure_extern") and str(expr.args[0].value) == DOT
 

@@ -32,12 +32,15 @@ def task_key(func: tirx.PrimFunc) -> str:
 
 
 def function_flops(func: tirx.PrimFunc) -> int:
-    """Operations of an unscheduled function; arithmetic, comparisons and intrinsics count as one each."""
+    """Return the operations of an unscheduled function.
+
+    Arithmetic, comparisons and intrinsics count as one operation each.
+    """
     return int(estimate_tir_flops(IRModule({"main": func})))
 
 
 def function_bytes(func: tirx.PrimFunc) -> int:
-    """Bytes of an unscheduled function's parameters: what it moves at least."""
+    """Return the bytes of an unscheduled function's parameters: the least that it moves."""
     return sum(value.nbytes for value in parameters(func))
 
 
@@ -49,7 +52,7 @@ def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:
 
 
 def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
-    """For each function the parameters that are constants in all its calls."""
+    """Return, for each function, the parameters that are constants in all its calls."""
     found: dict[str, frozenset[int]] = {}
     for call in program.calls:
         if isinstance(call, FunctionCall):
@@ -74,7 +77,7 @@ def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
 
 
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they are summed over channels and a window, and have an axis of outputs to themselves."""
+    """Return whether weights are summed over channels and a window, and have a separate axis of outputs."""
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = reduced_axes(block)
@@ -89,7 +92,7 @@ def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
 
 def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they are summed with another operand."""
+    """Return whether weights are summed with another operand."""
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = [axis.var for axis in reduced_axes(block)]
@@ -101,7 +104,7 @@ def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
 
 def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they have a window, or are summed with an image whose pixels no vector divides."""
+    """Return whether weights have a window, or are summed with an image whose pixels no vector divides."""
     pixels = math.prod(int(extent) for extent in func.params[-1].shape[2:])
     images = len(func.params[-1].shape) == len(weights.shape) == _IMAGE_AXES
     odd = images and pixels % ALIGNED_PIXELS != 0

@@ -172,7 +172,7 @@ class Measures(Protocol):
         """Wait until faults of what was judged last must be known; `take_faults` has them then."""
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
-        """Faults found since the last call, with the ids of the candidates they belong to."""
+        """Return faults found since the last call, with the ids of the candidates they belong to."""
 
     def close(self) -> None:
         """End its processes."""

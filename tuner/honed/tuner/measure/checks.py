@@ -229,7 +229,7 @@ def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
 
 
 def _surely_right(expected: ExpectedOutput, found: Array) -> bool:
-    """One pass in single precision; what it accepts, the exact comparison accepts too (NaN never)."""
+    """Compare in one pass in single precision; the exact comparison accepts all it accepts (NaN never)."""
     kind = np.promote_types(expected.array.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(np.subtract(found, expected.array, dtype=kind))
@@ -348,7 +348,7 @@ def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cor
 
 
 def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
-    """Why a time is shorter than `most` allows, for a sentence; empty where it is not."""
+    """Return why a time is shorter than `most` allows, for a sentence; empty where it is not."""
     rate, moved = workload.flops / seconds, workload.bytes / seconds
     if rate > most.operations:
         return (

@@ -20,7 +20,10 @@ class Gate:
     """One that is always open."""
 
     def enter(self) -> bool:
-        """Before each candidate and each other step: returns when the device may be used, False to stop."""
+        """Wait until the device may be used; return False to stop.
+
+        Call this before each candidate and each other step.
+        """
         return True
 
     def leave(self) -> None:
@@ -90,7 +93,7 @@ class LeaseGate(Gate):
             self._using = False
 
     def close(self) -> None:
-        """From a signal handler: `enter` gives False from now on."""
+        """Make `enter` return False from now on; may be called from a signal handler."""
         self._told = True
 
     def _count(self) -> None:

@@ -130,7 +130,7 @@ class FaultWatch:
         return next((story for found, story in self._found if found == name), None)
 
     def take(self) -> list[tuple[str, FaultStory]]:
-        """All faults found since the last call, with the candidates they belong to."""
+        """Return all faults found since the last call, with the candidates they belong to."""
         found, self._found = self._found, []
         return found
 
@@ -317,10 +317,10 @@ class Measurer:
         self._watch.settle(time.monotonic())
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
-        """Faults found since the last call, with the ids of the candidates they belong to.
+        """Return faults found since the last call, with the ids of the candidates they belong to.
 
-        Usually that of a candidate whose verdict was FAULT; a record that came late may belong to one that
-        was found right before, which must be set aside then.
+        Usually this is the fault of a candidate whose verdict was FAULT. A record that came late may belong
+        to a candidate that was found right before, which must be set aside then.
         """
         self._watch.look()
         return self._watch.take()

@@ -99,7 +99,7 @@ class Builders:
         self._pump(0.0)
 
     def submitted(self, candidate: Candidate) -> bool:
-        """Whether it was submitted since the last `forget`."""
+        """Return whether a candidate was submitted since the last `forget`."""
         return candidate.id in self._submitted
 
     def wait(self, candidate: Candidate | None = None) -> None:

@@ -92,7 +92,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything in the block or nothing; durable when the block has ended."""
+    """Commit everything in the block or nothing; it is durable when the block has ended."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -206,7 +206,7 @@ def _size(path: Path) -> int:
 
 
 def _no_room(path: Path) -> bool:
-    """Whether the disk is as good as full: then SQLite may also fail to make its files longer."""
+    """Return whether the disk is nearly full, when SQLite may also fail to make its files longer."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:
@@ -215,7 +215,7 @@ def _no_room(path: Path) -> bool:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; 0 where Python itself refused."""
+    """Return SQLite's primary result code; 0 where Python itself refused."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 

@@ -137,7 +137,7 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines of at most MAX_LINE_BYTES; of a longer one only its beginning, which is no JSON."""
+    """Yield lines of at most MAX_LINE_BYTES; of a longer line only its beginning, which is no JSON."""
     while line := _read(file):
         yield line
         while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -223,9 +223,9 @@ def own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
 
 
 def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
-    """Of each workload candidates from the fastest to the slowest and the refused, to learn a prior from.
+    """Yield candidates of each workload, from the fastest to the slowest and the refused, for a prior.
 
-    The same for the same records; without what a hub brought, and without trials that were cut off.
+    Equal records give equal results. Candidates from a hub, and trials that were cut off, are not included.
     """
     ranked: dict[str, list[tuple[float, str]]] = {}
     for found in _judged(records, setup):

@@ -154,7 +154,7 @@ def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
 
 
 def sha256(text: str) -> str:
-    """Hexadecimal SHA-256 of `text` as UTF-8; what a trace is known by."""
+    """Return the hexadecimal SHA-256 of `text` as UTF-8, which identifies a trace."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

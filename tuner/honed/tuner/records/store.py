@@ -83,7 +83,10 @@ class Owner:
         return f"{self.boot_id} {self.pid_namespace} {self.pid} {self.started}"
 
     def gone(self) -> bool:
-        """Whether it certainly runs no more. Of another container of this boot that cannot be told: False."""
+        """Return whether the process has certainly ended.
+
+        Return False for a process of another container of this boot, whose end cannot be known.
+        """
         if self.boot_id != _boot_id():
             return True
         return self.pid_namespace == _pid_namespace() and _started(self.pid) != self.started
@@ -98,7 +101,7 @@ def _pid_namespace() -> int:
 
 
 def _started(pid: int) -> int | None:
-    """When process `pid` started (proc(5), stat, field 22); None where it does not run or is a zombie."""
+    """Return when process `pid` started (proc(5), stat, field 22); None if it does not run or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -254,14 +257,14 @@ class Records:
         return self._candidates(sql.DISTIL, self._here(setup))
 
     def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
-        """All candidates of a workload, oldest first, those in flight and in quarantine too."""
+        """Return all candidates of a workload, oldest first, including those in flight and in quarantine."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
 
     def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
-        """Right candidates of this device with another driver or compiler, not measured with this one yet.
+        """Return right candidates of this device with another driver or compiler, not yet measured with this.
 
-        The fastest first: the first to measure again. Their figures say nothing about this setup. Those of
-        a hub are not among them.
+        The fastest, which is the first to measure again, comes first. Their figures say nothing about this
+        setup. Candidates from a hub are not included.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
@@ -307,11 +310,11 @@ class Records:
         self.finish(self.begin(new), Verdict(outcome=Outcome.BUILD, reason=reason))
 
     def quarantined(self, setup: Setup) -> list[TuningRecord]:
-        """All candidates that must not run on this device, with any driver or compiler, oldest first."""
+        """Return all candidates banned on this device with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
     def finished(self, setup: Setup) -> Iterator[TuningRecord]:
-        """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
+        """Yield every candidate with a verdict, oldest first, one by one: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
                 yield candidate(row)
@@ -377,7 +380,7 @@ class Records:
         return [row[0] for row in self._rows(sql.MODELS, {})]
 
     def setups(self) -> list[Setup]:
-        """Every setup that candidates were measured with, the latest used last."""
+        """Return every setup that candidates were measured with, the latest used last."""
         return [
             Setup(device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2])
             for row in self._rows(sql.SETUPS, {})
@@ -396,7 +399,7 @@ class Records:
         return {workload: Default(seconds=seconds, rate=rate) for workload, seconds, rate in rows}
 
     def yardstick(self, setup: Setup) -> float | None:
-        """Seconds of the yardstick kernel at the device's reference speed; None where it was never kept."""
+        """Return the yardstick kernel's seconds at the device's reference speed; None if never recorded."""
         rows = self._rows(sql.YARDSTICK, self._here(setup))
         return rows[0][0] if rows else None
 
@@ -471,7 +474,10 @@ def hint_figures(taken: int, tried: int, failed: int) -> HintFigures:
 
 
 def foremost(worth: Mapping[str, HintFigures]) -> dict[str, HintFigures]:
-    """Those of sources that matter most, in their order: set aside, then tried, then taken most often."""
+    """Return the figures of the sources that matter most, in unchanged order.
+
+    Sources set aside matter most, then those tried, then those taken most often.
+    """
     first = sorted(worth, key=lambda name: (worth[name].aside, worth[name].tried, worth[name].taken))
     kept = frozenset(first[-MOST_TOLD:])
     return {name: each for name, each in worth.items() if name in kept}

@@ -57,20 +57,23 @@ class Draw:
 
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
-    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
+    """Return about `each` different schedules of every sketch of the function's space.
+
+    The result for one seed is always equal.
+    """
     drawing = Drawing(func, profile, seed)
     return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
-    """Features [WIDTH] of a function that something else scheduled."""
+    """Return features [WIDTH] of a function that something else scheduled."""
     module = traces.as_module(scheduled)
     found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
 
 
 def _context(module: IRModule, profile: DeviceProfile, postprocs: list[ms.Postproc]) -> ms.TuneContext:
-    """Of no search; it initialises the postprocs."""
+    """Return a context without a search; it initialises the postprocs."""
     generator = ms.space_generator.ScheduleFn(
         lambda _schedule: None, sch_rules=[], postprocs=postprocs, mutator_probs={}
     )
@@ -114,7 +117,7 @@ class Drawing:
         return schedule.mod["main"] if self._played(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[Draw]:
-        """Those of a sketch that were not taken yet, each different; ends where there are no more."""
+        """Return an iterator over the different draws of a sketch that were not taken yet."""
         return self._draws[sketch]
 
     def _outline(self, sketch: int) -> Outline:
@@ -144,7 +147,7 @@ class Drawing:
         return self._beginnings[insts]
 
     def _played(self, rest: Trace, schedule: Schedule) -> bool:
-        """Whether the rest of a trace, and what completes it, could be applied."""
+        """Return whether the rest of a trace, and what completes it, could be applied."""
         try:
             rest.apply_to_schedule(schedule, remove_postproc=True)
             schedule.enter_postproc()
@@ -288,7 +291,7 @@ class _Read:
         return _Extent(now // _Extent(1, places).of(self.values), places)
 
     def extents(self, sketch: Schedule) -> dict[tirx.For, _Extent]:
-        """Those of the schedule's loops that are known."""
+        """Return the known extents of the schedule's loops."""
         found: dict[tirx.For, _Extent] = {}
         for loop, places in self.loops.items():
             with suppress(ValueError):  # it is gone: its block was moved
@@ -298,7 +301,7 @@ class _Read:
 
 
 def _beginning(insts: Sequence[Instruction]) -> int:
-    """How many steps inline blocks before numbers are drawn; 0 where later ones name what they made."""
+    """Return how many steps inline blocks before numbers are drawn; 0 where later ones name their results."""
     kinds = [str(inst.kind.name) for inst in insts]
     drawn = next((n for n, kind in enumerate(kinds) if kind.startswith("Sample")), len(kinds))
     found = max((n + 1 for n, kind in enumerate(kinds[:drawn]) if kind.endswith("Inline")), default=0)
@@ -356,7 +359,7 @@ def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _E
 
 
 def _factors(random: Random, extent: int, parts: int) -> list[int]:
-    """`parts` factors of a number, all of its factorisations as likely as each other."""
+    """Return `parts` factors of a number; all of its factorisations are equally likely."""
     factors = [1] * parts
     for prime, count in _primes(extent):
         bars = sorted(random.sample(range(count + parts - 1), parts - 1))

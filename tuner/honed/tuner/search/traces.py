@@ -27,7 +27,7 @@ def to_text(trace: Trace) -> str:
 
 
 def identity(text: str) -> str:
-    """SHA-256 of a trace's text, in hexadecimal."""
+    """Return the SHA-256 of a trace's text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -115,7 +115,7 @@ def hinted(known: Known, hints: int) -> Known:
 
 
 def worth_profiling(version: Unprofiled, spent: TimeSpent, latency: Sequence[LatencyPoint]) -> bool:
-    """Whether a model's present version is used, was not profiled yet, and is fast enough for that."""
+    """Return whether a model's present version is used, not profiled yet, and fast enough to profile."""
     if not spent.seconds or spent.profiled == version.sha256:
         return False
     # The last point may be of the version before, which was slower if anything.
@@ -127,7 +127,7 @@ def _share(value: float) -> float:
 
 
 def _use(model: Wanted) -> tuple[float, float]:
-    """By what can be won; models that were never used by their headroom alone."""
+    """Rank a model by what can be won; a model that was never used ranks by its headroom alone."""
     known = model.known
     if not model.tasks or known.tasks is None:
         return model.seconds * known.headroom, known.headroom

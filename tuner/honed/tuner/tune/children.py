@@ -168,7 +168,7 @@ class SearchChild:
         return self._found(call)
 
     def adopt(self, func: str, name: str, outputs: int) -> Found:
-        """One function as TVM's JSON text for the only task, run once; raises as `extract`."""
+        """Adopt one function, as TVM's JSON text, as the only task, run once; raises as `extract` does."""
         return self._found(Adopt(func=func, name=name, outputs=outputs))
 
     def _found(self, call: Call[Found]) -> Found:
@@ -213,7 +213,7 @@ class SearchChild:
         return proposed
 
     def replay(self, task: str, traces: Sequence[str]) -> Sequence[ProposedCandidate]:
-        """Candidates of a loaded task with the schedules of `traces`, less those that do not fit."""
+        """Return candidates of a loaded task with the schedules of `traces` that fit."""
         return self._ask(Replay(task=task, traces=tuple(traces)), self._deadlines.propose)
 
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
@@ -309,7 +309,7 @@ class Proposals:
             return self.search.default(task, following, settle=not self._ahead)
 
     def hinted(self, task: TuningTask) -> bool:
-        """Whether a hub's records have something to try for a task."""
+        """Return whether a hub's records have something to try for a task."""
         return bool(self._records.hints(task.key, self._setup, self._hints))
 
     def next(self, progress: TaskProgress) -> Proposed:
@@ -393,7 +393,7 @@ class Proposals:
         self.search.begin(task, known, kin, progress.rounds)
 
     def _known(self, key: str) -> list[tuple[str, float | None]]:
-        """Traces measured before on this setup; those in quarantine come as refused."""
+        """Return traces measured before on this setup; those in quarantine come as refused."""
         return [
             (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)

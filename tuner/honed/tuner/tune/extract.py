@@ -126,7 +126,7 @@ def _of_parts(
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:
-    """One of several, in which a task counts as often as in all; what is served in one is no rival."""
+    """Merge extractions; a task counts as often as in all of them, and a task served in one is no rival."""
     tasks: dict[str, Extracted] = {}
     opaque: dict[str, TuningTask] = {}
     for extraction in extractions:
@@ -149,7 +149,7 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 def _rivals(
     joining: Joining, found: Set[str], profile: DeviceProfile
 ) -> tuple[list[Extracted], tuple[Contest, ...]]:
-    """Tasks of the forms that a model is not first served in, and the contests with them."""
+    """Return tasks of the variants that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []
     for contest, forms in joining.contests:
@@ -199,14 +199,14 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -
 
 
 def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
-    """How far each output may be off, of its largest reference value.
+    """Return how far each output may be off, relative to its largest reference value.
 
     Sums whose terms pass through n additions differ by about u sqrt(n) of the largest partial sum between two
     orders, with u the unit roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves
     room for what follows the sum, and stays far below what a wrong kernel does. n is what `lower.sums` bounds
-    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add
-    up one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are.
-    Integers and booleans must be equal.
+    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add up
+    one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are. Integers
+    and booleans must be equal.
     """
     terms = math.sqrt(most_additions(func))
     allowed = {
@@ -220,7 +220,7 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
 
 
 def _rounds_to_halves(func: tirx.PrimFunc) -> bool:
-    """Whether the function stores any value as a half, as a product of halves does before it is widened."""
+    """Return whether the function stores any value as a half, as a product of halves does before widening."""
     stores: list[tirx.BufferStore] = []
     structural_walk(func.body, [(tirx.BufferStore, stores.append)], order="post")
     return any(str(store.buffer.dtype) == "float16" for store in stores)
@@ -294,7 +294,7 @@ def product_scale(func: tirx.PrimFunc) -> float:
 def _draw(
     rng: np.random.Generator, value: MemoryValue, n: int, values: tuple[MemoryValue, ...], scale: float
 ) -> np.ndarray:
-    """Floats of one of three distributions; integers that are indices into every axis they could index."""
+    """Draw floats of one of three distributions; integers are indices valid in every axis they may index."""
     if value.dtype == "bool":
         return rng.integers(0, 2, value.shape).astype(bool)
     if not value.dtype.startswith("float"):

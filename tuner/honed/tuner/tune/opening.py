@@ -121,12 +121,12 @@ class Sharing:
 
 
 def sharing(family: DeviceFamily, cores: int) -> Sharing:
-    """For a family of devices and as many cores as we may run on.
+    """Return how a search shares the processor with a device of a family, on `cores` usable cores.
 
-    Beside a GPU the processor is idle but for one core that feeds it. Where the device is the processor,
+    Beside a GPU the processor is idle but for one core that feeds the GPU. Where the device is the processor,
     what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
-    batches are built before they are timed there, on all cores. Where a driver is not known to keep what
-    another process built, nothing builds for it but the measuring child.
+    batches are built there before they are timed, on all cores. Where a driver is not known to keep what
+    another process built, only the measuring child builds for it.
     """
     if family.processor:
         ahead = cores >= SPARE_CORES

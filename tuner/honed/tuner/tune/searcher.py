@@ -113,7 +113,7 @@ class Searcher(Server):
         self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
 
     def extract(self, call: Extract) -> Found:
-        """All tasks of a model; their functions are written to the folder."""
+        """Extract all tasks of a model; their functions are written to the folder."""
         found = extract(
             call.path,
             call.shapes,
@@ -214,11 +214,11 @@ class Making:
         return tvm.ir.load_json(self.file(task).read_text())
 
     def file(self, task: str) -> Path:
-        """Where that function lies."""
+        """Return the file of a task's function."""
         return self.folder / f"{task}.json"
 
     def answers(self, task: str) -> Path:
-        """Where the task's inputs and answers lie."""
+        """Return the folder of a task's inputs and answers."""
         return self.folder / task
 
 
@@ -299,7 +299,7 @@ class Hunt:
         return ranked
 
     def _entries(self, found: Sequence[_Made]) -> tuple[ProposedCandidate, ...]:
-        """Candidates, lowered by all processes at once, or why they are none."""
+        """Return candidates, lowered by all processes at once, or why they have no kernels."""
         begin = self._searcher.forked.begin
         begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
         entries = list[ProposedCandidate]()

@@ -51,7 +51,7 @@ class Rooflines:
         self._measured_at = float("-inf")
 
     def of(self, task: TuningTask) -> float:
-        """Seconds that the task takes at least."""
+        """Return the least seconds that the task can take."""
         assert self.profile.peaks is not None
         return task.roofline(self.profile.peaks, self.rates.get(task.key, 0.0))
 
@@ -72,7 +72,7 @@ class Rooflines:
                 p.roofline = self.of(p.task)
 
     def doubted(self, tasks: Iterable[TaskProgress]) -> bool:
-        """Whether some task comes so near to the peaks, or beyond, that they are worth measuring again."""
+        """Return whether some task comes so near to the peaks that they are worth measuring again."""
         return any(p.beyond for p in tasks) and time.monotonic() - self._measured_at >= _PEAKS_SECONDS
 
     def measure_again(self, tasks: Iterable[TaskProgress]) -> None:
@@ -411,7 +411,7 @@ class TuningSession:
         return results
 
     def _ahead(self) -> int:
-        """Candidates that may be prepared beside the next, of which no more are measured than is allowed."""
+        """Return how many candidates may be prepared beside the next; the budget of trials bounds them."""
         ahead, allowed = self._trying.measurer.ahead, self._budget.trials
         return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
@@ -462,7 +462,7 @@ class TuningSession:
         return not self.stopped
 
     def table(self) -> events.TaskTable:
-        """Every task as a row, and the model's estimated latency."""
+        """Return every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
         return events.TaskTable(
             tasks=tuple(p.row() for p in rows),

@@ -130,11 +130,11 @@ class TaskProgress:
         self.stage, self.reason = TaskState.SKIPPED, reason
 
     def lose(self, reason: str) -> None:
-        """Its search broke."""
+        """Note that the task's search broke."""
         self.stage, self.reason = TaskState.LOST, reason
 
     def exhaust(self) -> None:
-        """Nothing more can be tried."""
+        """Note that nothing more can be tried."""
         if self.trials or self.best_trace is not None:
             self.stage = TaskState.TUNED
         elif self.filtered:
@@ -220,7 +220,7 @@ def headroom(tasks: list[TaskProgress]) -> float:
 
 
 def headrooms(tasks: list[TaskProgress]) -> dict[str, float]:
-    """Of each task that was timed the share of its time above its roofline, by its key."""
+    """Return, by key, each timed task's share of its time above its roofline."""
     return {p.task.key: max(0.0, 1.0 - p.roofline / p.best) for p in tasks if p.best}
 
 
@@ -286,7 +286,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> 
 
 
 def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> float:
-    """Microseconds that an inference takes more as tasks are `served` than in the forms taken now."""
+    """Return how many µs longer an inference takes as tasks are `served` than in the variants taken now."""
     whole = 0.0
     for one in forms:
         taken, left = one.joined_us, one.apart_us
@@ -299,7 +299,7 @@ def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> floa
 
 
 def _runs(contest: Contest, form: Form) -> dict[str, int]:
-    """Of each task of a form in one inference."""
+    """Return how often each task of a variant runs in one inference."""
     return {key: contest.calls * n for key, n in Counter(contest.keys(form)).items()}
 
 
@@ -321,7 +321,7 @@ def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -
 
 
 def _seconds(tasks: Sequence[TaskProgress]) -> dict[str, float]:
-    """Of the tasks that were timed."""
+    """Return the best seconds of the tasks that were timed."""
     return {p.task.key: p.best for p in tasks if p.best is not None}
 
 

@@ -201,9 +201,9 @@ class Trials:
         return verdict
 
     def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
-        """Candidates whose faults, with reasons, came to light after their verdicts; now in quarantine.
+        """Return candidates, now in quarantine, whose faults came after their verdicts, with reasons.
 
-        With `settle`, waits until a fault of what ran last must be in the kernel log.
+        With `settle`, wait until a fault of what ran last must be in the kernel log.
         """
         if settle:
             self.measurer.settle()
@@ -282,7 +282,7 @@ def _reason(story: str) -> str:
 
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
-    """Where the `seconds` went that a candidate took altogether; `phases` is `Measures.spent` of it."""
+    """Return how the `seconds` of a candidate were spent; `phases` is `Measures.spent` of the candidate."""
     build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
     timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)

@@ -53,13 +53,13 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return relax.Call(new.op, [self.widened(one) for one in new.args], new.attrs)
 
     def widened(self, bytes_: relax.Expr) -> relax.Expr:
-        """Bytes in int32."""
+        """Return bytes converted to int32."""
         if isinstance(bytes_, ir.GenericConst):
             return relax.const(bytes_.value.numpy().astype(np.int32))
         return self.builder_.emit(relax.op.astype(bytes_, "int32"))
 
     def words(self, bytes_: relax.Expr, axis: int, pads: Sequence[int] = ()) -> relax.Expr:
-        """Four bytes along an axis to a word; the last one is filled up with zeros.
+        """Pack four bytes along an axis into each word; the last word is filled up with zeros.
 
         `pads` are zeros before and after the last two axes.
         """
@@ -106,7 +106,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
 
 def _is_of_bytes(expr: relax.Expr) -> bool:
-    """Whether it is a product or a convolution of signed bytes of known shapes."""
+    """Return whether an expression is a product or a convolution of signed bytes of known shapes."""
     if not isinstance(expr, relax.Call) or getattr(expr.op, "name", "") not in (_PRODUCT, _CONVOLUTION):
         return False
     return all(is_fixed(one) and str(one.ty.dtype) == "int8" for one in expr.args)
@@ -164,7 +164,7 @@ def _product(x: te.Tensor, y: te.Tensor, shape: Sequence[int]) -> te.Tensor:
 
 
 def _of(operand: te.Tensor, stack: Sequence[tirx.Var]) -> list[tirx.PrimExpr]:
-    """Where in its stack an operand lies, which is broadcast."""
+    """Return the place of a broadcast operand in its own stack, for a place in the result's stack."""
     own = [int(extent) for extent in operand.shape[:-2]]
     last = stack[len(stack) - len(own) :]
     return [at if extent > 1 else tirx.const(0, "int64") for at, extent in zip(last, own, strict=True)]

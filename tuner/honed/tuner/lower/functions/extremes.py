@@ -83,7 +83,7 @@ def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[A
 
 
 def _place(builder: relax.BlockBuilder, call: relax.Call, *, largest: bool) -> relax.Expr:
-    """Along one axis, as the importer writes it."""
+    """Return the place of an extreme along one axis, as the importer writes it."""
     axis, keep = int(call.attrs.axis) % len(call.args[0].ty.shape), bool(call.attrs.keepdims)
     reduced = te.comm_reducer(
         lambda a, b: _better(largest=largest)(a, b),

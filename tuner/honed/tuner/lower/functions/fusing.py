@@ -23,7 +23,7 @@ Known = dict[relax.Var, Hashable]
 
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
-    """By each variable of `main` of a fused module, the variables of the unfused `main` that it computes."""
+    """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
     operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
     known: Known = {}
     found: dict[relax.Var, tuple[relax.Var, ...]] = {}
@@ -173,7 +173,10 @@ class _Graph:
         return found
 
     def pays(self, var: relax.Var, group: Iterable[relax.Var], move: Move) -> bool:
-        """Whether what is fused with a move takes no more launches without it, and less is moved."""
+        """Return whether setting a move apart pays.
+
+        It pays where what is fused with the move takes no more launches without it, and less is moved.
+        """
         others = set(group) - {var}
         parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
         if not parts:
@@ -182,7 +185,7 @@ class _Graph:
         return not move.cuts and len(parts) == 1 and parts[0] <= before
 
     def _is_given(self, var: relax.Var) -> bool:
-        """Whether it is an input, an output or a constant of the model, perhaps of another shape."""
+        """Return whether a variable is an input, an output or a constant of the model, perhaps reshaped."""
         while var not in self.outside and self._reshapes(var) and self.given.get(var):
             var = self.given[var][0]
         return var in self.outside or not self.given.get(var)
@@ -191,7 +194,7 @@ class _Graph:
         return var in self.calls and str(getattr(self.calls[var].op, "name", "")) in _RESHAPES
 
     def _components(self, among: set[relax.Var]) -> Iterator[set[relax.Var]]:
-        """Variables that read each other, together."""
+        """Yield groups of variables that read each other."""
         left = set(among)
         beside: dict[relax.Var, set[relax.Var]] = {var: set() for var in among}
         for var in among:
@@ -217,7 +220,7 @@ class _Graph:
 
 
 def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
-    """Tensors joined along an axis, where they are one behind the other."""
+    """Return the move that joins tensors along an axis; None where they are not one after another."""
     axis %= len(parts[0])
     sizes = [math.prod(one) * itemsize for one in parts]
     if math.prod(parts[0][:axis]) != 1 or not all(sizes):
@@ -383,7 +386,7 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
 
 
 def _axes(binding: relax.VarBinding) -> int:
-    """Of the result of a call."""
+    """Return the number of axes of a call's result; 0 where it has no shape."""
     return len(binding.var.ty.shape) if hasattr(binding.var.ty, "shape") else 0
 
 
@@ -402,12 +405,12 @@ def _function(binding: relax.VarBinding) -> ir.GlobalVar:
 
 
 def _reductions(func: tirx.PrimFunc) -> int:
-    """How many blocks of a function reduce."""
+    """Return how many blocks of a function reduce."""
     return sum(bool(reduced_axes(block)) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
-    """Both forms of chains that become the same function, in a `main` of these calls."""
+    """Return both variants of chains that become one function, in a `main` of these calls."""
     name, func = _one_function(module, chains[0])
     apart = tuple(
         NamedFunction(
@@ -434,7 +437,7 @@ def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
 
 
 def _outputs(binding: relax.VarBinding) -> int:
-    """How many a call gives."""
+    """Return how many outputs a call has."""
     return len(getattr(binding.var.ty, "fields", (binding.var,)))
 
 

@@ -24,12 +24,12 @@ Array = npt.NDArray[np.float32]
 
 
 def blocks_of(channels: int, lanes: int) -> int:
-    """How many blocks channels fill, the last perhaps in part."""
+    """Return how many blocks channels fill; the last block may be partly filled."""
     return -(-channels // lanes)
 
 
 def blocked_shape(shape: Shape, lanes: int) -> Shape:
-    """Of a blocked tensor with axes [N, C, ...]."""
+    """Return the shape of a blocked tensor with axes [N, C, ...]."""
     return (shape[0], blocks_of(shape[1], lanes), *shape[2:], lanes)
 
 
@@ -80,7 +80,11 @@ class BlockedConvolution:
     lanes: int
 
     def weights(self, plain: Array) -> Array:
-        """Weights [O, I, H, W] as `compute` reads them: output channels in blocks, and input channels."""
+        """Return weights [O, I, H, W] as `compute` reads them, with output and input channels in blocks.
+
+        The input channels of a depthwise convolution are dropped, and those for a plain image are not in
+        blocks.
+        """
         by_output = _outputs(plain, self.lanes)
         if self.depthwise:
             return np.ascontiguousarray(by_output[:, 0])
@@ -136,19 +140,19 @@ class BlockedConvolution:
 
 
 def _outputs(weights: Array, lanes: int) -> Array:
-    """Weights [O, I, ...] as [O/c, I, ..., c]."""
+    """Return weights [O, I, ...] as [O/c, I, ..., c]."""
     found: Array = block(weights[np.newaxis], lanes)[0]
     return found
 
 
 def _inputs(weights: Array, lanes: int) -> Array:
-    """Weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
+    """Return weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
     found = [block(np.moveaxis(one, -1, 0), lanes) for one in weights]  # [c of O, I/c, ..., c of I]
     return np.ascontiguousarray(np.stack([np.moveaxis(one, 0, -1) for one in found]))
 
 
 def concatenated(channels: Sequence[int], lanes: int) -> bool:
-    """Whether blocked tensors of so many channels are one behind the other when these are concatenated."""
+    """Return whether concatenated tensors of these channels also lie one after another when blocked."""
     return all(count % lanes == 0 for count in channels[:-1])
 
 
@@ -171,9 +175,9 @@ _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
 
 def block_lanes(profile: DeviceProfile) -> int:
-    """How many channels a block has on a device; 0 where blocks do not pay.
+    """Return how many channels a block has on a device; 0 where blocks do not pay.
 
-    They do on processors, whose vectors are long (docs/graph.md).
+    They pay on processors, whose vectors are long (docs/graph.md).
     """
     return profile.rules.max_vector_bytes // _BYTES if profile.family.blocks_of_channels else 0
 
@@ -224,7 +228,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
 
 
 def _saved(call: relax.Call, what: BlockedConvolution) -> int:
-    """Bytes that a convolution moves less when its channels lie in blocks.
+    """Return how many bytes less a convolution moves when its channels lie in blocks.
 
     No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
     """
@@ -233,7 +237,7 @@ def _saved(call: relax.Call, what: BlockedConvolution) -> int:
 
 
 def _lies_alike(var: relax.Var, lanes: int) -> bool:
-    """Whether a value lies in memory as it does in blocks."""
+    """Return whether a value lies in memory as it does in blocks."""
     _, channels, *rest = extents(var)
     return math.prod(rest) == 1 and channels % lanes == 0
 
@@ -277,7 +281,7 @@ class _Regions:
 
 
 def _is_image(expr: relax.Expr) -> bool:
-    """Whether a value has images and channels, of a type that is computed in lanes."""
+    """Return whether a value has images and channels, of a type that is computed in lanes."""
     return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) == _DTYPE
 
 
@@ -310,7 +314,7 @@ def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Block
 
 
 def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
-    """Whether a call can be computed of blocked tensors, and is given such."""
+    """Return whether a call can be computed on blocked tensors, and has blocked inputs."""
     name = str(getattr(call.op, "name", ""))
     if name in _BINARY or name == _DIVIDE:
         return _is_elementwise(call, blocked, divides=name == _DIVIDE)
@@ -335,7 +339,7 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
 
 
 def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool) -> bool:
-    """Whether all operands are blocked, or constants; divisors are always constants."""
+    """Return whether all operands are blocked, or constants; divisors must always be constants."""
     shape = extents(call)
     values = [one for one in call.args if not isinstance(one, ir.GenericConst)]
     if not values or (divides and isinstance(call.args[0], ir.GenericConst)) or (divides and len(values) > 1):

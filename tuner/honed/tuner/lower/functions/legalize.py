@@ -90,9 +90,9 @@ def legalize(
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Erf as a rational function of basic operations, but for doubles.
+    """Return erf as a rational function of basic operations, except for doubles.
 
-    Drivers' own erf is slow and TVM does not vectorise calls of it.
+    Drivers' own erf is slow, and TVM does not vectorise calls of it.
     """
     argument = call.args[0]
     wide = str(argument.ty.dtype) == "float64"
@@ -100,10 +100,10 @@ def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _rational_erf(x: te.Tensor) -> te.Tensor:
-    """Erf of halves or singles, computed in singles: halves cannot hold the coefficients.
+    """Return erf of halves or singles, computed in singles: halves cannot hold the coefficients.
 
-    Absolute error at most 5.2e-7 (measured over [-6, 6]); exactly -1 or 1 beyond _SATURATED, where the
-    quotient would soon round to numbers outside [-1, 1]; NaN for NaN.
+    The absolute error is at most 5.2e-7 (measured over [-6, 6]). The result is exactly -1 or 1 beyond
+    _SATURATED, where the quotient would soon round to numbers outside [-1, 1]; NaN for NaN.
     """
 
     def value(*indices: tirx.Var) -> tirx.PrimExpr:
@@ -119,7 +119,7 @@ def _rational_erf(x: te.Tensor) -> te.Tensor:
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:
-    """Horner's rule, the highest power first."""
+    """Evaluate a polynomial by Horner's rule, the highest power first."""
     found = tirx.const(coefficients[0], "float32")
     for coefficient in coefficients[1:]:
         found = found * x + tirx.const(coefficient, "float32")
@@ -197,7 +197,7 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
 
 
 def _is_odd(call: relax.Call) -> bool:
-    """Whether it has a window, and constant weights for output channels that no vector divides."""
+    """Return whether a convolution has a window, and constant weights for outputs that no vector divides."""
     attrs, weights = call.attrs, call.args[1]
     plain = attrs.groups == 1 and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
     if not plain or not isinstance(weights, ir.GenericConst):

@@ -27,7 +27,7 @@ _Bytes = npt.NDArray[np.int8]
 
 
 def bindings(function: relax.Function) -> list[relax.Binding]:
-    """All bindings of a function, in order."""
+    """Return all bindings of a function, in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 
@@ -39,7 +39,7 @@ def variables(expr: relax.Expr) -> list[relax.Var]:
 
 
 def readers(function: relax.Function) -> Counter[relax.Var]:
-    """How often each variable of a function is read."""
+    """Return how often each variable of a function is read."""
     read = [*(binding.value for binding in bindings(function)), function.body.body]
     return Counter(var for one in read for var in variables(one))
 
@@ -79,11 +79,11 @@ class StridedView:
         return last.axis if last is not None and last.sign == 1 else None
 
     def has_rows_along(self, axes: Container[int]) -> bool:
-        """Whether rows along one of the axes are whole rows of the last dimension."""
+        """Return whether rows along one of the axes are whole rows of the last dimension."""
         return self.contiguous_axis in axes and self.indices[-1].start == 0
 
     def at(self, indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
-        """Where an element is in the source."""
+        """Return the place of an element in the source."""
         return [
             tirx.IntImm("int64", i.start)
             if not i.sign
@@ -134,7 +134,7 @@ def extents(expr: relax.Expr) -> Shape:
 
 
 def is_fixed(expr: relax.Expr) -> bool:
-    """Whether a value is a tensor whose shape is known."""
+    """Return whether a value is a tensor whose shape is known."""
     shape = getattr(expr.ty, "shape", None)
     return shape is not None and all(isinstance(extent, tirx.IntImm) for extent in shape)
 
@@ -173,7 +173,7 @@ def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
 
 
 def cut_at(call: relax.Call) -> int | None:
-    """How many elements stand before a slice's; None where it has none, or they are no neighbours."""
+    """Return how many elements stand before a slice's; None if it has none, or they are not adjacent."""
     memory: _Bytes = np.empty(extents(call.args[0]), np.int8)
     seen = _sliced(memory, call)
     return _address(seen) - _address(memory) if seen.size and seen.flags.c_contiguous else None
@@ -356,7 +356,7 @@ def _is(expr: relax.Expr, name: str) -> bool:
 
 
 def _is_product(expr: relax.Expr) -> bool:
-    """Whether an expression is a product of matrices, or stacks of them, of known shapes."""
+    """Return whether an expression is a product of matrices, or stacks of them, of known shapes."""
     if not _is(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
         return False
     return min(len(extents(one)) for one in expr.args) > 1

@@ -64,7 +64,7 @@ def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvo
 
 
 def suited(call: relax.Call) -> WinogradConvolution | None:
-    """Its extents, where it can be computed so and that pays; else None."""
+    """Return the extents of a convolution where Winograd can compute it and pays; else None."""
     image, weights = call.args
     attrs = call.attrs
     plain = (
@@ -83,7 +83,7 @@ def suited(call: relax.Call) -> WinogradConvolution | None:
 
 
 def _weights(weights: np.ndarray) -> np.ndarray:
-    """Those of each point, [16, outputs, channels], in their type."""
+    """Return the weights of each point, [16, outputs, channels], in the type of the given weights."""
     points = np.einsum("ia,kcab,jb->ijkc", _WEIGHTS, weights.astype(np.float64), _WEIGHTS)
     return np.ascontiguousarray(points.reshape(POINTS, *weights.shape[:2]).astype(weights.dtype))
 
@@ -123,7 +123,7 @@ def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
 
 
 def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
-    """Pixels of the sums of all points, [images, outputs, rows, columns]."""
+    """Return the pixels of the sums of all points, [images, outputs, rows, columns]."""
     down, across = what.tiles
 
     def value(n: tirx.Var, k: tirx.Var, y: tirx.Var, x: tirx.Var) -> ir.Expr:
@@ -139,7 +139,7 @@ def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 
 
 def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tuple[int, ...]) -> ir.Expr:
-    """Elements added and subtracted by the products of two rows of signs."""
+    """Return the elements added and subtracted by the products of two rows of signs."""
     signs = [(s * t, of(i, j)) for i, s in enumerate(rows) for j, t in enumerate(columns) if s * t != 0]
     signs.sort(key=lambda one: -one[0])  # begin with one that is added
     total = signs[0][1]

@@ -198,7 +198,7 @@ class Blocks:
             del marks[text]
 
     def landing(self, home: int) -> int:
-        """Where to declare what changes in block `home`: outside of every loop inside of that block.
+        """Return where to declare what changes in block `home`: outside of every loop inside of that block.
 
         Where there is no such loop this is the innermost block, so that nothing is computed that a condition
         around it may leave out.
@@ -209,7 +209,7 @@ class Blocks:
         return len(self.open) - 1
 
     def leaves_loop(self, home: int) -> bool:
-        """Whether what belongs to block `home` need not be computed in the innermost loop."""
+        """Return whether what belongs to block `home` need not be computed in the innermost loop."""
         return any(self.open[n].repeats for n in range(home + 1, len(self.open)))
 
     def find(self, key: str) -> Term | None:
@@ -246,7 +246,7 @@ class Blocks:
         return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
 
     def room(self, loop: int) -> bool:
-        """Whether one more value may live in registers while a loop runs; counts it."""
+        """Count one more value in registers while a loop runs, and return whether there is room."""
         self.open[loop].kept += 1
         return self.open[loop].kept <= _MOST_KEPT
 

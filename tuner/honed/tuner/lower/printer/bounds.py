@@ -248,7 +248,7 @@ class _Boxes:
         self._index = self._slot(index)
 
     def below(self, size: int) -> bool:
-        """Whether the index lies in 0 .. size - 1 wherever guards hold; False where that is not found out."""
+        """Return whether the index lies in 0 .. size - 1 wherever guards hold; False if that is unknown."""
         with np.errstate(all="ignore"):
             while True:
                 low, high = self._computed()
@@ -480,7 +480,7 @@ def _quotient(rounded: Callable[[Numbers], Numbers]) -> Arithmetic:
 
 
 def _remainder(floors: bool) -> Arithmetic:
-    """With the dividend's sign, or never negative."""
+    """Return a remainder's bounds: never negative with `floors`, else with the dividend's sign."""
 
     def remain(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
         turn = np.floor(al / bl) * bl
@@ -497,7 +497,7 @@ def _remainder(floors: bool) -> Arithmetic:
 
 
 def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
-    """Bits of two numbers."""
+    """Return the bounds of the bitwise and of two numbers."""
     low, high = _remainder(True)(al, ah, bl + 1, bh + 1)
     mask = (bl == bh) & (bl >= 0) & (np.log2(np.maximum(bl, 0) + 1) % 1 == 0)
     least = np.where((al >= 0) | (bl >= 0), 0, -np.inf)

@@ -62,7 +62,7 @@ def extreme_name(which: str, of: Type) -> str:
 
 
 def extreme_definitions(source: str) -> list[str]:
-    """Those functions that a source uses, in the order of their names."""
+    """Return the definitions of the functions that a source uses, in the order of their names."""
     found = sorted({match.groups(default="") for match in _USED.finditer(source)})
     return [_definition(*parts) for parts in found]
 
@@ -77,7 +77,7 @@ def _definition(nan: str, which: str, element: str, lanes: str) -> str:
 
 
 def never_nan(expr: Any) -> bool:
-    """Whether the value is a number whatever the inputs hold."""
+    """Return whether the value is a number whatever the inputs hold."""
     if isinstance(expr, tirx.Broadcast):
         return never_nan(expr.value)
     if isinstance(expr, tirx.Cast):
@@ -175,7 +175,7 @@ class Expressions:
         return Term(text, of, level, max(p.home for p in parts), all(p.pure for p in parts))
 
     def parts(self, *operands: Term) -> list[Term]:
-        """Operands of one operator, those named that change in fewer loops than the others."""
+        """Return the operands of one operator; those that change in fewer loops than the others are named."""
         landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in operands]
         most = max(landings)
         return [self.settled(t) if at < most else t for t, at in zip(operands, landings, strict=True)]
@@ -228,7 +228,7 @@ class Expressions:
         return found
 
     def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
-        """Operands that C takes together: small integers are spread, C would make ints of them."""
+        """Return operands that C takes together: small integers are spread, C would make ints of them."""
         if a.type.lanes != b.type.lanes:
             wide, narrow = (a, b) if a.type.lanes > b.type.lanes else (b, a)
             if narrow.type.bits < 32 or narrow.type.kind == "bool" or narrow.type.integer:
@@ -287,7 +287,7 @@ class Expressions:
         return self._call_of_two(extreme_name(which, a.type), a, b)
 
     def _is_stored(self, expr: Any) -> bool:
-        """Whether it is what lies where the present statement stores."""
+        """Return whether an expression loads the element that the present statement stores to."""
         return (
             self.stored is not None
             and isinstance(expr, ir.TensorLoad)
@@ -343,7 +343,7 @@ class Expressions:
         return self.choose(self.term(expr.condition), self.full(expr.true_value), self.full(expr.false_value))
 
     def choose(self, condition: Term, yes: Term, no: Term) -> Term:
-        """One of two values; both may be computed."""
+        """Return one of two values; both may be computed."""
         if condition in (TRUE, FALSE):
             return yes if condition == TRUE else no
         condition, yes, no = self.parts(condition, yes, no)
@@ -450,7 +450,7 @@ class Expressions:
         return self.joined(text, terms.type_of(call), PRIMARY, *given)
 
     def _choice(self, call: ir.Call) -> Term:
-        """One of two values of which only that one may be computed."""
+        """Return one of two values, of which only the selected one may be computed."""
         test, yes, no = call.args
         condition = self.term(test)
         if condition in (TRUE, FALSE):

@@ -242,10 +242,10 @@ _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.comp
 
 
 def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none.
+    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none.
 
-    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; else
-    they are `mad`.
+    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; without
+    it they are `mad`.
     """
     return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, contract=contract)
 
@@ -303,7 +303,7 @@ def _choose(statement: Any, private: set[Any], chosen: set[Any]) -> int:
 
 
 def _indexes(loop: tirx.For, private: set[Any]) -> bool:
-    """Whether the loop's variable is in an index into a private array."""
+    """Return whether the loop's variable is in an index into a private array."""
     return any(
         (one.source if isinstance(one, ir.TensorLoad) else one.buffer) in private
         and uses(one.indices, [loop.loop_var])
@@ -312,7 +312,7 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
 
 
 def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """One source with all kernels, by their entry names."""
+    """Return one source with all kernels, by their entry names."""
     texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [

@@ -51,7 +51,7 @@ class ArrayUses:
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
-    """How the arrays of a kernel are indexed, by buffer; under other names of the same memory, too."""
+    """Return how the arrays of a kernel are indexed, by buffer, including other names of their memory."""
     found: dict[Any, ArrayUses] = {}
     memory_of = memory_behind(body)
     for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
@@ -79,7 +79,10 @@ def _note(uses: ArrayUses, indices: list[Any]) -> None:
 
 
 def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
-    """How many scalars each variable holds if the array is held in registers; None if it must stay one."""
+    """Return how many scalars each variable of an array holds; None if it must stay an array.
+
+    An array with variables is held in registers.
+    """
     if not uses.constant or elements * element.lanes > _MOST_REGISTERS:
         return None
     widest = max(uses.lanes, default=1)
@@ -212,7 +215,7 @@ def total(parts: list[Part], of: Type, constant: int = 0) -> str:
 
 
 def _needs_cast(term: Term, factor: int, of: Type) -> bool:
-    """Whether C would compute the product in another type."""
+    """Return whether C would compute the product in another type."""
     if term.type.bits > of.bits or (of == terms.INT and term.type == terms.UINT):
         return True
     if of == terms.ULONG:
@@ -303,7 +306,7 @@ class KernelMemory:
             self.blocks.line(f"vstore{of.lanes}({value.text}, 0, {self._address(buffer, base)});")
 
     def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
-        """Lanes stored one by one; all are computed before the first is stored."""
+        """Store lanes one by one; all are computed before the first is stored."""
         name = self.blocks.names.fresh(f"{buffer.name}_lanes")
         self.blocks.line(f"const {terms.name(of)} {name} = {value.text};")
         sums = self.expressions.lane_sums(index, of.lanes)
@@ -313,7 +316,7 @@ class KernelMemory:
     # Places
 
     def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
-        """Where an access begins, in scalars, if its lanes follow one another."""
+        """Return where an access begins, in scalars, if its lanes follow one another; else None."""
         within = terms.stored(buffer.element).lanes
         if terms.type_of(index).lanes == 1:
             return self.expressions.linear(index).times(within)

@@ -125,7 +125,10 @@ def limits(of: Type) -> tuple[int, int]:
 
 
 def lane(expr: Any, n: int) -> Any:
-    """Lane `n` of an index; raises Unprintable where the vector is no sum, product or load of others."""
+    """Return lane `n` of an index.
+
+    Raises Unprintable where the vector is no sum, product or load of others.
+    """
     if type_of(expr).lanes == 1:
         return expr
     if isinstance(expr, tirx.Ramp):

@@ -134,12 +134,12 @@ def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, 
 
 
 def _reduces_last(what: BlockPart) -> bool:
-    """Whether a block reduces along its last axis alone."""
+    """Return whether a block reduces along its last axis alone."""
     return what.reducing == [len(what.kinds) - 1]
 
 
 def _is_product(schedule: Schedule, part: BlockPart) -> bool:
-    """Whether a block sums, over its last axis alone, products of elements of two values."""
+    """Return whether a block sums, over its last axis alone, products of elements of two values."""
     if not _reduces_last(part):
         return False
     multiplied: list[tirx.Mul] = []
@@ -154,7 +154,7 @@ def _sources(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 
 def _has_form(one: Attention) -> bool:
-    """Whether all blocks have the batches and rows of the scores, and the keys behind them."""
+    """Return whether all blocks have the batches and rows of the scores, followed by the keys."""
     outer, keys = one.scores.extents[: one.batches + 1], one.keys
     if one.batches < 0 or not one.rows or one.rows[-1].is_reduction:
         return False
@@ -169,7 +169,7 @@ def _has_form(one: Attention) -> bool:
 
 
 def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
-    """Whether each row is made of the same row before it, and of the same batch."""
+    """Return whether each row is made from the row of equal number before it, in an equal batch."""
     made = [schedule.get(part.block).writes[0].source for part in (one.scores, *one.rows)]
     for part in (*one.rows, one.product):
         block = schedule.get(part.block)
@@ -206,7 +206,10 @@ def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]
 
 
 def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item has a few rows, and keeps their scores. False where the function is no attention."""
+    """Give each work-item a few rows, whose scores it keeps.
+
+    Return False where the function is no attention.
+    """
     one = read(schedule) if limits.groups_of_one else None
     if one is None:
         return False
@@ -335,7 +338,7 @@ def attention_groups(
 
 
 def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
-    """How many work-items there are along x, left open: they divide the keys as well as the columns."""
+    """Sample how many work-items there are along x: they divide the keys as well as the columns."""
     keys, columns = one.keys // lanes_of(one.keys, most), one.columns // lanes
     fitting = [n for n in _ACROSS if keys % n == columns % n == 0]
     if not fitting:
@@ -484,7 +487,7 @@ def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
 
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
-    """Rows of a work-item, and work-items along them: of small groups as few as make a warp."""
+    """Return rows of a work-item, and work-items along them: small groups get as few as make a warp."""
     for held in (divisors(rows.extent, min(_HELD, rows.most))[-1], 1):
         warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
         if warps:

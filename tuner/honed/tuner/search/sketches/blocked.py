@@ -74,7 +74,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
-    """Whether a blocked convolution is of each channel by itself; None where it is none."""
+    """Return whether a blocked convolution computes each channel by itself; None where it is none."""
     extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
@@ -150,7 +150,7 @@ def moved_lines(sketch: Drawn) -> Drawn | None:
 
 
 def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Vectors of channels, rows and columns of rectangles of at most so many vectors."""
+    """Yield vectors of channels, rows and columns of rectangles of at most `most` vectors."""
     channels, rows, columns = extents
     for one in product(divisors(channels, beside), divisors(rows), divisors(columns)):
         if math.prod(one) <= most:
@@ -249,7 +249,7 @@ def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
 
 
 def _unroll_then_vectorise(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
-    """`write_out` in the other order, which recorded schedules have."""
+    """Unroll, then vectorise: `write_out` in the other order, which recorded schedules have."""
     for loop in loops[:-1]:
         schedule.unroll(loop)
     schedule.vectorize(loops[-1])

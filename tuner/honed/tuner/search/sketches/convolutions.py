@@ -135,7 +135,7 @@ def _packed_convolution(
 
 
 def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
-    """How long the image's vectors are, and how many pixels of a row go together.
+    """Return how long the image's vectors are, and how many pixels of a row go together.
 
     Where these begin must be known within a vector, or the registers that hold them are indexed by what only
     the work-item knows. So they begin with one, or they are the whole row.
@@ -288,7 +288,7 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _pixels(image: int, lanes: int, size: int) -> int:
-    """Pixels of a work-item: as many as have its warp touch the fewest lines for the whole image.
+    """Return the pixels of a work-item: as many as make its warp touch the fewest lines for the whole image.
 
     Elements have `size` bytes; each pixel is a line, as are so many lanes of a vector as fill it.
     """
@@ -349,7 +349,7 @@ def point_groups(sketch: Drawn) -> Drawn | None:
         return None
 
     def rank(plane: tuple[int, int]) -> tuple[float, ...]:
-        """By what the busiest core runs, then by how far the group is from the usual one; wide ones first."""
+        """Rank by what the busiest core runs, then by the distance from the usual group; wide ones first."""
         group = math.prod(plane)
         return busiest(group, items), off_usual(group), -plane[1]
 
@@ -441,7 +441,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     )
 
     def loads(cut: tuple[int, int]) -> float:
-        """Elements of the image for each pixel."""
+        """Return the elements of the image loaded for each pixel."""
         long, tall = cut[0] * lanes, cut[1]
         return (long + _BORDER) * (tall + _BORDER) / (long * tall)
 

@@ -394,7 +394,10 @@ _SLICED_TILES = {
 
 
 def slices_of(sketch: Drawn) -> int | None:
-    """Of a sum that a group shares, 0 for none; None where a sketch loads nothing ahead: it has no table."""
+    """Return the slices of a sum that a group shares, 0 for none.
+
+    Return None where a sketch loads nothing ahead: it has no table.
+    """
     if _AHEAD not in str(sketch.steps):
         return None
     if _SLICED not in sketch.names:
@@ -419,7 +422,7 @@ def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
 
 
 def groups_of(start: Drawn) -> int:
-    """Work-groups of one of `group_tiles`: what is left of the output's axes outside of all tiles."""
+    """Return the work-groups of one of `group_tiles`: the extents of the output outside of all tiles."""
     return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
 
 
@@ -469,7 +472,7 @@ def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]
 
 
 def _near(extent: int, wanted: Sequence[int]) -> list[int]:
-    """Factors split off one after another, each the divisor of what is left that is nearest, by ratio."""
+    """Split off factors one after another, each the divisor of what is left that is nearest, by ratio."""
     found = list[int]()
     for want in wanted:
         ratios = {abs(math.log(d / want)): d for d in reversed(divisors(extent)) if d <= _NEAR * want}

@@ -261,7 +261,7 @@ def _product(sketch: Drawn) -> _Product | None:
 
 
 def _cuts(product: _Product) -> Iterator[_Cut]:
-    """All tiles that there is room for, in groups of whole warps."""
+    """Yield all tiles that there is room for, in groups of whole warps."""
     rows, vectors = product.rows[1], product.vectors[1]
     for room in product.rooms:
         steps = math.gcd(product.steps[1].extent, room.steps)
@@ -275,7 +275,7 @@ def _cuts(product: _Product) -> Iterator[_Cut]:
 
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
-    """By loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
+    """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 

@@ -369,7 +369,7 @@ def _worth(steps: Sequence[int]) -> float:
 
 
 def _of_pieces(sketch: Drawn) -> Drawn:
-    """About as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    """Take about as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
     allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
@@ -377,7 +377,7 @@ def _of_pieces(sketch: Drawn) -> Drawn:
 
 
 def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
-    """About as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
+    """Take about as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
     panels, *rows, terms = extents
     most = _MOST_PANELS[sketch.lanes == _LANES]
     allowed = [divisors(panels, sketch.tiles[0][1].most), *(divisors(extent, _MOST_ROWS) for extent in rows)]
