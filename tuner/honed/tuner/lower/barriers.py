@@ -44,7 +44,7 @@ class DivergentBarrier:
 
 
 def divergent_barriers(source: str) -> list[DivergentBarrier]:
-    """Every barrier of `source` under a condition that may differ between work-items of a group."""
+    """Return every barrier of `source` under a condition that may differ between work-items of a group."""
     tokens = _TOKEN.findall(_COMMENT.sub(" ", source))
     return list(_Walk(tokens).run())
 
@@ -153,7 +153,7 @@ class _Walk:
 
 
 def _target(statement: list[str]) -> str | None:
-    """The variable a statement assigns, if it assigns one."""
+    """Return the variable that a statement assigns, or None if it assigns none."""
     for n, token in enumerate(statement):
         if token in _ASSIGNMENTS:
             name = statement[n - 1] if n else ""
@@ -165,7 +165,7 @@ def _target(statement: list[str]) -> str | None:
 
 
 def _reassigned(tokens: list[str]) -> set[str]:
-    """Variables assigned more than once outside for headers: their value depends on the path taken."""
+    """Return variables assigned more than once outside for headers; their value depends on the path taken."""
     seen: set[str] = set()
     twice: set[str] = set()
     statement: list[str] = []

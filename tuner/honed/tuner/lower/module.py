@@ -95,10 +95,10 @@ def legal_model(
     names: Mapping[relax.Var, str] | None = None,
     passes: FusionPasses = ALL_PASSES,
 ) -> LegalModel:
-    """The `main` of a Relax module as calls of functions that are to be lowered.
+    """Return the `main` of a Relax module as calls of functions that are to be lowered.
 
-    `names` are those of the operators that variables of the module hold the results of. `joins` and `passes`
-    are as in `legalize`.
+    `names` maps variables of the module to the names of the operators whose results they hold. `joins` and
+    `passes` are as in `legalize`.
     """
     legal, traced = legalize(module, profile, joins, passes)
     known = names or {}
@@ -147,7 +147,7 @@ def lower_module(
 
 
 def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
-    """By function its task, and the name that its kernels get."""
+    """Return, by function, its task and the name that its kernels get."""
     found: dict[str, tuple[str, str]] = {}
     taken: set[str] = set()
     for name, func in functions.items():
@@ -159,7 +159,7 @@ def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]
 
 
 def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
-    """The kernels of the module's function `of`, under a name of theirs."""
+    """Lower the module's function `of` to kernels, named `name`."""
     func, target, profile = tools.functions[of], tools.target, tools.profile
     notes: list[str] = []
     found: tuple[str, Lowered] | None = None
@@ -187,9 +187,9 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
 
 
 def kernel_name(name: str, task: str, taken: Container[str]) -> str:
-    """A name not yet taken of at most LONGEST_NAME characters: those of many fused operators are cut.
+    """Return a name not yet taken, of at most LONGEST_NAME characters.
 
-    Cut names are told apart by their task.
+    Names of many fused operators are cut; the task's key distinguishes cut names.
     """
     if len(name) <= LONGEST_NAME and name not in taken:
         return name
@@ -233,7 +233,7 @@ class _Reader:
         return _Seen(len(self.values) - 1, shape)
 
     def of(self, expr: relax.Expr) -> _Bound:
-        """The value of an expression that computes nothing."""
+        """Return the value of an expression that computes nothing."""
         if isinstance(expr, relax.Var):
             return self.bound[expr]
         if isinstance(expr, ir.GenericConst):
@@ -254,16 +254,17 @@ class _Reader:
         )
 
     def tensors(self, expr: relax.Expr) -> list[_Seen]:
-        """The values of one expression, or of a tuple of some."""
+        """Return the values of one expression, or of all fields of a tuple."""
         found = self.of(expr)
         return [seen for seen in (found if isinstance(found, tuple) else (found,)) if isinstance(seen, _Seen)]
 
 
 def read_program(module: IRModule, operators: _Operators | None = None) -> Program:
-    """The program of `module["main"]`, whose functions are named by their global variables.
+    """Return the program of `module["main"]`, with functions named by their global variables.
 
     `operators` names what each variable's call computes.
-    Raises ModelRefused, with every operator that is left without a kernel.
+
+    Raises ModelRefused, listing every operator that is left without a kernel.
     """
     main = module["main"]
     reader = _Reader(module, operators=operators or {})
@@ -289,7 +290,7 @@ def read_program(module: IRModule, operators: _Operators | None = None) -> Progr
 
 
 def _tensor(ty: object) -> tuple[str, tuple[int, ...]]:
-    """Dtype and static shape of a tensor type."""
+    """Return the dtype and the static shape of a tensor type."""
     shape = getattr(ty, "shape", None)
     if shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape):
         raise ModelRefused(
@@ -322,7 +323,7 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
 def _read_part(
     reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[_Seen], part: tuple[int, int]
 ) -> None:
-    """One output of a part that the CPU engine runs; outputs for the same inputs are of one call."""
+    """Read one output of a partition that the CPU engine runs; outputs for equal inputs share one call."""
     inputs = reader.tensors(call.args[1])
     key = (part[0], tuple(inputs))
     made = HostFunctionCall(
@@ -378,7 +379,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
 def _moves(
     reader: _Reader, function: relax.GlobalVar, inputs: list[_Seen], outputs: list[_Seen]
 ) -> tuple[Within, ...]:
-    """Where the values of a call would lie, were it in place."""
+    """Return where the values of a call would lie if it were done in place."""
     move = move_of(reader.module[function])
     if move is None:
         return ()

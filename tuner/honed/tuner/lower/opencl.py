@@ -127,12 +127,12 @@ def _loops_to_kernels() -> list[tvm.transform.Pass]:
 
 
 def _inner_as_parameters() -> tvm.transform.Pass:
-    """The pass that takes buffers between launches out of a function, to the end of its parameters.
+    """Return a pass that turns buffers between launches into parameters at the end of a function's list.
 
-    TVM's StorageRewrite lets buffers share memory, a result with an operand of equal size too where each
-    element is made of the one in its place. Between kernels that is not for it to say: their arguments are
-    `restrict`, and the plan places every buffer of a model by when it is used. As parameters it leaves them
-    alone.
+    TVM's StorageRewrite lets buffers share memory, including a result and an operand of equal size where each
+    element is made from the one in its place. Between kernels that sharing is not allowed: kernel arguments
+    are `restrict`, and the plan places every buffer of a model by when it is used. StorageRewrite leaves
+    parameters alone.
     """
     return tirx.transform.prim_func_pass(_as_parameters, opt_level=0, name="honed.InnerAsParameters")
 
@@ -146,7 +146,7 @@ def _as_parameters(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) 
 
 
 def _without(stmt: tirx.Stmt, inner: list[ir.Var]) -> tirx.Stmt:
-    """The statement without the allocations of global memory around launches, which go to `inner`."""
+    """Return the statement without the allocations of global memory around launches; add those to `inner`."""
     if isinstance(stmt, tirx.AllocBuffer) and str(stmt.buffer.scope()) == "global":
         inner.append(stmt.buffer)
         return tirx.Evaluate(0)
@@ -160,7 +160,7 @@ def _is_kernel(func: tirx.PrimFunc) -> bool:
 
 
 def last_line(error: BaseException) -> str:
-    """What an error of TVM says, without the trace that it carries in its text."""
+    """Return the last line of a TVM error, at most 300 characters, without the trace in its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
 
@@ -198,7 +198,7 @@ def _behind(pointer: ir.Expr) -> ir.Var:
 
 
 def _value(dtype: object, shape: tuple[int, ...]) -> MemoryValue:
-    """A buffer's shape in single elements: TVM makes it one of float16x4 where all accesses are vectors."""
+    """Return a buffer as scalar elements: TVM types it float16x4, say, where all accesses are vectors."""
     element, _, lanes = str(dtype).partition("x")
     return MemoryValue(dtype=element, shape=(*shape, int(lanes)) if lanes else shape)
 
@@ -234,7 +234,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
 
 
 def _operations(stmt: tirx.Stmt) -> int:
-    """Floating-point operations that a work-item executes, guards taken as passed."""
+    """Return the floating-point operations that a work-item executes, if guards let all of them through."""
     if isinstance(stmt, tirx.BufferStore):
         types = (str(node.ty.dtype) for node in nodes(stmt.value, _ARITHMETIC))
         return sum(int(one.partition("x")[2] or 1) for one in types if one.startswith("float"))
@@ -248,7 +248,7 @@ def _operations(stmt: tirx.Stmt) -> int:
 
 
 def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
-    """What the kernel does with each of its pointers, in order."""
+    """Return how the kernel uses each of its pointer arguments, in order."""
     pointer_of = memory_behind(kernel.body)
     elements: dict[ir.Var, int] = {}
     for buffer, pointer in pointer_of.items():

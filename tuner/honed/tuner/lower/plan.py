@@ -43,20 +43,20 @@ _SMALL_BYTES = 16 << 10
 
 
 def align(offset: int, to: int) -> int:
-    """`offset` rounded up to a multiple of `to`."""
+    """Return `offset` rounded up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
 def prepared_steps(
     steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: int, alignment: int
 ) -> frozenset[int]:
-    """The numbers of the steps that read constants only, or what others of them wrote.
+    """Return the numbers of the steps that read only constants, or what other such steps wrote.
 
-    A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
-    writes scratch buffers that only such steps write, all of them before any other step reads, at most twice
-    the bytes of the constants that they depend on, or 16 KiB, and all of them together take `room` bytes at
-    most, each rounded up to a multiple of `alignment`. Buffers share no memory yet but with those that they
-    lie within, and such are never prepared.
+    A step is the list of its uses of buffers, or None for a host call, which is never prepared. Each prepared
+    step writes scratch buffers that only prepared steps write, all of them before any other step reads them.
+    These buffers take at most twice the bytes of the constants that they depend on, or 16 KiB. All of these
+    buffers together take at most `room` bytes, each rounded up to a multiple of `alignment`. Buffers do not
+    share memory yet, except with those that they lie within, and such buffers are never prepared.
     """
     shared = families(buffers)
     within = {n for n in range(len(buffers)) if family_of(buffers, n) in shared}
@@ -69,9 +69,9 @@ def prepared_steps(
 
 
 def _changing(steps: Sequence[Sequence[Use] | None], chosen: Container[int]) -> set[int]:
-    """The buffers that do not hold one value in all inferences, were the chosen steps prepared.
+    """Return the buffers that would not hold one value in all inferences if the chosen steps were prepared.
 
-    Other steps write them, or chosen ones do again after others have read them.
+    Either other steps write them, or chosen steps write them again after others have read them.
     """
     found, read = set[int](), set[int]()
     for n, step in enumerate(steps):
@@ -90,7 +90,7 @@ def _refused(
     room: int,
     alignment: int,
 ) -> set[int]:
-    """Those of the chosen steps that cannot be prepared where the buffers in `changing` change."""
+    """Return the chosen steps that cannot be prepared where the buffers in `changing` change."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
     refused = set()
     for n, step in chosen.items():
@@ -159,12 +159,12 @@ class Lifetime:
     last: int
 
     def meets(self, other: Lifetime) -> bool:
-        """Whether both are alive at some step."""
+        """Return whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
-    """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
+    """Return offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
     slots: list[list[int]] = []  # the first of each is its largest
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
         free = [slot for slot in slots if not any(lifetimes[i].meets(lifetimes[j]) for j in slot)]
@@ -285,7 +285,10 @@ def plan(
 
 
 def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
-    """Where the steps of each call of the program went; `spans` are their numbers before the division."""
+    """Return where the steps of each call of the program went.
+
+    `spans` are the numbers of the steps before the division.
+    """
     found = []
     prepare = steps = 0
     for call, span in zip(program.calls, spans, strict=True):
@@ -326,7 +329,7 @@ def _add_blocks(draft: _Draft) -> None:
 def _add_call(
     call: FunctionCall | HostFunctionCall, functions: Mapping[str, Function], draft: _Draft
 ) -> range:
-    """The numbers of its steps."""
+    """Add the steps of a call, and return their numbers."""
     first = len(draft.steps)
     for v in call.outputs:
         draft.add_value(v, "scratch")
@@ -346,7 +349,7 @@ def _add_call(
 
 
 def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
-    """The buffer itself where it has that shape, else a copy that has: parts see shapes."""
+    """Return the buffer itself if it has that shape, else a copy that has: host functions see shapes."""
     have = draft.buffers[buffer]
     if have.shape == shape:
         return buffer

@@ -139,11 +139,11 @@ _Places = Mapping[int, int]  # of values: bytes from the start of their block
 
 
 def moved_in_place(program: Program, alignment: int) -> Program:
-    """The program without the calls that move values which can lie in place, each in its block.
+    """Return the program without the calls that move values which can lie in place, each in its block.
 
     Blocks begin, and values lie in them, at multiples of `alignment` (bytes). A call stays where an input, an
-    output or a constant would have to lie within another value, where two values would need the same bytes,
-    and where what is moved depends on constants only, and so is moved once.
+    output or a constant would have to lie within another value, and where two values would need the same
+    bytes. It also stays where the moved value depends on constants only: that is moved once.
     """
     found = _Blocks(program, alignment)
     kept: list[Call] = []
@@ -159,7 +159,7 @@ def moved_in_place(program: Program, alignment: int) -> Program:
 
 
 def constant_values(program: Program) -> frozenset[int]:
-    """Constants, and the values that are computed of nothing else."""
+    """Return constants, and the values that are computed from constants only."""
     found = {v for v, value in enumerate(program.values) if value.constant is not None}
     for call in program.calls:
         if not isinstance(call, HostFunctionCall) and found.issuperset(call.inputs):
@@ -190,7 +190,7 @@ class _Blocks:
         return True
 
     def blocks(self) -> tuple[PlacedBlock, ...]:
-        """All blocks."""
+        """Return all blocks."""
         distinct = {id(places): places for places in self.block_of.values()}
         return tuple(
             PlacedBlock(whole=self._whole(places), places=tuple(sorted(places.items())))
@@ -198,7 +198,7 @@ class _Blocks:
         )
 
     def _joined(self, moves: Iterable[Within]) -> _Places | None:
-        """The blocks of all values that are moved as one; None where a value would lie at two places."""
+        """Return the blocks of all moved values as one block; None where a value would lie at two places."""
         found: dict[int, int] = {}
         for move in moves:
             outer = found or self.block_of.get(move.outer, {move.outer: 0})
@@ -226,5 +226,5 @@ class _Blocks:
         )
 
     def _whole(self, places: _Places) -> int:
-        """The largest value of a block; of several, one that has memory of its own."""
+        """Return the largest value of a block; of several, one that has memory of its own."""
         return max(places, key=lambda value: (self.program.values[value].nbytes, value in self._owners))

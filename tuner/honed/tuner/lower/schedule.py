@@ -31,7 +31,7 @@ _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 def default_kernels(
     func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
 ) -> tuple[str, Lowered, list[str]]:
-    """The first default schedule of `func` that gives runnable kernels.
+    """Return the first default schedule of `func` that gives runnable kernels.
 
     Returns the rule's name, the kernels, and why each earlier rule that applied was passed over. Raises
     LoweringFailed where not even a single work-item can run the function (an operator with host code).
@@ -51,14 +51,14 @@ def default_kernels(
 
 
 def by_rule(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> tuple[str, s_tir.Schedule] | None:
-    """The first default rule that applies, and its schedule of the function; None where none does."""
+    """Return the first default rule that applies, and its schedule of the function; None where none does."""
     return next(_by_rules(narrow_indices(func), target, profile, []), None)
 
 
 def _by_rules(
     func: tirx.PrimFunc, target: Target, profile: DeviceProfile, passed_over: list[str]
 ) -> Iterator[tuple[str, s_tir.Schedule]]:
-    """What each rule that applies makes of a function; why one fails goes to `passed_over`."""
+    """Yield the name and the schedule of each rule that applies; add why a rule fails to `passed_over`."""
     for rule, make in _rules(func, profile):
         try:
             with target:
@@ -83,12 +83,12 @@ def _rules(
 
 
 def longest_reduction(func: tirx.PrimFunc) -> int:
-    """Elements reduced into one, in the function's longest reduction."""
+    """Return the number of elements reduced into one, in the function's longest reduction."""
     return max((one.terms for one in reductions(func)), default=1)
 
 
 def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A copy that shares nothing: schedules change the statements of the function they are given in place.
+    """Return a copy that shares nothing: schedules change the statements of their function in place.
 
     `s_tir.renew_defs` is ten times as fast, but refuses what Relax makes of a value of rank 0.
     """

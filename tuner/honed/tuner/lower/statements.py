@@ -11,7 +11,7 @@ from tvm_ffi import structural_map, structural_walk
 
 
 def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
-    """The statements right within a statement; none for one that computes."""
+    """Return the statements directly within a statement; none for one that computes."""
     if isinstance(stmt, tirx.SeqStmt):
         return list(stmt.seq)
     if isinstance(stmt, (tirx.For, tirx.AttrStmt)):
@@ -22,7 +22,7 @@ def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """The statement with other parts, as many as `parts` gives; itself where they are its own."""
+    """Return the statement with as many other parts as `parts` gives; itself where the parts are its own."""
     if all(new.same_as(old) for new, old in zip(within, parts(stmt), strict=True)):
         return stmt
     if isinstance(stmt, tirx.SeqStmt):
@@ -44,50 +44,53 @@ def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def replaced(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
-    """The statement with `new` wherever this very `old` stands in it."""
+    """Return the statement with `new` wherever this very `old` (compared by identity) stands in it."""
     return new if stmt.same_as(old) else rebuilt(stmt, [replaced(part, old, new) for part in parts(stmt)])
 
 
 def substituted(stmt: tirx.Stmt, values: Mapping[ir.Var, ir.Expr]) -> tirx.Stmt:
-    """The statement with expressions in place of variables."""
+    """Return the statement with variables replaced by expressions."""
     return structural_map(stmt, [(ir.Var, lambda var: values.get(var, var))])
 
 
 def uses(expressions: Iterable[ir.Expr], variables: Iterable[ir.Var]) -> bool:
-    """Whether any of the variables occurs in any of the expressions."""
+    """Return whether any of the variables occurs in any of the expressions."""
     wanted = list(variables)
     return any(used.same_as(v) for e in expressions for used in undefined_vars(e, []) for v in wanted)
 
 
 def nodes(root: ir.Expr | tirx.Stmt, kind: type | tuple[type, ...]) -> list[Any]:
-    """Every node of a kind, outer ones first. Exceptions raised while TVM walks would lose their type."""
+    """Return every node of a kind, outer ones first.
+
+    The caller works on a list because exceptions raised while TVM walks would lose their type.
+    """
     found: list[Any] = []
     structural_walk(root, [(kind, found.append)], order="pre")
     return found
 
 
 def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
-    """Every element that is read."""
+    """Return every load of an element."""
     return nodes(root, ir.TensorLoad)
 
 
 def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
-    """The axes that a block reduces along."""
+    """Return the axes that a block reduces along."""
     return [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
 
 
 def is_call(expr: object, name: str) -> bool:
-    """Whether an expression calls TVM's operator of that name."""
+    """Return whether an expression calls TVM's operator of that name."""
     return isinstance(expr, ir.Call) and str(getattr(expr.op, "name", "")) == name
 
 
 def behind(data: ir.Expr) -> ir.Expr:
-    """The buffer, or the pointer argument, that the data of a declared buffer is in."""
+    """Return the buffer, or the pointer argument, that holds the data of a declared buffer."""
     return data.args[0] if is_call(data, "tirx.buffer_data") else data
 
 
 def memory_behind(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
-    """By each declared buffer of a kernel, the allocated one or the pointer argument that it is in."""
+    """Return, by each declared buffer of a kernel, the allocated one or the pointer argument it is in."""
     found: dict[ir.Var, ir.Var] = {}
     for node in nodes(body, tirx.DeclBuffer):
         source = behind(node.data)

@@ -27,10 +27,10 @@ LEAST = BLOCK // 4  # fewest: below, the sums of the blocks would be as many as 
 
 
 def block(extent: int, terms: int) -> int:
-    """How many iterations of a loop over `extent` make a block, where each adds `terms` (at most BLOCK).
+    """Return how many iterations of a loop over `extent` make a block.
 
-    A divisor of `extent` where one gives LEAST to BLOCK terms; else what leaves the last block little
-    shorter than the others.
+    Each iteration adds `terms` terms (at most BLOCK). The result is a divisor of `extent` where one gives
+    LEAST to BLOCK terms; otherwise it makes the last block little shorter than the others.
     """
     most = max(1, BLOCK // terms)
     if extent <= most:
@@ -42,9 +42,9 @@ def block(extent: int, terms: int) -> int:
 
 
 def additions(terms: int) -> int:
-    """Roundings that a term of a sum of `terms` passes through, at most.
+    """Return the most roundings that a term of a sum of `terms` passes through.
 
-    All but the last stage have blocks of LEAST to BLOCK terms, the last has up to LONGEST.
+    All stages but the last have blocks of LEAST to BLOCK terms; the last has up to LONGEST.
     """
     stages, left = 0, terms
     while left > LONGEST:
@@ -93,7 +93,7 @@ class LongSum:
 
 
 def find(loop: tirx.For) -> LongSum | None:
-    """The first sum that takes too many terms in this loop and those within, with this loop over terms."""
+    """Return the first sum of too many terms whose outermost loop over terms is this one, or None."""
     leaves = list(_leaves(loop, Leaf(loop)))
     for leaf in leaves:
         term = _term(leaf.stmt)
@@ -119,7 +119,7 @@ def find(loop: tirx.For) -> LongSum | None:
 
 
 def is_product(parts: Iterable[ir.Expr | tirx.Stmt], along: Sequence[ir.Var]) -> bool:
-    """Whether terms of a sum are made of several tensors that are read along the variables summed over."""
+    """Return whether terms of a sum combine several tensors, each read along the variables summed over."""
     read: list[ir.Expr] = []
     for load in (load for part in parts for load in loads(part)):
         if uses(load.indices, along) and not any(load.source.same_as(other) for other in read):
@@ -136,7 +136,7 @@ class Reduction:
 
 
 def reductions(func: tirx.PrimFunc) -> list[Reduction]:
-    """All reductions of an unscheduled function."""
+    """Return all reductions of an unscheduled function."""
     found: list[Reduction] = []
     for block in nodes(func.body, s_tir.SBlock):
         if over := reduced_axes(block):
@@ -146,16 +146,17 @@ def reductions(func: tirx.PrimFunc) -> list[Reduction]:
 
 
 def most_additions(func: tirx.PrimFunc) -> int:
-    """Additions that a term of any reduction of an unscheduled function passes through, at most; at least 1.
+    """Return the most additions that a term of any reduction of an unscheduled function passes through.
 
-    Products count as if they were added up one by one, which schedules with many accumulators do.
+    The result is at least 1. Products count as if they were added up one by one, which schedules with many
+    accumulators do.
     """
     passed = [one.terms if one.product else additions(one.terms) for one in reductions(func)]
     return max(passed, default=1)
 
 
 def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
-    """The conditions that must hold together."""
+    """Return the conditions that must hold together."""
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]
     if isinstance(condition, ir.Call) and str(getattr(condition.op, "name", "")).endswith(".likely"):
@@ -181,7 +182,7 @@ def _leaves(stmt: tirx.Stmt, around: Leaf) -> Iterator[Leaf]:
 
 
 def _term(stmt: tirx.Stmt) -> ir.Expr | None:
-    """What a store adds to the float that it overwrites; None where it does something else."""
+    """Return what a store adds to the float that it overwrites; None where it does anything else."""
     if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, tirx.Add):
         return None
     if "float" not in str(stmt.buffer.dtype):
@@ -193,7 +194,10 @@ def _term(stmt: tirx.Stmt) -> ir.Expr | None:
 
 
 def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
-    """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
+    """Return how many partial sums a work-item may hold.
+
+    An operand copied in the loop counts as what it copies.
+    """
     operands = loads(term)
     if is_product(operands, along):
         return MOST_PARTIAL_PRODUCTS
@@ -207,7 +211,10 @@ def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along:
 
 
 def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
-    """Which loop to cut into blocks of how many iterations; None where that takes too many partial sums."""
+    """Return which loop to cut into blocks, and of how many iterations.
+
+    Return None where that takes too many partial sums.
+    """
     terms, partial = 1, 1
     found = None
     for at in reversed(range(len(leaf.loops))):
@@ -229,13 +236,13 @@ def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
 
 
 def _accesses(loop: tirx.For, buffer: ir.Var) -> int:
-    """How often a buffer is named as one that is read or written, within a loop."""
+    """Return how often a buffer is named as one that is read or written, within a loop."""
     named = [load.source for load in loads(loop)] + [store.buffer for store in nodes(loop, tirx.BufferStore)]
     return sum(bool(one.same_as(buffer)) for one in named)
 
 
 def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
-    """Whether a store sets the element of a sum, in the first iteration of all the loops over its terms."""
+    """Return whether a store sets a sum's element in the first iteration of all loops over its terms."""
     first = [_first_of(condition) for _, condition in other.conditions]
     return (
         len(other.loops) == len(leaf.loops)
@@ -249,16 +256,16 @@ def _is_init(other: Leaf, leaf: Leaf, summed: Sequence[tirx.For]) -> bool:
 
 
 def _first_of(condition: ir.Expr) -> ir.Var | None:
-    """The variable that a condition asks to be 0."""
+    """Return the variable that a condition requires to be 0, or None."""
     if isinstance(condition, tirx.EQ) and isinstance(condition.b, tirx.IntImm) and not int(condition.b):
         return condition.a if isinstance(condition.a, ir.Var) else None
     return None
 
 
 def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bool:
-    """Whether outside the loops over the terms it can be told which element is added to, and when.
+    """Return whether the element added to, and the time of adding, are known outside the loops over terms.
 
-    A condition may be about the terms or about the element, and not about both.
+    A condition may depend on the terms or on the element, but not on both.
     """
     over = [one.loop_var for one in summed]
     others = [one.loop_var for one in leaf.loops if not any(one.same_as(s) for s in summed)]
@@ -288,12 +295,12 @@ _WRITTEN_OUT = 16  # partial sums, which then stay in registers whatever the com
 
 
 def stage_sums() -> tvm.transform.Pass:
-    """The pass; it takes functions whose blocks are lowered and whose buffers are not yet flattened."""
+    """Return the pass; it takes functions with blocks already lowered and buffers not yet flattened."""
     return tirx.transform.prim_func_pass(_stage, opt_level=0, name="honed.StageSums")
 
 
 def in_stages(func: tirx.PrimFunc) -> ir.IRModule:
-    """An unscheduled function as `main` of a module, lowered as far as it takes to add up in blocks."""
+    """Return an unscheduled function as `main` of a module, lowered just enough to add up in blocks."""
     s = s_tir.transform
     lowered = tvm.transform.Sequential(
         [
@@ -324,7 +331,7 @@ def _staged(stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:
-    """The loop with a sum in blocks, after the sum's initial store if that stood in it."""
+    """Return the loop with a sum in blocks, after the sum's initial store if the loop contained it."""
     result = replaced(loop, long.leaf.loops[long.at], _in_blocks(long))
     if long.init is None:
         return result
@@ -332,7 +339,7 @@ def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:
 
 
 def _in_blocks(long: LongSum) -> tirx.Stmt:
-    """The loop that is cut, as blocks."""
+    """Return the loop that is cut, as blocks."""
     cut, store, within = long.leaf.loops[long.at], long.leaf.stmt, long.at + 1
     elements = _elements(long, within)
     shape = [int(one.extent) for one in elements] or [1]
@@ -365,7 +372,7 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
 
 
 def _repeat(like: tirx.For, count: ir.Expr, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
-    """A loop of the same kind, around what `body` makes of its variable."""
+    """Return a loop of the kind of `like`, around what `body` makes of its variable."""
     known = isinstance(count, tirx.IntImm)
     zero = tirx.const(0, like.loop_var.ty.dtype)
     if known and int(count) == 1:
@@ -376,12 +383,12 @@ def _repeat(like: tirx.For, count: ir.Expr, body: Callable[[ir.Expr], tirx.Stmt]
 
 
 def _elements(long: LongSum, within: int) -> list[tirx.For]:
-    """The loops over elements, from loop number `within` on."""
+    """Return the loops over elements, from loop number `within` on."""
     return [one for one in long.leaf.loops[within:] if not any(one.same_as(s) for s in long.summed)]
 
 
 def _for_each_element(long: LongSum, leaf: Leaf, within: int, stmt: tirx.Stmt) -> tirx.Stmt:
-    """`stmt` for all elements that the loops from number `within` on cover, under their conditions."""
+    """Return `stmt` for all elements that loops from number `within` on cover, under their conditions."""
     over = [one.loop_var for one in long.summed]
     for depth, condition in reversed(leaf.conditions):
         if depth >= within and not uses([condition], over):

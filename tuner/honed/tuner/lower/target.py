@@ -11,10 +11,11 @@ from . import DOT
 
 
 def target_for(profile: DeviceProfile) -> Target:
-    """An OpenCL target with the profile's limits, and an LLVM host that nothing is generated for.
+    """Return an OpenCL target with the profile's limits, and an LLVM host that no code is generated for.
 
-    `thread_warp_size` is 1 because the generator takes the lanes of a wider warp to run in step and leaves
-    out or misplaces barriers, which OpenCL does not allow (facts: Apache TVM 0.27, LowerThreadAllreduce).
+    `thread_warp_size` is 1 because the generator assumes that the lanes of a wider warp run in step, and
+    leaves out or misplaces barriers, which OpenCL does not allow (facts: Apache TVM 0.27,
+    LowerThreadAllreduce).
     """
     threads = min(profile.rules.max_threads, profile.limits.max_work_group_size)
     config = {
@@ -30,7 +31,10 @@ def target_for(profile: DeviceProfile) -> Target:
 
 
 def alignment_of(profile: DeviceProfile) -> int:
-    """Of scratch buffers and what lies in them, in bytes: as sub-buffers need, and whole cache lines (64)."""
+    """Return the alignment, in bytes, of scratch buffers and of what lies in them.
+
+    It suits sub-buffers, and whole cache lines (64 bytes).
+    """
     return max(64, profile.limits.base_align_bytes)
 
 
@@ -52,7 +56,7 @@ def register() -> None:
 
 
 def is_dot(expr: ir.Expr) -> bool:
-    """Whether it is a call of DOT."""
+    """Return whether an expression is a call of DOT."""
     name = str(getattr(getattr(expr, "op", None), "name", ""))
     return name.endswith("call_pure_extern") and str(expr.args[0].value) == DOT
 

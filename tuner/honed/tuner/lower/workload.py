@@ -22,34 +22,37 @@ ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
 
 
 def task_key(func: tirx.PrimFunc) -> str:
-    """What names a workload in every model: the structural hash of its unscheduled function.
+    """Return the key of a workload in every model: the structural hash of its unscheduled function.
 
-    Behind it are the parameters that may be packed, as they are constants: it is another workload where they
-    are not, with other times for the same schedules.
+    The key ends with the numbers of the parameters that may be packed, because they are constants. Without
+    them it is another workload, with other times for the same schedules.
     """
     marks = "".join(f"_c{n}" for n in marked(func))
     return f"{structural_hash(func.without_attr(_MARK)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
 
 
 def function_flops(func: tirx.PrimFunc) -> int:
-    """Operations of an unscheduled function; arithmetic, comparisons and intrinsics count as one each."""
+    """Return the operations of an unscheduled function.
+
+    Arithmetic, comparisons and intrinsics count as one operation each.
+    """
     return int(estimate_tir_flops(IRModule({"main": func})))
 
 
 def function_bytes(func: tirx.PrimFunc) -> int:
-    """Bytes of an unscheduled function's parameters: what it moves at least."""
+    """Return the bytes of an unscheduled function's parameters: the least that it moves."""
     return sum(value.nbytes for value in parameters(func))
 
 
 def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:
-    """A function's parameters as values."""
+    """Return a function's parameters as values."""
     return tuple(
         MemoryValue(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
     )
 
 
 def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
-    """For each function the parameters that are constants in all its calls."""
+    """Return, for each function, the parameters that are constants in all its calls."""
     found: dict[str, frozenset[int]] = {}
     for call in program.calls:
         if isinstance(call, FunctionCall):
@@ -69,12 +72,12 @@ def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: Devic
 
 
 def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
-    """The numbers of the parameters that are marked."""
+    """Return the numbers of the marked parameters."""
     return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
 
 
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they are summed over channels and a window, and have an axis of outputs to themselves."""
+    """Return whether weights are summed over channels and a window, and have a separate axis of outputs."""
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = reduced_axes(block)
@@ -89,7 +92,7 @@ def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
 
 def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they are summed with another operand."""
+    """Return whether weights are summed with another operand."""
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = [axis.var for axis in reduced_axes(block)]
@@ -101,7 +104,7 @@ def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
 
 def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they have a window, or are summed with an image whose pixels no vector divides."""
+    """Return whether weights have a window, or are summed with an image whose pixels no vector divides."""
     pixels = math.prod(int(extent) for extent in func.params[-1].shape[2:])
     images = len(func.params[-1].shape) == len(weights.shape) == _IMAGE_AXES
     odd = images and pixels % ALIGNED_PIXELS != 0

@@ -60,12 +60,12 @@ class Candidate:
 
     @classmethod
     def of(cls, name: str, lowered: Lowered) -> Candidate:
-        """What a schedule was lowered to; `name` is its id."""
+        """Return a candidate of a lowered schedule; `name` is its id."""
         return cls(id=name, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
 
 
 def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int]:
-    """The numbers of those that depend on constant parameters only, by the rule of plans."""
+    """Return the numbers of the launches that depend on constant parameters only, by the rule of plans."""
     values = (*workload.parameters, *candidate.inner)
     buffers = [
         Buffer(dtype=v.dtype, shape=v.shape, place=_place(workload, n), offset=0, nbytes=v.nbytes)
@@ -80,7 +80,7 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
 
 
 def inference_launches(workload: Workload, candidate: Candidate) -> tuple[KernelLaunch, ...]:
-    """The others, which run in each inference."""
+    """Return the launches that run in each inference: all but the prepared ones."""
     prepared = prepared_launches(workload, candidate)
     return tuple(launch for n, launch in enumerate(candidate.launches) if n not in prepared)
 
@@ -160,19 +160,19 @@ class Measures(Protocol):
         """Have candidates built that are judged soon, the first of them next, where a pool does that."""
 
     def forget(self) -> dict[str, Verdict]:
-        """What `build` and `prepare` were told is not judged any more.
+        """Cancel what `build` and `prepare` were asked for: those candidates are not judged any more.
 
-        Gives verdicts by id on candidates that were prepared, and judged before they were asked for.
+        Return verdicts by id on candidates that were prepared, and judged before they were asked for.
         """
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
-        """The verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""
+        """Return the verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""
 
     def settle(self) -> None:
         """Wait until faults of what was judged last must be known; `take_faults` has them then."""
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
-        """Faults found since the last call, with the ids of the candidates they belong to."""
+        """Return faults found since the last call, with the ids of the candidates they belong to."""
 
     def close(self) -> None:
         """End its processes."""

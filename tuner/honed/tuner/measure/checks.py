@@ -49,12 +49,12 @@ class VerdictCheck(Generic[S]):
 
 
 def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
-    """The first refusal among them; None where there is none."""
+    """Return the first refusal of an iterable; None where it has none."""
     return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def first_refusal(table: Sequence[VerdictCheck[S]], seen: S, without: Container[str] = ()) -> Refusal | None:
-    """The refusal of the first row that has one; `without` are names of checks that are left out."""
+    """Return the refusal of the first row that refuses; `without` names checks to skip."""
     return first_of(check.refuses(seen) for check in table if check.name not in without)
 
 
@@ -229,7 +229,7 @@ def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
 
 
 def _surely_right(expected: ExpectedOutput, found: Array) -> bool:
-    """One pass in single precision; what it accepts, the exact comparison accepts too (NaN never)."""
+    """Compare in one pass in single precision; the exact comparison accepts all it accepts (NaN never)."""
     kind = np.promote_types(expected.array.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(np.subtract(found, expected.array, dtype=kind))
@@ -325,7 +325,7 @@ class Ceiling:
 
 
 def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
-    """What the device does at most with a workload."""
+    """Return the most that the device can do with a workload: operations and bytes per second."""
     gflops = bounds.gflops(peaks, half=False)
     if workload.half:
         gflops = max(gflops, bounds.gflops(peaks, half=True))
@@ -335,9 +335,10 @@ def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
 
 
 def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cores: int) -> Ceiling:
-    """What no evidence makes believable any more: far above what microbenchmarks measured.
+    """Return what no evidence makes believable: limits far above what microbenchmarks measured.
 
-    Where the GPU's model is known, its multiply-adds at a clock that no such chip has bound it more tightly.
+    Where the GPU's model is known, its multiply-adds at a clock that no such chip reaches bound it more
+    tightly.
     """
     operations = BELIEVABLE * measured.operations
     if model is not None and not workload.integer:
@@ -347,7 +348,7 @@ def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cor
 
 
 def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
-    """Why a time is shorter than `most` allows, for a sentence; empty where it is not."""
+    """Return why a time is shorter than `most` allows, for a sentence; empty where it is not."""
     rate, moved = workload.flops / seconds, workload.bytes / seconds
     if rate > most.operations:
         return (

@@ -38,7 +38,7 @@ class MeasuringChild(Server):
         self._loaded_at = 0
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """What the driver refuses is answered, too."""
+        """Return the error to answer with, also for what the OpenCL driver refuses."""
         if isinstance(raised, cl.Error):
             return failure("measure", raised)
         return super().error_of(raised, method)

@@ -167,7 +167,10 @@ class Examination:
         self._check(checks.LEFT, replace(left, unjudged=POISONS[0]))
 
     def _slowest(self) -> Claimed:
-        """The slowest run so far as a claim, with the runs whose clocks must not contradict each other."""
+        """Return the slowest run so far as a claim.
+
+        The claim includes the runs whose clocks must not contradict each other.
+        """
         seconds = max(run.seconds for run in self._runs) + self._session.resolution
         return self._claimed(seconds, self._runs if self._alone else ())
 
@@ -181,7 +184,10 @@ class Examination:
     def _check_again(
         self, table: Sequence[VerdictCheck[S]], see: Callable[[], S], runnable: BoundCandidate, number: int
     ) -> None:
-        """The same, where a row may want more to be seen before its refusal is believed."""
+        """Drop the candidate at the first row of the table that refuses, as `_check` does.
+
+        Before its refusal is believed, a row may require more runs or newly measured peaks.
+        """
         for row in table:
             if row.name in self._session.without:
                 continue
@@ -261,18 +267,18 @@ class Examination:
         return Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=turns.yardstick)
 
     def _answers(self) -> dict[int, Array]:
-        """A copy of the outputs as last fetched, by parameter."""
+        """Return a copy of the outputs as last fetched, by parameter."""
         return {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
 
     def _outputs(self, number: int, earlier: Mapping[int, Array] = _NOTHING) -> list[RunOutput]:
-        """The outputs as last fetched, with what another run on the same inputs left."""
+        """Return the outputs as last fetched, with what another run on equal inputs left."""
         return [
             RunOutput(self._name(i), expected, self._loaded.memory[i].array, earlier.get(i))
             for i, expected in self._loaded.expected[number].items()
         ]
 
     def _inputs(self, number: int) -> list[tuple[str, Array, Array]]:
-        """The inputs as given and as they are now."""
+        """Return the inputs as given and as they are now, each with its name."""
         if "inputs" in self._session.without:
             return []
         found = []
@@ -284,7 +290,7 @@ class Examination:
     def _left(
         self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
     ) -> MemoryLeft:
-        """What the last run left, with all guard bands."""
+        """Return what the last run left in memory, with all guard bands."""
         memory = (*self._loaded.memory, *self._inner)
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
         return MemoryLeft(self._poison, bands, inputs, outputs)

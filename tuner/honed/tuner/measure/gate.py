@@ -20,11 +20,14 @@ class Gate:
     """One that is always open."""
 
     def enter(self) -> bool:
-        """Before each candidate and each other step: returns when the device may be used, False to stop."""
+        """Wait until the device may be used; return False to stop.
+
+        Call this before each candidate and each other step.
+        """
         return True
 
     def leave(self) -> None:
-        """The device is not used until `enter` is called again."""
+        """Stop using the device until `enter` is called again."""
 
 
 class LeaseGate(Gate):
@@ -84,13 +87,13 @@ class LeaseGate(Gate):
         return False
 
     def leave(self) -> None:
-        """The device is left until the next `enter`."""
+        """Leave the device until the next `enter`."""
         with self._lock:
             self._count()
             self._using = False
 
     def close(self) -> None:
-        """From a signal handler: `enter` gives False from now on."""
+        """Make `enter` return False from now on; may be called from a signal handler."""
         self._told = True
 
     def _count(self) -> None:

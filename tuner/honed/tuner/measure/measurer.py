@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def kernel_log(tell: Callable[[str], None]) -> Reader | None:
-    """The kernel log; None where it cannot be read, of which `tell` gets a sentence."""
+    """Open the kernel log; where it cannot be read, pass a sentence about that to `tell` and return None."""
     try:
         return open_reader()
     except HonedError as error:
@@ -84,16 +84,16 @@ class FaultWatch:
         return self._reader is not None
 
     def adopt(self, pid: int) -> None:
-        """A new child has opened the device."""
+        """Watch a new child that has opened the device."""
         self._owners = [*self._owners[-1:], _Owner(pid, ids_of(pid))]
 
     def started(self, name: str) -> None:
-        """The child begins to run candidate `name`."""
+        """Note that the child begins to run candidate `name`."""
         owner, run = self._owners[-1], GpuRun(name=name, started_s=time.monotonic(), ended_s=None)
         owner.runs = [*owner.runs[1 - _KEPT_RUNS :], run]
 
     def ended(self) -> None:
-        """It does not run any more."""
+        """Note that the child has stopped running its candidate."""
         owner = self._owners[-1]
         if owner.runs and owner.runs[-1].ended_s is None:
             owner.runs[-1] = replace(owner.runs[-1], ended_s=time.monotonic())
@@ -126,11 +126,11 @@ class FaultWatch:
                 self._blame(story)
 
     def of(self, name: str) -> FaultStory | None:
-        """A fault found to be candidate `name`'s."""
+        """Return a fault found to be caused by candidate `name`; None where there is none."""
         return next((story for found, story in self._found if found == name), None)
 
     def take(self) -> list[tuple[str, FaultStory]]:
-        """All faults found since the last call, with the candidates they belong to."""
+        """Return all faults found since the last call, with the candidates they belong to."""
         found, self._found = self._found, []
         return found
 
@@ -177,10 +177,12 @@ class Measurer:
         command: Sequence[str] = COMMAND,
         builders: int = 0,
     ) -> None:
-        """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
-        first given to the child, so that it can be noted durably. `command` is another child in tests.
-        `builders` children build what `build` is told. `without` are names of checks that are not made, in
-        tests, which show that each works by itself.
+        """Set up a measurer; no child is started yet.
+
+        `profile` must hold measured peaks; raises InvalidArgument otherwise. `begin` is called before a
+        candidate is first given to the child, so that it can be noted durably. `command` starts another child
+        in tests. `builders` is how many children build the candidates given to `build`. `without` names
+        checks that are not made; tests use it to show that each check works by itself.
         """
         if profile.peaks is None:
             raise InvalidArgument("the device's peaks are not known; measure them before tuning")
@@ -270,7 +272,10 @@ class Measurer:
         self._builders.submit(allowed, self._workload)
 
     def forget(self) -> dict[str, Verdict]:
-        """What `build` was told is not measured any more; nothing was measured before it was asked for."""
+        """Cancel the builds that `build` asked for.
+
+        The result is empty, because nothing is measured before it is asked for.
+        """
         if self._builders is not None:
             self._builders.forget()
         return {}
@@ -285,7 +290,7 @@ class Measurer:
             self._child.tell(PrepareCandidate(candidate=candidate))
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
-        """The verdict on a candidate of the loaded workload, whatever it does.
+        """Return the verdict on a candidate of the loaded workload, whatever the candidate does.
 
         `best` is the best known time of the workload (seconds); a candidate far slower is timed few times
         only. Raises InvalidArgument before `load`, DeviceError where no child can be started any more.
@@ -312,10 +317,10 @@ class Measurer:
         self._watch.settle(time.monotonic())
 
     def take_faults(self) -> list[tuple[str, FaultStory]]:
-        """Faults found since the last call, with the ids of the candidates they belong to.
+        """Return faults found since the last call, with the ids of the candidates they belong to.
 
-        Usually that of a candidate whose verdict was FAULT; a record that came late may belong to one that
-        was found right before, which must be set aside then.
+        Usually this is the fault of a candidate whose verdict was FAULT. A record that came late may belong
+        to a candidate that was found right before, which must be set aside then.
         """
         self._watch.look()
         return self._watch.take()
@@ -335,7 +340,7 @@ class Measurer:
                 self._begin(candidate)
 
     def _attempt(self, candidate: Candidate, best: float | None) -> tuple[Verdict, bool]:
-        """The verdict, and whether another candidate may be to blame for it."""
+        """Return the verdict, and whether another candidate may be to blame for it."""
         if self._child is None:
             self._start()
         child = self._child
@@ -366,7 +371,7 @@ class Measurer:
         return verdict, False
 
     def _looked_after(self, candidate: Candidate, verdict: Verdict, ran_at: float | None) -> Verdict:
-        """The verdict after a look into the kernel log, as long as it takes to be sure of it."""
+        """Return the verdict after reading the kernel log for as long as it takes to be sure."""
         if not self._watch.watching or ran_at is None:
             return verdict
         began = time.monotonic()
@@ -438,7 +443,7 @@ class Measurer:
 
 
 def _of_ended(ended: Ended) -> Verdict:
-    """What a child's end says of the candidate it was measuring."""
+    """Return the verdict on the candidate that a child was measuring when it ended."""
     phase, death = ended.phase, ended.death
     where = {
         "build": "in the driver's compiler",

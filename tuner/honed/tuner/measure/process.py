@@ -27,7 +27,7 @@ _AT_ONCE = 2  # candidates that a child has been given, so that it need not wait
 
 
 def cached_in(folder: Path) -> dict[str, str]:
-    """The environment in which PoCL and NVIDIA's driver keep compiled programs in `folder`."""
+    """Return the environment in which PoCL and NVIDIA's driver store compiled programs in `folder`."""
     kept = str(folder)
     return {
         "POCL_KERNEL_CACHE": "1",
@@ -55,8 +55,10 @@ class Builders:
         memory_bytes: int,
         command: Sequence[str] = BUILDER,
     ) -> None:
-        """`folder` takes the cache and logs, `seconds` is what one candidate may take, `memory_bytes` what a
-        child may grow by. With `launch`, kernels are run once.
+        """Set up the children's folder and limits.
+
+        `folder` takes the cache and logs. One candidate may take `seconds`, and a child's memory may grow by
+        `memory_bytes`. With `launch`, kernels are run once.
         """
         self.cache = folder / "cache"
         self._folder = folder
@@ -97,7 +99,7 @@ class Builders:
         self._pump(0.0)
 
     def submitted(self, candidate: Candidate) -> bool:
-        """Whether it was submitted since the last `forget`."""
+        """Return whether a candidate was submitted since the last `forget`."""
         return candidate.id in self._submitted
 
     def wait(self, candidate: Candidate | None = None) -> None:

@@ -226,13 +226,14 @@ class DeviceSession:
         return traffic
 
     def most(self, loaded: LoadedWorkload) -> Ceiling:
-        """What the device can do with a workload as far as is known."""
+        """Return the most that the device can do with a workload, as far as is known."""
         return ceiling(loaded.workload, self.peaks)
 
     def limit(self, loaded: LoadedWorkload) -> Ceiling:
-        """What no evidence makes believable: it goes by microbenchmarks, never by what kernels showed.
+        """Return what no evidence makes believable.
 
-        So kernels cannot lift it step by step.
+        It depends on microbenchmarks, never on what kernels showed, so that kernels cannot raise it step by
+        step.
         """
         measured = ceiling(loaded.workload, self._benchmarks)
         return physical(loaded.workload, measured, self._model, self.profile.limits.compute_units)
@@ -258,7 +259,7 @@ class DeviceSession:
         self.peaks = bounds.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probed(self, nbytes: int) -> float:
-        """The rate, bytes per second, of probes that move just `nbytes`; 0 for more than caches hold."""
+        """Return the rate, in bytes/s, of probes that move just `nbytes`; 0 for more than caches hold."""
         units = self.profile.limits.compute_units
         return timing.traffic(self.context, self.queue, units, nbytes) or 0.0
 
@@ -283,13 +284,13 @@ class DeviceSession:
         wait(self._prepared.values())
 
     def program(self, candidate: Candidate) -> Any:
-        """The candidate's program; raises pyopencl's errors."""
+        """Return the candidate's program, built if it was not prepared; raises pyopencl's errors."""
         prepared = self._prepared.pop(candidate.id, None)
         return prepared.result() if prepared else timing.build(self.context, candidate.source)
 
 
 def _settled(yardstick: timing.Yardstick) -> float:
-    """The yardstick's time once it is no longer getting faster, in seconds."""
+    """Return the yardstick's time in seconds, once it no longer gets faster."""
     until = time.perf_counter() + _SETTLE_SECONDS
     best, stale = yardstick.seconds(), 0
     while stale < _SETTLED and time.perf_counter() < until:

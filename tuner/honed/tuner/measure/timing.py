@@ -38,8 +38,9 @@ class BoundCandidate:
         buffers: Sequence[Any],
         prepared: Container[int] = (),
     ) -> None:
-        """Set arguments; raises pyopencl's errors. `buffers` are numbered as the launches' args, `prepared`
-        are numbers of launches.
+        """Set the arguments of all launches; raises pyopencl's errors.
+
+        `buffers` are numbered as the launches' args, `prepared` are numbers of launches.
         """
         self._queue = queue
         self._prepared: list[_Command] = []
@@ -89,7 +90,7 @@ class BoundCandidate:
         return None
 
     def enqueue(self) -> list[Any]:
-        """One run: the events of its launches."""
+        """Enqueue one run, and return the events of its launches."""
         return self._enqueue(self._commands)
 
     def prepare(self, read: Reader) -> Finished:
@@ -97,7 +98,7 @@ class BoundCandidate:
         return self._finish(read, time.perf_counter(), self._enqueue(self._prepared))
 
     def run(self, read: Reader, times: int = 1) -> Finished:
-        """So many runs in a row, waited for once."""
+        """Run so many times in a row, and wait once."""
         began = time.perf_counter()
         return self._finish(read, began, [event for _ in range(times) for event in self.enqueue()])
 
@@ -113,12 +114,12 @@ class BoundCandidate:
 
 
 def build(context: Any, source: str) -> Any:
-    """The program, as the executor builds it; raises pyopencl's errors. Lets other threads run meanwhile."""
+    """Build a program as the executor does; raises pyopencl's errors. Lets other threads run meanwhile."""
     return cl.Program(context, source).build(options=list(programs.OPTIONS), cache_dir=False)
 
 
 def complaint(error: Exception) -> str:
-    """The line of a driver's error that says most: the first with "error:", else the first."""
+    """Return the most telling line of a driver's error: the first with "error:", else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = (line for line in lines if "error:" in line.casefold())
     return next(telling, lines[0] if lines else type(error).__name__)[:200]
@@ -164,7 +165,7 @@ _REPEATS = 6
 
 
 def reading(event: Any) -> Launched:
-    """What the driver says of a finished launch: the one place that reads events."""
+    """Return what the driver reports of a finished launch; only this function reads events."""
     profile = event.profile
     return Launched(event.command_execution_status, profile.start, profile.end)
 
@@ -187,7 +188,7 @@ class Yardstick:
         self._queue = queue
 
     def enqueue(self) -> Any:
-        """Its event."""
+        """Enqueue the yardstick, and return its event."""
         return cl.enqueue_nd_range_kernel(self._queue, self._kernel, (self._items,), (GROUP,))
 
     def seconds(self) -> float:
@@ -198,9 +199,9 @@ class Yardstick:
 
 
 def traffic(context: Any, queue: Any, compute_units: int, nbytes: int) -> float | None:
-    """Bytes per second of the fastest way to move `nbytes`, half in and half out or all in.
+    """Return the bytes per second of the fastest way to move `nbytes`, half in and half out or all in.
 
-    None where that is more than the caches of any device hold: its bandwidth is in the profile then.
+    Return None where that is more than the caches of any device hold: its bandwidth is in the profile then.
     """
     if nbytes > 2 * _MOST_BYTES:
         return None
@@ -247,7 +248,7 @@ class Warmth:
         self.best = [*self.best[1 - _MEMORY :], seconds]
 
     def up(self, seconds: float) -> bool:
-        """Whether a yardstick of `seconds` is as fast as of late."""
+        """Return whether a yardstick of `seconds` is as fast as of late."""
         return bool(self.best) and seconds <= _AWAKE * min(self.best)
 
 
@@ -271,7 +272,10 @@ class Schedule:
     def of(
         cls, seconds: float, launches: int, resolution: float, cap: int, limits: MeasureLimits
     ) -> Schedule:
-        """Long enough for the device's clock, short enough for its queue and the run's deadline."""
+        """Return a schedule long enough for the device's clock.
+
+        It is short enough for the device's queue and the run's deadline.
+        """
         wanted = max(_LEAST_SAMPLE, _CLOCK_STEPS * resolution)
         fit = max(1, (cap - 1) // launches)
         runs = max(1, min(_MOST_RUNS, math.ceil(wanted / max(seconds, 1e-9)), fit))
@@ -298,7 +302,7 @@ class Turns:
         return statistics.median(self.yardsticks)
 
     def take(self, schedule: Schedule) -> None:
-        """One more group of samples."""
+        """Take one more group of samples."""
         began = time.perf_counter()
         taken = []
         for _ in range(schedule.group):
@@ -363,11 +367,11 @@ class Interval:
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """The median of one or more samples between the order statistics that hold it with 95 %.
+    """Return the median of one or more samples, between the order statistics that enclose it with 95 %.
 
     The number of samples below the true median is binomial with p = 1/2, whatever their distribution
-    (Conover, Practical Nonparametric Statistics, 3.2). Fewer than six samples do not reach 95 %: the
-    interval is then their range.
+    (Conover, Practical Nonparametric Statistics, 3.2). Fewer than six samples do not reach 95 %: the interval
+    is then their range.
     """
     ordered = sorted(samples)
     skip = _skipped(len(ordered))
@@ -376,7 +380,7 @@ def interval(samples: Sequence[float]) -> Interval:
 
 @functools.cache
 def _skipped(n: int) -> int:
-    """How many samples may be left out at each end."""
+    """Return how many samples may be left out at each end."""
     tail, skip = 2.0**-n, 0
     while 2 * (tail + math.comb(n, skip + 1) * 2.0**-n) <= 1 - CONFIDENCE:
         skip += 1

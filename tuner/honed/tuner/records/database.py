@@ -47,10 +47,11 @@ class Opened:
 
 
 def open_database(path: Path, *, busy_s: float) -> Opened:
-    """The database at `path`, checked and in this format. Waits up to `busy_s` for another process's write.
+    """Open the database at `path`, checked and in this format.
 
-    Raises InvalidArgument where the file is a newer honed's or another program's, Unavailable where it is
-    busy, or damaged while another process has it open; PermissionDenied and ResourceExhausted for the disk.
+    Waits up to `busy_s` seconds for another process's write. Raises InvalidArgument where the file is a newer
+    honed's or another program's, Unavailable where it is busy, or damaged while another process has it open;
+    PermissionDenied and ResourceExhausted for the disk.
     """
     with explained(path):
         fresh = not path.exists()
@@ -74,7 +75,7 @@ def open_database(path: Path, *, busy_s: float) -> Opened:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns errors of the database and the disk into one sentence each."""
+    """Turn errors of the database and the disk into one sentence each."""
     try:
         yield
     except sqlite3.Error as error:
@@ -91,7 +92,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything in the block or nothing; durable when the block has ended."""
+    """Commit everything in the block or nothing; it is durable when the block has ended."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -103,7 +104,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _open_sound(path: Path, busy_s: float, *, thorough: bool) -> sqlite3.Connection:
-    """A connection to a database that passed its check, in this format. Raises _Damaged."""
+    """Open a database that passes its check, in this format; raise _Damaged where it does not pass."""
     try:
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
         try:
@@ -205,7 +206,7 @@ def _size(path: Path) -> int:
 
 
 def _no_room(path: Path) -> bool:
-    """Whether the disk is as good as full: then SQLite may also fail to make its files longer."""
+    """Return whether the disk is nearly full, when SQLite may also fail to make its files longer."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:
@@ -214,7 +215,7 @@ def _no_room(path: Path) -> bool:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; 0 where Python itself refused."""
+    """Return SQLite's primary result code; 0 where Python itself refused."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 

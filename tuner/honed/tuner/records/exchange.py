@@ -109,12 +109,12 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: 
 
 
 def written(line: Line) -> bytes:
-    """A line as a file has it."""
+    """Return a line as the bytes of a file."""
     return json.dumps(strict.to_plain(line), allow_nan=False, sort_keys=True).encode() + b"\n"
 
 
 def line_setup(line: Line) -> Setup:
-    """The setup a line was measured with."""
+    """Return the setup that a line was measured with."""
     return Setup(device=line.device, compiler=line.compiler)
 
 
@@ -137,7 +137,7 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines of at most MAX_LINE_BYTES; of a longer one only its beginning, which is no JSON."""
+    """Yield lines of at most MAX_LINE_BYTES; of a longer line only its beginning, which is no JSON."""
     while line := _read(file):
         yield line
         while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -152,7 +152,7 @@ def _read(file: BinaryIO) -> bytes:
 
 
 def parsed(data: bytes) -> Line:
-    """A record; raises Mismatch or InvalidArgument where it is none, or one that cannot be."""
+    """Parse a record; raise Mismatch or InvalidArgument for anything else, or for an impossible record."""
     try:
         plain = json.loads(data, parse_constant=_no_constant)
         json.dumps(plain, ensure_ascii=False).encode()  # half a surrogate pair is no text
@@ -214,18 +214,18 @@ MOST_SPREAD: Final = 20_000  # about so many in all
 
 
 def own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
-    """The best of each workload, and what is in quarantine, without what a hub brought.
+    """Yield the best record of each workload, and those in quarantine, without records from a hub.
 
-    Another board should not try what is in quarantine either.
+    Quarantined records are included because other boards should not try them either.
     """
     banned = (found for found in records.finished(setup) if found.state is RecordState.QUARANTINED)
     return (found for found in chain(records.distil(setup), banned) if not source_of(found.measured_by))
 
 
 def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
-    """Of each workload candidates from the fastest to the slowest and the refused, to learn a prior from.
+    """Yield candidates of each workload, from the fastest to the slowest and the refused, for a prior.
 
-    The same for the same records; without what a hub brought, and without trials that were cut off.
+    Equal records give equal results. Candidates from a hub, and trials that were cut off, are not included.
     """
     ranked: dict[str, list[tuple[float, str]]] = {}
     for found in _judged(records, setup):
@@ -250,7 +250,7 @@ def _seconds(found: TuningRecord) -> float:
 
 
 def _evenly(ranked: list[tuple[float, str]], most: int) -> list[tuple[float, str]]:
-    """The first, the last, and as many between."""
+    """Return `most` entries at even distances, including the first and the last."""
     if len(ranked) <= most:
         return ranked
     return [ranked[round(n * (len(ranked) - 1) / (most - 1))] for n in range(most)]

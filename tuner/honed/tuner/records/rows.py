@@ -129,7 +129,7 @@ _COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
 
 
 def candidate(row: Sequence[Any]) -> TuningRecord:
-    """The candidate of a row; raises InvalidArgument where it has a word that this version does not know."""
+    """Return the candidate of a row; raise InvalidArgument where this version does not know a word in it."""
     values = dict(zip(_COLUMNS, row, strict=True))
     figures = {name: values.pop(name) for name in _TIMING}
     outcome, way = values["outcome"], values["way"]
@@ -149,12 +149,12 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
 
 
 def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
-    """A timing as values of a row."""
+    """Return a timing as values of a row."""
     return dict.fromkeys(_TIMING) if timing is None else asdict(timing)
 
 
 def sha256(text: str) -> str:
-    """Hexadecimal SHA-256 of `text` as UTF-8; what a trace is known by."""
+    """Return the hexadecimal SHA-256 of `text` as UTF-8, which identifies a trace."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

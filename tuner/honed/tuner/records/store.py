@@ -68,14 +68,14 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Self:
-        """The calling process."""
+        """Return the identity of the calling process."""
         started = _started(os.getpid())
         assert started is not None  # it is running
         return cls(boot_id=_boot_id(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=started)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of str()."""
+        """Parse the text that `str()` makes of an owner."""
         boot_id, pid_namespace, pid, started = text.split()
         return cls(boot_id=boot_id, pid_namespace=int(pid_namespace), pid=int(pid), started=int(started))
 
@@ -83,7 +83,10 @@ class Owner:
         return f"{self.boot_id} {self.pid_namespace} {self.pid} {self.started}"
 
     def gone(self) -> bool:
-        """Whether it certainly runs no more. Of another container of this boot that cannot be told: False."""
+        """Return whether the process has certainly ended.
+
+        Return False for a process of another container of this boot, whose end cannot be known.
+        """
         if self.boot_id != _boot_id():
             return True
         return self.pid_namespace == _pid_namespace() and _started(self.pid) != self.started
@@ -98,7 +101,7 @@ def _pid_namespace() -> int:
 
 
 def _started(pid: int) -> int | None:
-    """When process `pid` started (proc(5), stat, field 22); None where it does not run or is a zombie."""
+    """Return when process `pid` started (proc(5), stat, field 22); None if it does not run or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -159,9 +162,10 @@ class Records:
     def may_run(
         self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None = None
     ) -> bool:
-        """False for a candidate that is in quarantine on this device, or in flight already.
+        """Return False for a candidate that is in quarantine on this device, or already in flight.
 
-        So it is for every driver and compiler version, and for any whose kernels have the same source.
+        The quarantine holds for every driver and compiler version, and for all candidates whose kernels have
+        equal source.
         """
         hashes = {"trace_sha256": trace_sha256, "source_sha256": source_sha256}
         key = self._here(setup, workload=workload, owner=self._owner, **hashes)
@@ -245,30 +249,30 @@ class Records:
             return [found for number in ids for found in self._candidates(sql.BY_ID, {"id": number})]
 
     def best(self, workload: str, setup: Setup) -> TuningRecord | None:
-        """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
+        """Return the fastest right candidate, ranked by Timing.fair_s; None where there is none."""
         return next(iter(self._candidates(sql.BEST, self._here(setup, workload=workload))), None)
 
     def distil(self, setup: Setup) -> list[TuningRecord]:
-        """The fastest right candidate of every workload, by workload."""
+        """Return the fastest right candidate of every workload, ordered by workload."""
         return self._candidates(sql.DISTIL, self._here(setup))
 
     def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
-        """All candidates of a workload, oldest first, those in flight and in quarantine too."""
+        """Return all candidates of a workload, oldest first, including those in flight and in quarantine."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
 
     def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
-        """Right candidates of this device with another driver or compiler, not measured with this one yet.
+        """Return right candidates of this device with another driver or compiler, not yet measured with this.
 
-        The fastest first: the first to measure again. Their figures say nothing about this setup. Those of
-        a hub are not among them.
+        The fastest, which is the first to measure again, comes first. Their figures say nothing about this
+        setup. Candidates from a hub are not included.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
     def hints(self, workload: str, setup: Setup, per_task: int = HINTS_PER_TASK) -> list[TuningRecord]:
-        """What a hub's records have for a workload and was not tried here yet, the first to try first.
+        """Return a hub's records for a workload that were not tried here yet, in the order to try them.
 
-        The best of each source in turn, those of this driver before others; none of sources set aside. Of one
-        workload no more than `per_task` are tried in a day.
+        The best of each source come in turn, those of this driver before others; sources that are set aside
+        give none. At most `per_task` hints of one workload are tried in a day.
         """
         found = self._candidates(sql.HINTS, self._here(setup, workload=workload, limit=per_task))
         if not found:
@@ -285,7 +289,7 @@ class Records:
         return list(chosen.values())
 
     def hint_sources(self) -> dict[str, HintFigures]:
-        """What the hints of each source are worth, by the name of its key."""
+        """Return figures on the worth of each source's hints, by the name of its key."""
         values = {"since": self._clock() - FAILURES_COUNT, "slower": _SLOWER}
         worth = {name: (tried, failed) for name, tried, failed in self._rows(sql.HINTS_WORTH, values)}
         taken = dict(self._rows(sql.HINTS_TAKEN, {}))
@@ -295,7 +299,7 @@ class Records:
         }
 
     def latest_hint(self, model: str) -> int:
-        """A number that grows when a hub brings something for a model's tasks; 0 where it has not."""
+        """Return a number that grows when a hub brings something for a model's tasks; 0 before that."""
         return int(self._rows(sql.HINTS_LATEST, {"model": model})[0][0])
 
     def refuse(self, new: NewCandidate, reason: str) -> None:
@@ -306,11 +310,11 @@ class Records:
         self.finish(self.begin(new), Verdict(outcome=Outcome.BUILD, reason=reason))
 
     def quarantined(self, setup: Setup) -> list[TuningRecord]:
-        """All candidates that must not run on this device, with any driver or compiler, oldest first."""
+        """Return all candidates banned on this device with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
     def finished(self, setup: Setup) -> Iterator[TuningRecord]:
-        """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
+        """Yield every candidate with a verdict, oldest first, one by one: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
                 yield candidate(row)
@@ -333,7 +337,7 @@ class Records:
                 self._connection.execute(sql.ADD_WEIGHT, values)
 
     def task(self, workload: str) -> TaskRecord | None:
-        """The task of a workload, where any model has it."""
+        """Return the task of a workload; None where no model has it."""
         rows = self._rows(sql.TASK, {"workload": workload})
         return TaskRecord(*rows[0]) if rows else None
 
@@ -347,7 +351,7 @@ class Records:
         return VersionRecord(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
 
     def versions(self, model: str) -> list[VersionRecord]:
-        """A model's versions, oldest first."""
+        """Return a model's versions, oldest first."""
         return [VersionRecord(*row) for row in self._rows(sql.VERSIONS, {"model": model})]
 
     def add_progress(self, model: str, trials: int, latency_s: float) -> None:
@@ -358,11 +362,11 @@ class Records:
             self._connection.execute(sql.ADD_PROGRESS, values)
 
     def progress(self, model: str) -> list[ProgressRecord]:
-        """What tuning made of a model, over all its runs, oldest first."""
+        """Return the progress that tuning made with a model, over all its runs, oldest first."""
         return [ProgressRecord(*row) for row in self._rows(sql.PROGRESS, {"model": model})]
 
     def figures(self) -> TuningFigures:
-        """What was tried in all, and what came of it."""
+        """Return counts of all trials and faults, gains by model, and figures on hints."""
         gains = self._rows(sql.GAINS, {})
         return TuningFigures(
             trials=dict(self._rows(sql.TRIALS, {})),
@@ -372,11 +376,11 @@ class Records:
         )
 
     def models(self) -> list[str]:
-        """The models that were tuned, by name."""
+        """Return the names of the models that were tuned."""
         return [row[0] for row in self._rows(sql.MODELS, {})]
 
     def setups(self) -> list[Setup]:
-        """Every setup that candidates were measured with, the latest used last."""
+        """Return every setup that candidates were measured with, the latest used last."""
         return [
             Setup(device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2])
             for row in self._rows(sql.SETUPS, {})
@@ -390,12 +394,12 @@ class Records:
             self._connection.execute(sql.PUT_DEFAULT, values)
 
     def defaults(self, setup: Setup) -> dict[str, Default]:
-        """What default schedules take, by workload."""
+        """Return the times of default schedules, by workload."""
         rows = self._rows(sql.DEFAULTS, self._here(setup))
         return {workload: Default(seconds=seconds, rate=rate) for workload, seconds, rate in rows}
 
     def yardstick(self, setup: Setup) -> float | None:
-        """Seconds of the yardstick kernel at the device's reference speed; None where it was never kept."""
+        """Return the yardstick kernel's seconds at the device's reference speed; None if never recorded."""
         rows = self._rows(sql.YARDSTICK, self._here(setup))
         return rows[0][0] if rows else None
 
@@ -412,9 +416,10 @@ class Records:
 
     @contextmanager
     def importing(self) -> Iterator[Callable[[Setup, TaskRecord | None, Mapping[str, Any]], bool]]:
-        """A function that takes in one candidate from elsewhere, its values by column; all or nothing.
+        """Yield a function that imports one candidate, given its values by column.
 
-        It gives False where the candidate was here already (see exchange.import_jsonl).
+        All imports succeed or none does. The function returns False where the candidate was here already (see
+        exchange.import_jsonl).
         """
         sources = set[str]()  # of a hub
 
@@ -463,13 +468,16 @@ class Records:
 
 
 def hint_figures(taken: int, tried: int, failed: int) -> HintFigures:
-    """What a source's hints are worth."""
+    """Return figures on the worth of a source's hints."""
     aside = failed >= _FAILED and failed > _SHARE * tried
     return HintFigures(taken=taken, tried=tried, failed=failed, aside=aside)
 
 
 def foremost(worth: Mapping[str, HintFigures]) -> dict[str, HintFigures]:
-    """Those of sources that matter most, in their order: set aside, then tried, then taken most often."""
+    """Return the figures of the sources that matter most, in unchanged order.
+
+    Sources set aside matter most, then those tried, then those taken most often.
+    """
     first = sorted(worth, key=lambda name: (worth[name].aside, worth[name].tried, worth[name].taken))
     kept = frozenset(first[-MOST_TOLD:])
     return {name: each for name, each in worth.items() if name in kept}

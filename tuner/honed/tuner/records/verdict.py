@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     quarantines: bool
 
     def __new__(cls, text: str, stored_as: Stored = Stored.NOT_RUN, quarantines: bool = False) -> Outcome:
-        """A member."""
+        """Create a member whose value is its text."""
         one = str.__new__(cls, text)
         one._value_, one.stored_as, one.quarantines = text, stored_as, quarantines
         return one

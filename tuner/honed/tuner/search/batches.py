@@ -83,7 +83,7 @@ class Batches:
             self._best = sorted({*self._best, (seconds, trace)})[:_CENTRES]
 
     def next(self) -> Batch:
-        """The next batch; one without proposals where nothing new was found."""
+        """Return the next batch; it has no proposals where nothing new was found."""
         fastest = self._best[0][0] if self._best else math.inf
         won, self._before = fastest < self._before, fastest
         if self._kin:
@@ -130,13 +130,13 @@ class Batches:
 
 
 def distance(kin: Drawn, to: Drawn) -> float:
-    """How far the extents of two schedules of one form are apart: the sum of their ratios' logarithms."""
+    """Return the distance of the extents of two schedules of one form: the sum of |log ratio|."""
     pairs = zip(kin.tiles, to.tiles, strict=True)
     return sum(abs(math.log(theirs.extent / ours.extent)) for (_, theirs), (_, ours) in pairs)
 
 
 def adapted(kin: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[Drawn]:
-    """Up to `most` schedules made of those of kin, on each sketch of its form, the nearest kin first."""
+    """Return up to `most` schedules adapted from `kin` to each sketch of their form, the nearest first."""
     found = [
         (distance(one, sketch), made)
         for one in kin
@@ -148,7 +148,7 @@ def adapted(kin: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[
 
 
 def neighbours(drawn: Drawn) -> list[Drawn]:
-    """All schedules one step away in one decision: tiles at adjacent divisors, choices beside theirs."""
+    """Return all schedules one step away in one decision: tiles at adjacent divisors, adjacent choices."""
     return [
         drawn.with_decisions({place: other})
         for place, decision in sorted(drawn.decisions.items())
@@ -169,7 +169,7 @@ def _beside(decision: Decision) -> Iterator[Decision]:
 
 
 def _moved(tile: Tile, smaller: int, larger: int) -> Tile | None:
-    """One factor at its next larger divisor of what both make together, the other at what is left."""
+    """Move one factor to its next larger divisor of both factors' product; the other gets what is left."""
     together = tile.factors[smaller] * tile.factors[larger]
     following = next((d for d in divisors(together) if d > tile.factors[larger]), None)
     if following is None or (larger == len(tile.factors) - 1 and following > tile.most):
@@ -232,22 +232,22 @@ class Evolution:
         self._database.commit_tuning_record(record)
 
     def propose(self) -> list[Proposal]:
-        """Up to a batch of schedules not proposed before; none where nothing new was found."""
+        """Return up to a batch of schedules not proposed before; none where nothing new was found."""
         return self._proposals(
             [candidate.sch for candidate in self._context.generate_measure_candidates() or []]
         )
 
     def make(self, wanted: Iterable[Drawn]) -> list[Proposal]:
-        """What is wanted, as far as it fits the function and the device and was not proposed before."""
+        """Return the wanted draws that fit the function and the device and were not proposed before."""
         played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
         return self._proposals(played)
 
     def forget(self, proposal: Proposal) -> None:
-        """A proposal was not measured after all, and may be made again."""
+        """Allow a proposal to be made again, because it was not measured after all."""
         self._proposed.discard(proposal.id)
 
     def _played(self, wanted: Drawn) -> Schedule | None:
-        """The schedule with the wanted decisions, ready to be lowered; None where it cannot be had."""
+        """Return the schedule with the wanted decisions, ready to be lowered; None where there is none."""
         with suppress(LoweringFailed, ValueError, RuntimeError):
             schedule = self._settled(wanted)
             schedule.enter_postproc()
@@ -285,11 +285,11 @@ class Evolution:
         ]
 
     def features(self, candidates: Sequence[Any]) -> Array:
-        """Features [n, WIDTH] of schedules."""
+        """Return features [n, WIDTH] of schedules."""
         return features(self._context, candidates)
 
     def predict(self, candidates: Sequence[Any]) -> NDArray[np.float64]:
-        """Scores [n]; random while the cost model is untrained."""
+        """Return scores [n]; random ones while the cost model is untrained."""
         scores = self._model.predict(self.features(candidates)) if self._model.trained else None
         if scores is None:
             return self._random.random(len(candidates))
@@ -297,7 +297,7 @@ class Evolution:
 
 
 def _population(space: Sequence[Schedule]) -> int:
-    """Fewer where each schedule takes longer to play and to look at: those of convolutions do."""
+    """Return a smaller population where schedules, as of convolutions, take longer to play and to examine."""
     steps = max(len(schedule.trace.insts) for schedule in space)
     return max(POPULATION // 3, min(POPULATION, POPULATION * _PLAIN_STEPS // steps))
 
@@ -311,14 +311,14 @@ class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
         self.evolution = evolution
 
     def load(self, path: str) -> None:
-        """Not used: the model is kept by its owner."""
+        """Do nothing: the owner stores the model."""
 
     def save(self, path: str) -> None:
-        """Not used: the model is kept by its owner."""
+        """Do nothing: the owner stores the model."""
 
     def update(self, context: Any, candidates: Any, results: Any) -> None:
-        """Not used: the model learns from verdicts, not from runner results."""
+        """Do nothing: the model learns from verdicts, not from runner results."""
 
     def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
-        """Scores for the strategy's ranking."""
+        """Return scores for the strategy's ranking."""
         return self.evolution.predict(list(candidates))

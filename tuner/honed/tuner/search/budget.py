@@ -37,7 +37,7 @@ class Threads:
     warp: int = 1  # work-items that run in step: a group of other numbers leaves lanes idle
 
     def allow(self, threads: int, groups: int) -> bool:
-        """Whether so many work-items a group are run well, by so many groups.
+        """Return whether `groups` groups of `threads` work-items each run well.
 
         Where all work-items together are no whole warps, no group can be.
         """
@@ -64,7 +64,10 @@ class LaunchLoops:
 
 
 def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
-    """The size of a scheduled function, before lowering; `least_bits` is what an element takes at least."""
+    """Return the size of a scheduled function before lowering.
+
+    An element takes at least `least_bits` bits.
+    """
     found = nests(func)
     held = [registers(_steps(one.held), one.bits, least_bits) for one in found]
     return Size(
@@ -73,23 +76,23 @@ def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
 
 
 def registers(elements: int, bits: int, least_bits: int) -> int:
-    """Those that private results take, of `bits` each."""
+    """Return the registers that private results of `bits` each take."""
     return math.ceil(elements * max(bits, least_bits) / _BITS) if bits else 0
 
 
 def nests(func: tirx.PrimFunc) -> list[Nest]:
-    """Those of all blocks."""
+    """Return the nests of all blocks."""
     found = list(_blocks(func.body, (), nested=True))
     return [_nest(realize, around, found) for realize, around in found]
 
 
 def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
-    """Work-items per work-group, and work-groups, of what a scheduled function will launch."""
+    """Return work-items per work-group, and work-groups, of each launch of a scheduled function."""
     return [(_steps(launch.threads), _steps(launch.groups)) for launch in launches(func)]
 
 
 def launches(func: tirx.PrimFunc) -> list[LaunchLoops]:
-    """What a scheduled function will launch."""
+    """Return the loops of each launch of a scheduled function."""
     outermost = [around for _, around in _blocks(func.body, (), nested=False)]
     return [LaunchLoops(_tagged(around, "threadIdx"), _tagged(around, "blockIdx")) for around in outermost]
 
@@ -103,9 +106,9 @@ def _steps(loops: _Loops) -> int:
 
 
 def _blocks(stmt: tirx.Stmt, around: _Loops, *, nested: bool) -> Iterator[_Placed]:
-    """Every block, with the loops around it, the outermost first; without `nested` none that is in another.
+    """Yield every block with the loops around it, the outermost first.
 
-    The root block is one that others are in.
+    The root block contains others. Without `nested`, no block that lies in another is included.
     """
     within = parts(stmt)
     if isinstance(stmt, tirx.For):
@@ -120,9 +123,11 @@ def _blocks(stmt: tirx.Stmt, around: _Loops, *, nested: bool) -> Iterator[_Place
 
 
 def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed]) -> Nest:
-    """A private result is held for what the loops cover that are neither threads nor reduced.
+    """Return the nest of a block.
 
-    Nor those that all blocks which use it stand in: the next turn's takes the place of the last one's.
+    A private result is held for each step of the loops around it that are neither threads nor reduced. Loops
+    that contain all blocks which use the result do not count either: each iteration reuses the memory of the
+    previous one.
     """
     block = realize.block
     unrolled = tuple(loop for loop in around if loop.kind == tirx.ForKind.UNROLLED)
@@ -142,7 +147,7 @@ def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed
 
 
 def _shared_loops(buffer: ir.Var, around: _Loops, others: Sequence[_Placed]) -> int:
-    """How many of the outermost loops around a block are around all that use a buffer of its."""
+    """Return how many of the outermost loops around a block are around every use of its buffer."""
     shared = len(around)
     for realize, loops in others:
         if any(used.source.same_as(buffer) for used in (*realize.block.reads, *realize.block.writes)):
@@ -152,7 +157,7 @@ def _shared_loops(buffer: ir.Var, around: _Loops, others: Sequence[_Placed]) -> 
 
 
 def _private(loop: tirx.For) -> bool:
-    """Whether one work-item runs all of it (virtual threads are the same work-item)."""
+    """Return whether one work-item runs all of a loop (virtual threads belong to one work-item)."""
     return isinstance(loop.extent, tirx.IntImm) and not _tag(loop).startswith(("blockIdx", "threadIdx"))
 
 
@@ -172,19 +177,19 @@ class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
         self.least_bits = least_bits
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
-        """Not used."""
+        """Do nothing: the context is not used."""
 
     def apply(self, sch: Schedule) -> bool:
-        """Whether the schedule may be kept."""
+        """Return whether the schedule may be kept."""
         func = sch.mod["main"]
         return self.allows(size_of(func, self.least_bits), launches_of(func))
 
     def allows(self, size: Size, groups: Iterable[tuple[int, int]]) -> bool:
-        """Whether a schedule of that size may be kept; `groups` are as of `launches_of`."""
+        """Return whether a schedule of that size may be kept; `groups` are as of `launches_of`."""
         if size.registers > self.most.registers or size.statements > self.most.statements:
             return False
         return all(self.threads.allow(threads, count) for threads, count in groups)
 
     def clone(self) -> Budget:
-        """Another of the same kind."""
+        """Return another budget of equal limits."""
         return Budget(self.most, self.threads, self.least_bits)

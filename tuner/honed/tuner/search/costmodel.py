@@ -48,7 +48,7 @@ class Scores(Protocol):
     """Scores candidates before anything was learned of the device."""
 
     def predict(self, features: Array) -> Array:
-        """Scores [n] of features [n, width]."""
+        """Return scores [n] of features [n, width]."""
 
 
 class CostModel:
@@ -97,7 +97,7 @@ class CostModel:
         self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
 
     def predict(self, features: Array) -> Array | None:
-        """Scores [n] of features [n, width]; None while untrained, without a prior."""
+        """Return scores [n] of features [n, width]; None while untrained, without a prior."""
         if self._booster is None:
             return None if self._prior is None else self._prior.predict(features)
         import xgboost
@@ -106,7 +106,7 @@ class CostModel:
         return found
 
     def scores(self) -> Array:
-        """As `scores` says, of each sample."""
+        """Return the score of each sample, as the function `scores` defines it."""
         return scores(self._tasks, self._seconds)
 
     def save(self, path: Path) -> None:
@@ -117,9 +117,9 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path, width: int, threads: int = 1, prior: Scores | None = None) -> CostModel:
-        """The model kept in `path`, trained; an empty one where there is none or its features are others.
+        """Return the trained model stored in `path`; an empty one if there is none or its features differ.
 
-        Raises ValueError or OSError where the file cannot be read as one.
+        Raises ValueError or OSError where the file cannot be read as a cost model.
         """
         model = cls(width, threads, prior)
         if not path.exists():
@@ -133,7 +133,7 @@ class CostModel:
 
 
 def scores(tasks: NDArray[np.str_], seconds: NDArray[np.float64]) -> Array:
-    """Of each candidate the best known time of its task over its own, 0 for the refused (inf)."""
+    """Return, for each candidate, the best known time of its task over its own; 0 if refused (inf)."""
     found = np.zeros(len(seconds), np.float32)
     for task in np.unique(tasks):
         mine = tasks == task
@@ -144,7 +144,10 @@ def scores(tasks: NDArray[np.str_], seconds: NDArray[np.float64]) -> Array:
 
 
 def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:
-    """How `predicted` scores rank candidates that took `seconds` (inf: refused); None for less than three."""
+    """Return how `predicted` scores rank candidates that took `seconds` (inf: refused).
+
+    Return None for fewer than three candidates.
+    """
     if len(seconds) < 3 or not np.isfinite(seconds).any():
         return None
     speed = np.where(np.isfinite(seconds), 1.0 / seconds, 0.0)
@@ -168,7 +171,7 @@ WIDTH = 2 * _STORE_WIDTH
 
 
 def features(context: ms.TuneContext, candidates: Sequence[Any]) -> Array:
-    """Features [n, WIDTH]: over a schedule's stores, the sum and the greatest of the logarithms."""
+    """Return features [n, WIDTH]: over a schedule's stores, the sum and the greatest of the logarithms."""
     found = np.zeros((len(candidates), WIDTH), np.float32)
     if not candidates:
         return found
@@ -197,7 +200,7 @@ class Prior:
     knows_rules: bool  # it learned how default rules do beside draws, and scores them rightly
 
     def predict(self, features: Array) -> Array:
-        """Scores [n] of features [n, WIDTH]."""
+        """Return scores [n] of features [n, WIDTH]."""
         import xgboost
 
         found: Array = self.booster.predict(xgboost.DMatrix(features, nthread=1))
@@ -205,7 +208,7 @@ class Prior:
 
 
 def prior_of(family: str) -> Prior | None:
-    """The family's prior, an own one first, as it is now; None where there is none."""
+    """Return the family's current prior, a locally trained one first; None where there is none."""
     own = priorfile.own(family)
     if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
         return found
@@ -215,7 +218,7 @@ def prior_of(family: str) -> Prior | None:
 
 @lru_cache(maxsize=8)
 def _loaded(file: PriorFile, name: str) -> Prior | None:
-    """The prior; None, with a word in the log, where XGBoost or its features are of another honed."""
+    """Load a prior; log why and return None where it is of another version of XGBoost or of honed."""
     import xgboost
 
     booster = xgboost.Booster(params={"nthread": 1})

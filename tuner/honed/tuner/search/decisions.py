@@ -33,7 +33,7 @@ class Tile:
         return math.prod(self.factors)
 
     def cut(self, inner: int, extent: int | None = None) -> Tile:
-        """Two factors of the extent, or of another, `inner` of them the innermost."""
+        """Return a tile of two factors of the extent, or of the one given; `inner` is the innermost."""
         return Tile(((extent or self.extent) // inner, inner), self.most)
 
 
@@ -99,19 +99,19 @@ class Drawn:
         return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Choice)]
 
     def with_most(self, changed: Mapping[int, Decision]) -> Drawn:
-        """`with_decisions`, and the last option of each other choice: the longest vectors, the most steps."""
+        """Return `with_decisions`, and the last option of each other choice: longest vectors, most steps."""
         return self.with_decisions({place: choice.last for place, choice in self.choices} | dict(changed))
 
     def cut(self, steps: Sequence[int]) -> dict[int, Decision]:
-        """The first tiles with so many innermost steps each."""
+        """Return decisions that give the first tiles these numbers of innermost steps, one for each tile."""
         return {place: tile.cut(inner) for (place, tile), inner in zip(self.tiles, steps, strict=False)}
 
     def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
-        """The same steps with some decisions changed."""
+        """Return the trace with the same steps and some decisions changed."""
         return replace(self, decisions=MappingProxyType({**self.decisions, **changed}))
 
     def text(self) -> str:
-        """The trace as `traces.apply` plays it."""
+        """Return the trace as text that `traces.apply` plays."""
         made = [[n, _plain(decision)] for n, decision in sorted(self.decisions.items())]
         return json.dumps([self.steps, made], separators=(",", ":"))
 
@@ -138,17 +138,17 @@ def read(text: str) -> Drawn:
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """Ascending; those that are not above `most`."""
+    """Return the divisors in ascending order, without those above `most`."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     found = small + [number // d for d in reversed(small) if d * d != number]
     return found if most is None else [d for d in found if d <= most]
 
 
 def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
-    """Factors of `extent` as near to the given ones as its divisors allow, the innermost at most `most`.
+    """Return factors of `extent` as near to the given ones as its divisors allow.
 
-    Nearness is that of logarithms. The outermost takes what is left: a larger function gets more tiles, not
-    larger ones.
+    The innermost is at most `most`. Nearness is measured by logarithms. The outermost takes what is left: a
+    larger function gets more tiles, not larger ones.
     """
     left, found = extent, list[int]()
     for place, wanted in reversed(list(enumerate(factors))[1:]):
@@ -161,7 +161,7 @@ def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
 
 
 def adapt(kin: Drawn, to: Drawn) -> Drawn | None:
-    """The decisions of `kin` on the steps of `to`; None where they are not of one form."""
+    """Transfer the decisions of `kin` to the steps of `to`; None where the two differ in form."""
     if kin.form != to.form or len(kin.decisions) != len(to.decisions):
         return None
     pairs = zip(sorted(kin.decisions.items()), sorted(to.decisions.items()), strict=True)
@@ -198,18 +198,18 @@ _GROUP = 64  # work-items, where the cores have as much to do
 
 
 def whole_warps(group: int, items: int) -> bool:
-    """Whether a group is whole warps, where a launch of so many work-items has some, as the budget asks."""
+    """Return whether a group is whole warps, if a launch of `items` has any, as the budget demands."""
     return group % _WARP == 0 or items % _WARP != 0
 
 
 def best_group(items: int, most: int) -> int:
-    """Work-items of a group, of so many at most, with which the cores have as much to do."""
+    """Return the group size, within a limit, that gives all cores an equal share of work."""
     groups = [n for n in divisors(items, most) if whole_warps(n, items)]
     return min(groups, key=lambda n: (busiest(n, items), off_usual(n)))
 
 
 def planes(rows: int, columns: int, most: int, items: int) -> Iterator[tuple[int, int]]:
-    """Groups of work-items along two axes, of so many at most: whole warps, where a launch has some."""
+    """Yield groups of at most `most` work-items along two axes: whole warps, where a launch has some."""
     for high in divisors(rows):
         for wide in divisors(columns):
             if high * wide <= most and whole_warps(high * wide, items):
@@ -217,10 +217,13 @@ def planes(rows: int, columns: int, most: int, items: int) -> Iterator[tuple[int
 
 
 def off_usual(group: int) -> float:
-    """How far a group is from the usual one, where the cores have as much to do with others."""
+    """Return how far a group is from the usual one; it decides between groups that load cores equally."""
     return abs(math.log2(group / _GROUP))
 
 
 def busiest(group: int, items: int) -> int:
-    """Warps of the core that runs most. Groups are dealt out whole; partial warps take as long as whole."""
+    """Return the warps of the core that runs most.
+
+    Groups are dealt out whole; partial warps take as long as whole ones.
+    """
     return math.ceil(items // group / _CORES) * math.ceil(group / _WARP)

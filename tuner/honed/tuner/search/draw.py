@@ -57,20 +57,23 @@ class Draw:
 
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
-    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
+    """Return about `each` different schedules of every sketch of the function's space.
+
+    The result for one seed is always equal.
+    """
     drawing = Drawing(func, profile, seed)
     return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
-    """Features [WIDTH] of a function that something else scheduled."""
+    """Return features [WIDTH] of a function that something else scheduled."""
     module = traces.as_module(scheduled)
     found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
 
 
 def _context(module: IRModule, profile: DeviceProfile, postprocs: list[ms.Postproc]) -> ms.TuneContext:
-    """Of no search; it initialises the postprocs."""
+    """Return a context without a search; it initialises the postprocs."""
     generator = ms.space_generator.ScheduleFn(
         lambda _schedule: None, sch_rules=[], postprocs=postprocs, mutator_probs={}
     )
@@ -97,7 +100,7 @@ class Drawing:
         return len(self._draws)
 
     def that_take(self, step: str, times: int = 1) -> list[int]:
-        """The numbers of the sketches that take a step of that kind so many times at least."""
+        """Return the numbers of the sketches that take a step of that kind at least `times` times."""
         return [
             number
             for number, sketch in enumerate(self._space)
@@ -105,16 +108,16 @@ class Drawing:
         ]
 
     def tabled(self, sketch: int) -> list[Row]:
-        """What tables have for a sketch."""
+        """Return the rows that tables have for a sketch."""
         return self._outline(sketch).tabled
 
     def played(self, row: Row) -> tirx.PrimFunc | None:
-        """The function with a table's numbers; None where they do not fit."""
+        """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
         schedule = self._begun(row.beginning).copy()
         return schedule.mod["main"] if self._played(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[Draw]:
-        """Those of a sketch that were not taken yet, each different; ends where there are no more."""
+        """Return an iterator over the different draws of a sketch that were not taken yet."""
         return self._draws[sketch]
 
     def _outline(self, sketch: int) -> Outline:
@@ -136,7 +139,7 @@ class Drawing:
                 return
 
     def _begun(self, insts: tuple[Instruction, ...]) -> Schedule:
-        """A schedule with these steps taken, to be copied."""
+        """Return a schedule with these steps taken; the caller copies it."""
         if insts not in self._beginnings:
             schedule = traces.unscheduled(self._module)
             Trace(insts, {}).apply_to_schedule(schedule, remove_postproc=True)
@@ -144,7 +147,7 @@ class Drawing:
         return self._beginnings[insts]
 
     def _played(self, rest: Trace, schedule: Schedule) -> bool:
-        """Whether the rest of a trace, and what completes it, could be applied."""
+        """Return whether the rest of a trace, and what completes it, could be applied."""
         try:
             rest.apply_to_schedule(schedule, remove_postproc=True)
             schedule.enter_postproc()
@@ -161,7 +164,7 @@ class _Extent:
     drawn: tuple[tuple[int, int], ...]
 
     def of(self, values: _Values) -> int:
-        """The extent with these values."""
+        """Return the extent for these values."""
         return self.fixed * math.prod(values[sample][place] for sample, place in self.drawn)
 
 
@@ -175,7 +178,7 @@ class _Tile:
     most: int
 
     def draw(self, random: Random, values: _Values) -> tuple[list[int], list[int]]:
-        """The decision, and its values: all factorisations are as likely, as in TVM."""
+        """Draw a decision; return it and its values. All factorisations are equally likely, as in TVM."""
         left, factors = self.extent.of(values), list[int]()
         while not factors or factors[-1] > self.most:
             factors = _factors(random, left, self.parts)
@@ -191,7 +194,7 @@ class _Choice:
     chances: tuple[float, ...]
 
     def draw(self, random: Random, _: _Values) -> tuple[int, list[int]]:
-        """The decision, and its value."""
+        """Draw a decision, and return it with its value."""
         place = random.choices(range(len(self.options)), self.chances)[0]
         return place, [self.options[place]]
 
@@ -237,9 +240,9 @@ class Outline:
         }
 
     def draws(self, random: Random) -> Iterator[Trace]:
-        """What follows the beginning, with numbers that fit as far as can be told, while there are such.
+        """Yield what follows the beginning, with numbers that fit as far as is known, while there are such.
 
-        None of them twice, nor those of tables.
+        No draw comes twice, and none repeats a table's row.
         """
         seen = set(self._tabled)
         tries = 0
@@ -284,11 +287,11 @@ class _Read:
     numbers: dict[tirx.Var, tuple[int, int]] = field(default_factory=dict)
 
     def extent(self, places: tuple[tuple[int, int], ...], now: int) -> _Extent:
-        """That of a loop which has `now` steps with the values read."""
+        """Return the extent of a loop that has `now` steps with the values read."""
         return _Extent(now // _Extent(1, places).of(self.values), places)
 
     def extents(self, sketch: Schedule) -> dict[tirx.For, _Extent]:
-        """Those of the schedule's loops that are known."""
+        """Return the known extents of the schedule's loops."""
         found: dict[tirx.For, _Extent] = {}
         for loop, places in self.loops.items():
             with suppress(ValueError):  # it is gone: its block was moved
@@ -298,7 +301,7 @@ class _Read:
 
 
 def _beginning(insts: Sequence[Instruction]) -> int:
-    """How many steps inline blocks before numbers are drawn; 0 where later ones name what they made."""
+    """Return how many steps inline blocks before numbers are drawn; 0 where later ones name their results."""
     kinds = [str(inst.kind.name) for inst in insts]
     drawn = next((n for n, kind in enumerate(kinds) if kind.startswith("Sample")), len(kinds))
     found = max((n + 1 for n, kind in enumerate(kinds[:drawn]) if kind.endswith("Inline")), default=0)
@@ -339,7 +342,7 @@ def _add(found: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
 
 
 def _split(found: _Read, inst: Instruction) -> None:
-    """A factor is a number drawn, a fixed one, or what is left of the loop."""
+    """Record a split: each factor is a number drawn, a fixed one, or what is left of the loop."""
     loop, *factors = inst.inputs
     fixed = found.loops.pop(loop, None) == () and not any(factor in found.numbers for factor in factors)
     for made, factor in zip(inst.outputs, factors, strict=True):
@@ -356,7 +359,7 @@ def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _E
 
 
 def _factors(random: Random, extent: int, parts: int) -> list[int]:
-    """`parts` factors of a number, all of its factorisations as likely as each other."""
+    """Return `parts` factors of a number; all of its factorisations are equally likely."""
     factors = [1] * parts
     for prime, count in _primes(extent):
         bars = sorted(random.sample(range(count + parts - 1), parts - 1))
@@ -367,7 +370,7 @@ def _factors(random: Random, extent: int, parts: int) -> list[int]:
 
 @cache
 def _primes(number: int) -> tuple[tuple[int, int], ...]:
-    """The primes of a number, with how often each divides it."""
+    """Return the primes of a number, with how often each divides it."""
     found, prime = list[tuple[int, int]](), 2
     while number > 1:
         if prime * prime > number:

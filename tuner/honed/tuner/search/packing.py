@@ -50,7 +50,7 @@ def pack(
 
 
 def _is_axis(index: ir.Expr, axes: Sequence[tirx.IterVar], number: int) -> bool:
-    """Whether an index is an axis, and perhaps others that have one step only."""
+    """Return whether an index is an axis, perhaps added to others that have one step only."""
     linear = sym.detect_linear_equation(index, [axes[number].var])
     if not linear or not is_number(linear[0], 1):
         return False
@@ -104,10 +104,10 @@ PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input cha
 def flatten(
     schedule: Schedule, before: Sequence[BlockPart], rest: Sequence[BlockPart]
 ) -> list[BlockPart] | None:
-    """The rest of a contraction with flat images, its first three axes spatial, the last the sum's.
+    """Return the rest of a contraction with flat images: the first three axes spatial, the last reduced.
 
-    None, and nothing done, where it is no convolution or has a window or steps, or something is computed
-    `before` it.
+    Return None, with the schedule unchanged, where the function is no convolution or has a window or strides,
+    or where something is computed `before` it.
     """
     main = rest[0]
     extents = main.extents
@@ -131,7 +131,7 @@ def flatten(
 
 
 def _rows_and_columns(image: tirx.Buffer) -> tuple[int, ...]:
-    """Extents of the last two of four dimensions; none of other numbers of dimensions."""
+    """Return the extents of the last two of four dimensions; none for other numbers of dimensions."""
     return tuple(int(extent) for extent in image.shape[2:]) if len(image.shape) == len("nchw") else ()
 
 

@@ -102,7 +102,7 @@ class BlockPart:
 
 
 def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
-    """A block with what it is; raises ValueError where it is not understood."""
+    """Return a block with its description; raise ValueError where the block is not understood."""
     found: s_tir.SBlock = schedule.get(block)
     axes = list(found.iter_vars)
     if any(a.iter_type not in (SPATIAL, REDUCE) or not isinstance(a.dom.extent, tirx.IntImm) for a in axes):
@@ -116,7 +116,7 @@ def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
 
 
 def blocks(schedule: Schedule) -> list[SBlockRV]:
-    """The blocks under the root, in order of execution."""
+    """Return the blocks under the root, in order of execution."""
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
@@ -138,15 +138,16 @@ def inline_elementwise(schedule: Schedule, keep: Keep) -> None:
 
 
 def _reduces(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether a block has axes that are not spatial, or have no fixed extent."""
+    """Return whether a block has axes that are not spatial, or have no fixed extent."""
     axes = schedule.get(block).iter_vars
     return any(axis.iter_type != SPATIAL or not isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
 
 
 def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
-    """The axes of `consumer` that index what it reads of `producer`, in order; None where it reads nothing.
+    """Return the axes of `consumer` that index what it reads of `producer`; None where it reads nothing.
 
-    Raises ValueError where it reads more than one element, or at computed indices.
+    The axes are in the order of the indices. Raises ValueError where it reads more than one element, or at
+    computed indices.
     """
     written = schedule.get(producer).writes[0].source
     reader: s_tir.SBlock = schedule.get(consumer)
@@ -166,7 +167,7 @@ def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tup
 
 
 def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
-    """Which of a block's reads depend on one of its axes, by their index."""
+    """Return the indices of a block's reads that depend on one of its axes."""
     found: s_tir.SBlock = schedule.get(block)
     var = found.iter_vars[axis].var
     return [
@@ -177,15 +178,16 @@ def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
 
 
 def read_along_rows(schedule: Schedule, main: BlockPart) -> int | None:
-    """Which one of two operands the last axis of the result moves along; None where that is not so."""
+    """Return which one of two operands the last axis of the result moves along; None if not just one."""
     found = reads_along(schedule, main.block, main.spatial[-1])
     return found[0] if len(found) == 1 and len(schedule.get(main.block).reads) == 2 else None
 
 
 def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
-    """Which axis of a block moves along the last dimension (of more than one element) of what it reads.
+    """Return which axis of a block moves along the last dimension of what it reads.
 
-    None where the dimension is read at a computed index, or there is none.
+    That dimension has more than one element. Return None where it is read at a computed index, or there is
+    none.
     """
     found: s_tir.SBlock = schedule.get(block)
     region = found.reads[read]
@@ -196,9 +198,9 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
 
 
 def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
-    """How far one step of an axis of a block moves along the last dimension of what it reads.
+    """Return how far one step of an axis of a block moves along the last dimension of what it reads.
 
-    None where that is no number.
+    Return None where that is no number.
     """
     found: s_tir.SBlock = schedule.get(block)
     at = found.reads[read].region[-1].min
@@ -207,17 +209,17 @@ def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int
 
 
 def is_number(value: ir.Expr, number: int) -> bool:
-    """Whether an expression is that number."""
+    """Return whether an expression is that number."""
     return isinstance(value, tirx.IntImm) and int(value) == number
 
 
 def is_dear(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether computing a block again costs more than keeping what it computed."""
+    """Return whether computing a block again costs more than keeping what it computed."""
     return calls(schedule, block, _DEAR)
 
 
 def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
-    """Whether a block calls any of the intrinsics, of the dialects tirx (exp) and prim (if_then_else)."""
+    """Return whether a block calls any of the intrinsics, of dialects tirx (exp) and prim (if_then_else)."""
     found: list[ir.Call] = []
     structural_walk(schedule.get(block).body, [(ir.Call, found.append)], order="post")
     return any(str(getattr(call.op, "name", "")).rpartition(".")[2] in names for call in found)
@@ -246,7 +248,7 @@ class TileLoops:
 
 
 def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
-    """Lanes worth trying: the widest load of the function's narrowest float, and half of it.
+    """Return the lanes worth trying: the widest load of the function's narrowest float, and half of it.
 
     Halves never go down to single elements: fp16 arithmetic comes in pairs.
     """
@@ -256,26 +258,26 @@ def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
 
 
 def lanes_of(extent: int, most: int) -> int:
-    """The longest OpenCL vector, at most `most` lanes, that divides `extent`."""
+    """Return the length of the longest OpenCL vector, at most `most` lanes, that divides `extent`."""
     return next((v for v in _VECTORS if v <= most and extent % v == 0), 1)
 
 
 def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
-    """The blocks left after inlining; raises ValueError where one is not understood."""
+    """Return the blocks left after inlining; raise ValueError where one is not understood."""
     inline_elementwise(schedule, keep)
     return [part_of(schedule, block) for block in blocks(schedule)]
 
 
 def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
-    """Whether it is a single reduction over several operands, whose elements are used again and again."""
+    """Return whether blocks are one reduction over several operands, whose elements are used repeatedly."""
     reductions = [p for p in found if p.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
 def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[BlockPart]] | None:
-    """What a contraction reads that is computed before, and the contraction with its tail, if any.
+    """Return the blocks computed before a contraction, and the contraction with its tail, if it has one.
 
-    None where the function is no contraction.
+    Return None where the function is no contraction.
     """
     found = parts(schedule, keep)
     before = [p for p in found if not p.is_reduction and p is not found[-1]]
@@ -286,13 +288,13 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[B
 
 
 def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockPart]) -> BlockPart | None:
-    """Which of the blocks before makes what a block reads; None where it is given."""
+    """Return which of the blocks before makes what a block reads; None where it is given."""
     source = schedule.get(main).reads[read].source
     return next((p for p in before if schedule.get(p.block).writes[0].source.same_as(source)), None)
 
 
 def by_single_items(limits: SketchLimits) -> bool:
-    """Whether contractions are computed by work-items, many to a group, that share nothing."""
+    """Return whether contractions are computed by work-items, many to a group, that share nothing."""
     return limits.contractions and not limits.groups_of_one
 
 
@@ -313,7 +315,7 @@ def sample_tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, Lo
 
 
 def sample_any(schedule: Schedule, options: Sequence[int]) -> ExprRV:
-    """One of the options, all as likely; which is left open."""
+    """Return one of the options, all equally likely; the choice is left open."""
     return schedule.sample_categorical(list(options), [1.0 / len(options)] * len(options))
 
 
@@ -335,7 +337,7 @@ def write_out(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
 
 
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
-    """One loop of several."""
+    """Fuse several loops into one."""
     return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
@@ -416,8 +418,9 @@ def launch_others(
     limits: SketchLimits,
     most: int,
 ) -> None:
-    """Launch what a contraction, the first of the rest, does not compute itself: blocks before, and a tail
-    that is not elementwise.
+    """Launch what a contraction, the first block of `rest`, does not compute itself.
+
+    These are the blocks `before` it, and a tail that is not elementwise.
     """
     for part in before:
         alone(schedule, part, limits, most)
@@ -443,15 +446,15 @@ def _by_rows(schedule: Schedule, part: BlockPart, most: int) -> None:
 
 
 def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
-    """Whether a tail has one element for each result of a reduction, and can be computed with it.
+    """Return whether a tail has one element for each result of a reduction, and can be computed with it.
 
-    One that pads or repeats has more, and what it adds belongs to no tile of the reduction.
+    A tail that pads or repeats has more elements, and what it adds belongs to no tile of the reduction.
     """
     return math.prod(tail.extents) == math.prod(main.extents[n] for n in main.spatial)
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
-    """The loops of `block` inside the loop `under`."""
+    """Return the loops of `block` inside the loop `under`."""
     loops = list(schedule.get_loops(block))
     marker = schedule.get(under)
     at = next(n for n, loop in enumerate(loops) if schedule.get(loop).same_as(marker))

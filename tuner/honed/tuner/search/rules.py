@@ -47,7 +47,7 @@ class GroupRules:
     grid: int = 1 << 16  # most work-groups of what is bound without tiles; beyond that work-items loop
 
     def within(self, rules: ScheduleRules) -> GroupRules:
-        """Without what the profile rules out: larger work-groups, copies into local memory."""
+        """Return rules without what the profile excludes: larger work-groups, copies into local memory."""
         return replace(
             self,
             tile=self.tile and replace(self.tile, shared=self.tile.shared and rules.local_memory),
@@ -162,7 +162,7 @@ _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
 def rules_of(rules: ScheduleRules) -> FamilyRules:
-    """The family's rules, within what the profile allows."""
+    """Return the family's rules, within what the profile allows."""
     family = _FAMILIES[rules.family]
     limits = family.sketches
     return replace(
@@ -178,9 +178,10 @@ def rules_of(rules: ScheduleRules) -> FamilyRules:
 
 
 def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[Schedule]:
-    """Schedules of `func` with open numbers; each stands for as many candidates as they have values.
+    """Return schedules of `func` with open numbers; each stands for all candidates that their values make.
 
-    Candidates are draws that went through `postprocs`. Empty only for functions without blocks (opaque).
+    Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
+    (opaque).
     """
     for of_one_form in (attention_space, separable_space, point_space):
         if made := of_one_form(func, profile):
@@ -198,10 +199,10 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
 
 
 def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
-    """`space` of an attention; empty for all other functions, and where its rows do not fit.
+    """Return `space` of an attention; empty for all other functions, and where its rows do not fit.
 
-    Groups share rows where local memory pays. First they copy what they multiply there: on an H100
-    LightGlue's attentions take 16 us so, and 26 read where they lie.
+    Groups share rows where local memory pays. The sketches that copy the operands there come first: on an
+    H100, LightGlue's attentions take 16 us with copies, and 26 us where operands are read in place.
     """
     rules = rules_of(profile.rules)
     limits, by = rules.sketches, rules.groups.tile if rules.groups is not None else None
@@ -216,22 +217,22 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
 
 
 def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
-    """`space` of two convolutions in one function; empty for all other functions."""
+    """Return `space` of two convolutions in one function; empty for all other functions."""
     limits = rules_of(profile.rules).sketches
     tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
     return _different(unscheduled(as_module(func)), tries)
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
-    """`space` of a function that transforms tiles; empty for all other functions.
+    """Return `space` of a function that transforms tiles; empty for all other functions.
 
-    Other sketches, and default rules, write all of its sums out for each element.
+    Other sketches, and default rules, unroll all of its sums for each element.
     """
     return _fitting(func, [partial(points, limits=rules_of(profile.rules).sketches)])
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
-    """Every sketch that fits a function; none where it has blocks that the sketches do not understand."""
+    """Return every sketch that fits a function; none where the sketches do not understand its blocks."""
     tries = [
         lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
         for _, make in sorted(SKETCHES.items())
@@ -241,9 +242,10 @@ def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
 
 
 def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
-    """The grouped sketches with and without vectors; none where the function is no contraction.
+    """Return the grouped sketches with and without vectors; none where the function is no contraction.
 
-    Where operands are copied, with and without loads ahead; of few outputs the sliced one, too.
+    Where operands are copied, there are sketches with and without loads ahead. Where there are few outputs,
+    there is also the sliced sketch.
     """
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [
@@ -257,14 +259,14 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
 
 
 def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
-    """What the tries that fit make of a function with its elementwise blocks inlined."""
+    """Return the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
     inlined = unscheduled(as_module(func))
     inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
     return _different(inlined, tries)
 
 
 def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:
-    """What the tries that fit make of a schedule, without those that do the same as an earlier one."""
+    """Return what the tries that fit make of a schedule, without duplicates of an earlier result."""
     found: dict[str, Schedule] = {}
     for make in tries:
         for _ in range(_ATTEMPTS):
@@ -281,12 +283,12 @@ def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:
 
 
 def _elements(func: tirx.PrimFunc) -> int:
-    """Of the function's last output."""
+    """Return the elements of the function's last output."""
     return math.prod(int(extent) for extent in func.params[-1].shape)
 
 
 def _group_space(func: tirx.PrimFunc, target: Target, rules: GroupRules) -> list[Schedule]:
-    """Every schedule that MetaSchedule's rules make of `func`; `completing` binds what they leave."""
+    """Return every schedule that MetaSchedule's rules make of `func`; `completing` binds what they leave."""
     generator = ms.space_generator.PostOrderApply(sch_rules=_rules(rules), postprocs=[], mutator_probs={})
     strategy = ms.search_strategy.ReplayTrace()
     context = tune_context(as_module(func), target, generator, strategy, seed=1, threads=1)
@@ -335,7 +337,7 @@ def _rules(rules: GroupRules) -> list[ms.ScheduleRule]:
 
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
-    """What every draw from the profile's spaces goes through, in order; new objects for each search."""
+    """Return what every draw from the profile's spaces passes through, in order; new objects each time."""
     found = completing(profile)
     if rules_of(profile.rules).groups is not None:
         found.append(ms.postproc.VerifyGPUCode())
@@ -343,7 +345,7 @@ def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
 
 
 def completing(profile: DeviceProfile) -> list[ms.Postproc]:
-    """`postprocs` without the last, which lowers the draw to check what lowering it checks again."""
+    """Return `postprocs` without the last, which lowers the draw for a check that lowering repeats."""
     groups, p = rules_of(profile.rules).groups, ms.postproc
     if groups is None:
         return [budget(profile)]
@@ -358,7 +360,7 @@ def completing(profile: DeviceProfile) -> list[ms.Postproc]:
 
 
 def budget(profile: DeviceProfile) -> Budget:
-    """What refuses draws that the profile's devices would run badly."""
+    """Return the budget that refuses draws that the profile's devices would run badly."""
     rules = rules_of(profile.rules)
     threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
     return Budget(rules.most, threads, rules.element_bits)

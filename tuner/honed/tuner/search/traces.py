@@ -22,22 +22,22 @@ from honed.tuner.lower.schedule import fresh
 
 
 def to_text(trace: Trace) -> str:
-    """The trace as compact JSON."""
+    """Return the trace as compact JSON."""
     return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
 
 
 def identity(text: str) -> str:
-    """SHA-256 of a trace's text, in hexadecimal."""
+    """Return the SHA-256 of a trace's text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def steps(trace: Trace) -> str:
-    """What a trace does, whatever numbers were drawn in it, as JSON."""
+    """Return the steps of a trace as JSON, without the numbers drawn in it."""
     return json.dumps(_plain(trace.as_json()[0]))
 
 
 def apply(text: str, func: tirx.PrimFunc) -> Schedule:
-    """The schedule that a trace makes of `func`; raises LoweringFailed where it does not fit."""
+    """Apply a trace to `func`, and return the schedule; raise LoweringFailed where it does not fit."""
     schedule = unscheduled(as_module(func))
     try:
         Trace.apply_json_to_schedule(json.loads(text), schedule)
@@ -47,14 +47,14 @@ def apply(text: str, func: tirx.PrimFunc) -> Schedule:
 
 
 def as_module(func: tirx.PrimFunc) -> IRModule:
-    """A module of its own for schedules and searches of a function."""
+    """Return a new module of a copy of the function, for its schedules and searches."""
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
 
 
 def unscheduled(module: IRModule) -> Schedule:
-    """A schedule of a module that the caller keeps: nothing that it shares with others is changed in place.
+    """Return a schedule of a module that the caller keeps: shared parts are never changed in place.
 
-    What is sampled in it is the same every time. Errors are not rendered, which prints the whole function.
+    Samples taken in it are the same every time. Errors are not rendered, as that prints the whole function.
     """
     return Schedule(module, seed=1, debug_mask="none", error_render_level="none")
 
@@ -83,10 +83,10 @@ def tune_context(
     seed: int,
     threads: int,
 ) -> ms.TuneContext:
-    """What `ms.TuneContext(...)` gives.
+    """Return what `ms.TuneContext(...)` returns, without its slow constructor.
 
-    Its own constructor imports every tensor intrinsic of TVM first: 500 functions for other devices that are
-    parsed one by one, for 14 s on two cores of a Xeon. None of the rules here uses any.
+    That constructor first imports every tensor intrinsic of TVM: 500 functions for other devices, parsed one
+    by one, which takes 14 s on two cores of a Xeon. None of the rules here uses any of them.
     """
     made: Any = ms.TuneContext.__new__(ms.TuneContext)
     made.__init_handle_by_constructor__(

@@ -71,7 +71,7 @@ class PassPlan:
 
 
 def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
-    """What to tune next; None where nothing is worth it. `now` in seconds since 1970."""
+    """Choose what to tune next; None where nothing is worth it. `now` is in seconds since 1970."""
     ready = [m for m in models if not m.obstacle and not m.known.finished and m.known.retry <= now]
     if not ready:
         return None
@@ -81,7 +81,7 @@ def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
 
 
 def failed(known: Known, reason: str, now: float) -> Known:
-    """It could not be tuned; it is left alone for a while."""
+    """Return what is known after a model could not be tuned: it is not retried for a while."""
     delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
     return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
 
@@ -94,7 +94,11 @@ def passed(
     tasks: Mapping[str, float] | None = None,
     hints: int = 0,
 ) -> Known:
-    """A pass ended; `finished` where nothing that is left is worth it. `hints` were there when it began."""
+    """Return what is known after a pass has ended.
+
+    `finished` says that nothing that is left is worth tuning. `hints` is what `Records.latest_hint` gave when
+    the pass began.
+    """
     return Known(
         key=known.key,
         passes=known.passes + 1,
@@ -106,12 +110,12 @@ def passed(
 
 
 def hinted(known: Known, hints: int) -> Known:
-    """A model of which a hub may have brought something since: it is not finished then."""
+    """Return the model as not finished where a hub may have brought something since, else unchanged."""
     return replace(known, finished=False, hints=hints) if hints > known.hints else known
 
 
 def worth_profiling(version: Unprofiled, spent: TimeSpent, latency: Sequence[LatencyPoint]) -> bool:
-    """Whether a model's present version is used, was not profiled yet, and is fast enough for that."""
+    """Return whether a model's present version is used, not profiled yet, and fast enough to profile."""
     if not spent.seconds or spent.profiled == version.sha256:
         return False
     # The last point may be of the version before, which was slower if anything.
@@ -123,7 +127,7 @@ def _share(value: float) -> float:
 
 
 def _use(model: Wanted) -> tuple[float, float]:
-    """By what can be won; models that were never used by their headroom alone."""
+    """Rank a model by what can be won; a model that was never used ranks by its headroom alone."""
     known = model.known
     if not model.tasks or known.tasks is None:
         return model.seconds * known.headroom, known.headroom

@@ -57,7 +57,7 @@ class Tuner:
         self._unprofiled: set[Unprofiled] = set()  # those that could not be
 
     def stop(self) -> None:
-        """From a signal handler: end at once, by SystemExit, or after the candidate being measured.
+        """End at once, by SystemExit, or after the candidate being measured; call this from a signal handler.
 
         A session that then waits for a service that has gone is left after STOP_SECONDS.
         """
@@ -69,7 +69,10 @@ class Tuner:
         signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
 
     def run(self) -> None:
-        """Until told to stop. Raises PermissionDenied where the service does not let this user tune."""
+        """Run until told to stop.
+
+        Raises PermissionDenied where the service does not let this user tune.
+        """
         with self._lease:
             while not self._told:
                 try:
@@ -186,7 +189,7 @@ class TuningPass:
         self._reported_at = float("-inf")
 
     def stop(self) -> None:
-        """From a signal handler: end after the candidate being measured."""
+        """End after the candidate being measured; call this from a signal handler."""
         self._stopping = True
         self._gate.close()
         if self._opened is not None:
@@ -232,7 +235,7 @@ class TuningPass:
             )
 
     def _heard(self, event: events.News) -> None:
-        """What the session tells while it works; it goes on when this returns."""
+        """Handle an event of the working session, which waits until this returns."""
         match event:
             case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
                 _log.warning("%s: %s", self._plan.name, text)

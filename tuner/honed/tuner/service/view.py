@@ -36,7 +36,7 @@ class TuningState:
         self._models = self._read()
 
     def get(self, name: str, key: str) -> Known:
-        """What is known of a model as `key` says it is now; anew where that has changed."""
+        """Return what is known of a model; an empty `Known` where its key is no longer `key`."""
         known = self._models.get(name)
         return known if known is not None and known.key == key else Known(key=key)
 
@@ -87,7 +87,7 @@ class _Devices:
 
 
 def look(client: Client) -> TunerView:
-    """The service as it is now; raises Unavailable while it has no device."""
+    """Return the present state of the service; raise Unavailable while it has no device."""
     status = client.ask(methods.SERVER_STATUS)
     if status.device is None:
         raise Unavailable("its worker has no device yet")
@@ -152,7 +152,7 @@ def _wanted(
 
 
 def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
-    """What a hub has brought for models, as `Records.latest_hint` counts it."""
+    """Return what hubs have brought for models, as `Records.latest_hint` counts it."""
     if not path.exists():
         return {}
     try:
@@ -164,7 +164,7 @@ def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
 
 
 def figures_in(path: Path) -> TuningFigures | None:
-    """What tuning has done so far; None where there are no records yet."""
+    """Return figures on all tuning so far; None where there are no records yet."""
     if not path.exists():
         return None
     try:

@@ -47,7 +47,7 @@ _OWNER = "owner"
 
 
 def scratch(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A new temporary folder, once those of the same prefix have gone whose processes have ended."""
+    """Create a temporary folder, after removing those of this prefix whose processes have ended."""
     sweep(Path(tempfile.gettempdir()), prefix)
     made = tempfile.TemporaryDirectory(prefix=prefix)
     (Path(made.name) / _OWNER).write_text(str(Owner.this_process()))
@@ -113,8 +113,10 @@ class SearchChild:
         answers: bool = True,
         threads: int = 1,
     ) -> None:
-        """`batch` is how many candidates it proposes at once, `threads` how many a search may use. Without
-        `answers` its workloads have no sets of inputs. `command` is another child in tests.
+        """Set up the search; no child is started yet.
+
+        `batch` is how many candidates it proposes at once, `threads` how many threads a search may use.
+        Without `answers` its workloads have no sets of inputs. `command` starts another child in tests.
         """
         self._threads = threads
         self._deadlines = deadlines
@@ -151,7 +153,7 @@ class SearchChild:
         calibration: Path | None = None,
         like: Path | None = None,
     ) -> Found:
-        """The model's tasks.
+        """Extract the model's tasks.
 
         `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
         as compiling does, Internal where the child breaks.
@@ -166,11 +168,11 @@ class SearchChild:
         return self._found(call)
 
     def adopt(self, func: str, name: str, outputs: int) -> Found:
-        """One function as TVM's JSON text for the only task, run once; raises as `extract`."""
+        """Adopt one function, as TVM's JSON text, as the only task, run once; raises as `extract` does."""
         return self._found(Adopt(func=func, name=name, outputs=outputs))
 
     def _found(self, call: Call[Found]) -> Found:
-        """The answer; asked once more where the child was ended by a signal from elsewhere."""
+        """Return the answer; ask once more where a signal from elsewhere ended the child."""
         for last in (False, True):
             try:
                 return self._ask(call, self._deadlines.extract)
@@ -204,14 +206,14 @@ class SearchChild:
         self._started().begin(call)
 
     def collect(self) -> Proposed:
-        """The batch that `begin` had made; waits for it."""
+        """Wait for the batch that `begin` requested, and return it."""
         proposed = self._answered(lambda child: child.answer(Propose, self._deadlines.propose))
         if proposed is None:
             raise NoSchedule("no schedule rule fits the function")
         return proposed
 
     def replay(self, task: str, traces: Sequence[str]) -> Sequence[ProposedCandidate]:
-        """Candidates of a loaded task with the schedules of `traces`, less those that do not fit."""
+        """Return candidates of a loaded task with the schedules of `traces` that fit."""
         return self._ask(Replay(task=task, traces=tuple(traces)), self._deadlines.propose)
 
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
@@ -235,7 +237,7 @@ class SearchChild:
             raise SearchFailed(str(error)) from error
 
     def _started(self) -> RpcChild:
-        """The child, started where there is none."""
+        """Return the child, and start it first where there is none."""
         if self._child is not None:
             return self._child
         log = Path(self._folder.name) / "search.log"
@@ -307,11 +309,14 @@ class Proposals:
             return self.search.default(task, following, settle=not self._ahead)
 
     def hinted(self, task: TuningTask) -> bool:
-        """Whether a hub's records have something to try for a task."""
+        """Return whether a hub's records have something to try for a task."""
         return bool(self._records.hints(task.key, self._setup, self._hints))
 
     def next(self, progress: TaskProgress) -> Proposed:
-        """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
+        """Return the next batch of a task.
+
+        Where there are schedules that were best on others' boards, drivers or compilers, these come first.
+        """
         made = self._made.pop(progress.task.key, None)
         if made is not None:
             return made
@@ -359,7 +364,10 @@ class Proposals:
         return Proposed(loaded=loaded, entries=tuple(entries), way=Way.AGAIN, last=False)
 
     def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
-        """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
+        """Return the candidates of a hub's records that fit a task.
+
+        They are tried one by one, so that a record that breaks the search is noted and skipped.
+        """
         entries: list[ProposedCandidate] = []
         found: Sequence[ProposedCandidate]
         for hint in self._records.hints(task.key, self._setup, self._hints):
@@ -385,7 +393,7 @@ class Proposals:
         self.search.begin(task, known, kin, progress.rounds)
 
     def _known(self, key: str) -> list[tuple[str, float | None]]:
-        """Traces measured before on this setup; those in quarantine come as refused."""
+        """Return traces measured before on this setup; those in quarantine come as refused."""
         return [
             (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)

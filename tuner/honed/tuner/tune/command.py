@@ -87,7 +87,7 @@ def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
 
 
 def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Compile:
-    """For the device that was tuned on; its profile goes to a file in `folder`."""
+    """Return the compilation for the device that was tuned on; write its profile to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
     return job.derived(
@@ -96,7 +96,7 @@ def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Co
 
 
 def _nothing(session: TuningSession) -> str:
-    """Why nothing faster is there."""
+    """Return the reason why nothing faster was found, as text."""
     if session.trials:
         return "no schedule faster than the present ones was found"
     if session.stopped:
@@ -157,7 +157,7 @@ class _Stop:
 
 @contextmanager
 def _stoppable() -> Iterator[_Stop]:
-    """SIGINT and SIGTERM end the search, not the run: what was found is used."""
+    """Let SIGINT and SIGTERM end the search but not the run: what was found is used."""
     stop = _Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -183,7 +183,10 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
 
 
 def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None:
-    """What judges candidates in the place of a device of this machine, which an extension has."""
+    """Return what opens an instrument of an extension, to judge candidates instead of this machine's device.
+
+    Return None where neither a farm nor a bench is asked for.
+    """
     if not (job.farm or job.bench):
         return None
     try:

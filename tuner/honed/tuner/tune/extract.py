@@ -56,8 +56,10 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extraction:
-    """A model's tasks. `rivals`, of weight 0, are of forms that it is not first served in; `contests` are
-    between both. `opaque` ones cannot be tuned.
+    """A model's tasks.
+
+    `rivals`, of weight 0, belong to variants that are not served first; `contests` compare both variants.
+    `opaque` tasks cannot be tuned.
     """
 
     tasks: list[Extracted]
@@ -75,10 +77,11 @@ def extract(
     calibration: Path | None = None,
     like: Path | None = None,
 ) -> Extraction:
-    """The tasks of an ONNX file, and its calls of parts as a task that cannot be tuned; raises as compiling.
+    """Extract the tasks of an ONNX file; raises as compiling does.
 
-    `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Parts are there in the
-    sizes that `like` was compiled for, whether the CPU engine was faster or not.
+    Its calls of partitions are a task that cannot be tuned. `calibration` and `like` are as in
+    `honed.tuner.compiler.compile.CompileRequest`. Partitions have the sizes that `like` was compiled for,
+    whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
     normalised, before = prepared.normalised, compiled_before(like, prepared, precision)
@@ -108,7 +111,10 @@ def extract(
 def _of_parts(
     cut: Cut | None, precision: frontend.Precision, profile: DeviceProfile, like: CompiledModel | None
 ) -> Iterator[Extraction]:
-    """What there is of parts in the sizes that they were compiled for; nothing where they cannot be."""
+    """Yield the extractions of partitions, in the sizes that they were compiled for.
+
+    Partitions that cannot be compiled are skipped.
+    """
     sizes, _ = sized.wanted(cut, (), like)
     for met in sizes:
         assert cut is not None
@@ -120,7 +126,7 @@ def _of_parts(
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:
-    """One of several, in which a task counts as often as in all; what is served in one is no rival."""
+    """Merge extractions; a task counts as often as in all of them, and a task served in one is no rival."""
     tasks: dict[str, Extracted] = {}
     opaque: dict[str, TuningTask] = {}
     for extraction in extractions:
@@ -143,7 +149,7 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 def _rivals(
     joining: Joining, found: Set[str], profile: DeviceProfile
 ) -> tuple[list[Extracted], tuple[Contest, ...]]:
-    """Tasks of the forms that a model is not first served in, and the contests with them."""
+    """Return tasks of the variants that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []
     for contest, forms in joining.contests:
@@ -159,13 +165,13 @@ def _rivals(
 
 
 def _opaque(name: str, weight: int) -> TuningTask:
-    """Calls of parts as a task that cannot be tuned."""
+    """Return calls of partitions as a task that cannot be tuned."""
     why = "opaque: a part of the model that the CPU engine runs"
     return TuningTask(key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=why)
 
 
 def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
-    """A function of one's own as a task of weight 1; raises InvalidArgument where it cannot be one."""
+    """Return a user's own function as a task of weight 1; raise InvalidArgument where it cannot be one."""
     if not 0 < outputs <= len(func.params):
         raise InvalidArgument(
             f"{name} has {len(func.params)} parameters, so its last {outputs} cannot be outputs; "
@@ -193,14 +199,14 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -
 
 
 def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
-    """How far each output may be off, of its largest reference value.
+    """Return how far each output may be off, relative to its largest reference value.
 
     Sums whose terms pass through n additions differ by about u sqrt(n) of the largest partial sum between two
     orders, with u the unit roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves
     room for what follows the sum, and stays far below what a wrong kernel does. n is what `lower.sums` bounds
-    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add
-    up one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are.
-    Integers and booleans must be equal.
+    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add up
+    one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are. Integers
+    and booleans must be equal.
     """
     terms = math.sqrt(most_additions(func))
     allowed = {
@@ -214,7 +220,7 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
 
 
 def _rounds_to_halves(func: tirx.PrimFunc) -> bool:
-    """Whether the function stores any value as a half, as a product of halves does before it is widened."""
+    """Return whether the function stores any value as a half, as a product of halves does before widening."""
     stores: list[tirx.BufferStore] = []
     structural_walk(func.body, [(tirx.BufferStore, stores.append)], order="post")
     return any(str(store.buffer.dtype) == "float16" for store in stores)
@@ -228,7 +234,11 @@ def workload(
     seed: int | None,
     constants: Sequence[int] = (),
 ) -> Workload:
-    """A task for the measuring child; answers for inputs drawn from `seed` are in `folder`, none for None."""
+    """Return a task for the measuring child.
+
+    `folder` holds answers for inputs drawn from `seed`, which are computed where they are missing; there are
+    none if `seed` is None.
+    """
     if seed is not None and not folder.exists():
         write_sets(func, outputs, folder, seed)
     values = parameters(func)
@@ -271,10 +281,11 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
 
 
 def product_scale(func: tirx.PrimFunc) -> float:
-    """What drawn tensors are multiplied by, so that sums of products of two of them are about as large as 1.
+    """Return the factor for drawn tensors that makes sums of products of two of them about as large as 1.
 
-    As in a network: sums of the size of sqrt(n), squashed into the range of a tanh, would be judged by that
-    range and not by their own. The variance of n products of two factors of variance v is n v^2.
+    Networks have sums of this size. Larger sums, of the size of sqrt(n), squashed into the range of a tanh,
+    would be judged by that range and not by their own. The variance of n products of two factors of variance
+    v is n v^2.
     """
     terms = max((one.terms for one in reductions(func) if one.product), default=1)
     return float(terms**-0.25)
@@ -283,7 +294,7 @@ def product_scale(func: tirx.PrimFunc) -> float:
 def _draw(
     rng: np.random.Generator, value: MemoryValue, n: int, values: tuple[MemoryValue, ...], scale: float
 ) -> np.ndarray:
-    """Floats of one of three distributions; integers that are indices into every axis they could index."""
+    """Draw floats of one of three distributions; integers are indices valid in every axis they may index."""
     if value.dtype == "bool":
         return rng.integers(0, 2, value.shape).astype(bool)
     if not value.dtype.startswith("float"):

@@ -50,9 +50,12 @@ class OpenedSession:
         elsewhere: Callable[[Tell], Instrument] | None = None,
         hints: int = HINTS_PER_TASK,
     ) -> None:
-        """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
-        `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere` no device of
-        this machine is used, but what it opens. Of a task so many `hints` of a hub may be tried in a day.
+        """Open the device and the records, and set up the session.
+
+        `name` is what is tuned, in the records; `device` is a spec, or None for the best device there is;
+        `gate` and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, no
+        device of this machine is used, but the instrument that `elsewhere` opens. At most `hints` of a hub
+        are tried for a task in a day.
 
         Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
         """
@@ -118,12 +121,12 @@ class Sharing:
 
 
 def sharing(family: DeviceFamily, cores: int) -> Sharing:
-    """For a family of devices and as many cores as we may run on.
+    """Return how a search shares the processor with a device of a family, on `cores` usable cores.
 
-    Beside a GPU the processor is idle but for one core that feeds it. Where the device is the processor,
+    Beside a GPU the processor is idle but for one core that feeds the GPU. Where the device is the processor,
     what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
-    batches are built before they are timed there, on all cores. Where a driver is not known to keep what
-    another process built, nothing builds for it but the measuring child.
+    batches are built there before they are timed, on all cores. Where a driver is not known to keep what
+    another process built, only the measuring child builds for it.
     """
     if family.processor:
         ahead = cores >= SPARE_CORES
@@ -154,7 +157,10 @@ class Instrument:
 
 
 def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None) -> Instrument:
-    """The device of a spec, None: the best there is. Raises DeviceError without one."""
+    """Return an instrument on the device of a spec, or on the best device there is if the spec is None.
+
+    Raises DeviceError where there is no device.
+    """
     found = survey(device, cache_dir)
     profile = found.measured()
     beside = sharing(profile.family, len(os.sched_getaffinity(0)))

@@ -88,7 +88,10 @@ class Searcher(Server):
         self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """What TVM says is told in its last words; that it ended a process that lowers ends this one."""
+        """Return the error to answer with; for errors of TVM, it has the end of their text.
+
+        Where a process that lowers candidates has ended, this process exits, too.
+        """
         if isinstance(raised, BrokenProcessPool):
             sys.exit(f"a process that lowers candidates ended: {raised}")
         if isinstance(raised, ModelRefused):
@@ -110,7 +113,7 @@ class Searcher(Server):
         self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
 
     def extract(self, call: Extract) -> Found:
-        """All tasks of a model; their functions are written to the folder."""
+        """Extract all tasks of a model; their functions are written to the folder."""
         found = extract(
             call.path,
             call.shapes,
@@ -207,15 +210,15 @@ class Making:
     seed: int | None
 
     def func(self, task: str) -> tvm.tirx.PrimFunc:
-        """The function of a task."""
+        """Return the function of a task."""
         return tvm.ir.load_json(self.file(task).read_text())
 
     def file(self, task: str) -> Path:
-        """Where that function lies."""
+        """Return the file of a task's function."""
         return self.folder / f"{task}.json"
 
     def answers(self, task: str) -> Path:
-        """Where the task's inputs and answers lie."""
+        """Return the folder of a task's inputs and answers."""
         return self.folder / task
 
 
@@ -236,7 +239,7 @@ class Hunt:
         return self._batches is None
 
     def propose(self, loaded: LoadedTask, call: Propose) -> Proposed | None:
-        """A batch of candidates; None where no rule fits the function."""
+        """Return a batch of candidates; None where no rule fits the function."""
         if self._batches is None:
             self._batches = self._begun(call.kin, call.round)
         if self._batches is None:
@@ -268,7 +271,10 @@ class Hunt:
         return Batches(evolution, searcher.batch, kin)
 
     def replay(self, recorded: Sequence[str]) -> tuple[ProposedCandidate, ...]:
-        """Recorded schedules as candidates, where they fit; learned from when they are known."""
+        """Return recorded schedules as candidates, where they fit.
+
+        The search learns from them once their times are known.
+        """
         func = narrow_indices(self.func)
         found: list[_Made] = []
         for trace in recorded:
@@ -293,7 +299,7 @@ class Hunt:
         return ranked
 
     def _entries(self, found: Sequence[_Made]) -> tuple[ProposedCandidate, ...]:
-        """Candidates, lowered by all processes at once, or why they are none."""
+        """Return candidates, lowered by all processes at once, or why they have no kernels."""
         begin = self._searcher.forked.begin
         begun = [begin(lower, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
         entries = list[ProposedCandidate]()
@@ -306,7 +312,7 @@ class Hunt:
 
 
 def _cost_model(file: Path, prior: Prior | None) -> CostModel:
-    """The kept cost model; a damaged one is moved aside, and a new one learned."""
+    """Load the cost model; move a damaged one aside, and begin an empty one."""
     try:
         return CostModel.load(file, WIDTH, prior=prior)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
@@ -321,7 +327,7 @@ def _measured(seconds: float | None) -> float:
 
 
 def lower(making: Making, scheduled: str) -> Lowered | str:
-    """A candidate's kernels, or why there are none; `scheduled` is the function as TVM's JSON."""
+    """Return a candidate's kernels, or why there are none; `scheduled` is the function as TVM's JSON."""
     try:
         return lower_function(tvm.ir.load_json(scheduled), "main", making.target, making.profile)
     except LoweringFailed as failed:
@@ -329,9 +335,9 @@ def lower(making: Making, scheduled: str) -> Lowered | str:
 
 
 def lower_default(making: Making, task: str, outputs: int) -> Lowered:
-    """A task's default schedule, and its inputs and answers where they are not there.
+    """Lower a task's default schedule, and write its inputs and answers if they are missing.
 
-    Raises LoweringFailed with whatever TVM says, as its own errors do not travel between processes.
+    Raises LoweringFailed with whatever TVM reports, because TVM's own errors cannot travel between processes.
     """
     func = making.func(task)
     try:

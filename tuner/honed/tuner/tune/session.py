@@ -51,12 +51,12 @@ class Rooflines:
         self._measured_at = float("-inf")
 
     def of(self, task: TuningTask) -> float:
-        """Seconds that the task takes at least."""
+        """Return the least seconds that the task can take."""
         assert self.profile.peaks is not None
         return task.roofline(self.profile.peaks, self.rates.get(task.key, 0.0))
 
     def note(self, progress: TaskProgress, rate: float) -> None:
-        """The device was seen to move so many bytes per second at a task's size."""
+        """Note that the device moved `rate` bytes/s at a task's size, and update the task's roofline."""
         self.rates[progress.task.key] = rate
         progress.roofline = self.of(progress.task)
 
@@ -72,7 +72,7 @@ class Rooflines:
                 p.roofline = self.of(p.task)
 
     def doubted(self, tasks: Iterable[TaskProgress]) -> bool:
-        """Whether some task comes so near to the peaks, or beyond, that they are worth measuring again."""
+        """Return whether some task comes so near to the peaks that they are worth measuring again."""
         return any(p.beyond for p in tasks) and time.monotonic() - self._measured_at >= _PEAKS_SECONDS
 
     def measure_again(self, tasks: Iterable[TaskProgress]) -> None:
@@ -188,7 +188,7 @@ class TuningSession:
             finish(self.tasks, cut=cut)
 
     def _search(self) -> bool:
-        """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
+        """Run rounds until none is worth it; return whether the budget or `stop` ended them before that."""
         while not self._spent():
             progress = next_task(self.tasks)
             if progress is not None:
@@ -288,7 +288,7 @@ class TuningSession:
         self._recall(progress)
 
     def _recall(self, progress: TaskProgress) -> None:
-        """The best of the records, where it is better."""
+        """Take up the best schedule of the records, where it is better."""
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
@@ -307,7 +307,7 @@ class TuningSession:
             self._rooflines.measure_again(self.tasks)
 
     def _note_start(self) -> None:
-        """What the model's history begins with."""
+        """Record the first version of the model's history."""
         if not self.records.versions(self.name):
             known = any(p.best_trace is not None for p in self.tasks)
             why = "the best schedules recorded before" if known else "default schedules"
@@ -411,12 +411,12 @@ class TuningSession:
         return results
 
     def _ahead(self) -> int:
-        """Candidates that may be prepared beside the next, of which no more are measured than is allowed."""
+        """Return how many candidates may be prepared beside the next; the budget of trials bounds them."""
         ahead, allowed = self._trying.measurer.ahead, self._budget.trials
         return ahead if allowed is None else max(0, min(ahead, allowed - self.trials - 1))
 
     def _filtered(self, progress: TaskProgress, reason: str) -> None:
-        """A candidate that was refused before the device saw it: no trial."""
+        """Count a candidate that was refused before the device saw it; it is no trial."""
         progress.filtered[reason] += 1
         self.emit(events.Filtered(task=progress.task.key, reason=reason))
 
@@ -462,7 +462,7 @@ class TuningSession:
         return not self.stopped
 
     def table(self) -> events.TaskTable:
-        """Every task as a row, and the model's estimated latency."""
+        """Return every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
         return events.TaskTable(
             tasks=tuple(p.row() for p in rows),

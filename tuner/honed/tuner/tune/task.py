@@ -51,10 +51,10 @@ class TuningTask:
     constants: tuple[int, ...] = ()  # parameters that may be packed before an inference
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
-        """The least seconds that the device's peaks and an empty kernel's time allow.
+        """Return the least seconds that the device's peaks and an empty kernel's time allow.
 
-        `rate` is what the device was seen to move at the task's size, in bytes per second. Of a peak that is
-        known from below only, UNKNOWN_ABOVE as much is taken for possible.
+        `rate` is what the device was seen to move at the task's size, in bytes per second. A peak of which
+        only a lower bound is known may be UNKNOWN_ABOVE times as high.
         """
         half = self.dtype == "float16"
         figure: Figure = "fp16_gflops" if half and peaks.fp16_gflops else "fp32_gflops"
@@ -130,11 +130,11 @@ class TaskProgress:
         self.stage, self.reason = TaskState.SKIPPED, reason
 
     def lose(self, reason: str) -> None:
-        """Its search broke."""
+        """Note that the task's search broke."""
         self.stage, self.reason = TaskState.LOST, reason
 
     def exhaust(self) -> None:
-        """Nothing more can be tried."""
+        """Note that nothing more can be tried."""
         if self.trials or self.best_trace is not None:
             self.stage = TaskState.TUNED
         elif self.filtered:
@@ -144,12 +144,12 @@ class TaskProgress:
             self.skip("no schedule but the default one was found")
 
     def found(self, seconds: float, trace: str | None) -> None:
-        """A right candidate took `seconds`."""
+        """Note that a right candidate took `seconds`."""
         if self.best is None or seconds < self.best:
             self.best, self.best_trace = seconds, trace
 
     def forget_best(self) -> None:
-        """The best known schedule must not be used after all: back to the default one."""
+        """Return to the default schedule, because the best known one must not be used after all."""
         self.best, self.best_trace = self.default, None
 
     @property
@@ -168,7 +168,7 @@ class TaskProgress:
         self.rate = (_EXHAUSTED if last and not won else 0.5) * self.rate + 0.5 * won
 
     def row(self) -> TaskRow:
-        """What a table shows of it."""
+        """Return the task's row for a table."""
         best = self.best
         return like(
             TaskRow,
@@ -207,7 +207,7 @@ def judge(tasks: list[TaskProgress]) -> None:
 
 
 def latency(tasks: list[TaskProgress]) -> Estimate:
-    """The model's estimated latency."""
+    """Return the model's estimated latency, before tuning and now (in µs)."""
     before = sum(p.task.weight * (p.default if p.default is not None else p.best or 0.0) for p in tasks)
     return Estimate(before_us=before * 1e6, now_us=sum(p.cost for p in tasks) * 1e6)
 
@@ -220,7 +220,7 @@ def headroom(tasks: list[TaskProgress]) -> float:
 
 
 def headrooms(tasks: list[TaskProgress]) -> dict[str, float]:
-    """Of each task that was timed the share of its time above its roofline, by its key."""
+    """Return, by key, each timed task's share of its time above its roofline."""
     return {p.task.key: max(0.0, 1.0 - p.roofline / p.best) for p in tasks if p.best}
 
 
@@ -230,9 +230,9 @@ _NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model'
 
 
 def next_task(tasks: list[TaskProgress]) -> TaskProgress | None:
-    """The task whose next round is expected to win most per second; None where none is worth it.
+    """Return the task whose next round is expected to win most per second; None where none is worth it.
 
-    Those that have hints come before any search.
+    Tasks that have hints come before any search.
     """
     hinted = [p for p in tasks if p.hinted and not p.rounds and p.stage is TaskState.TUNING and p.cost]
     if hinted:
@@ -243,7 +243,7 @@ def next_task(tasks: list[TaskProgress]) -> TaskProgress | None:
 
 
 def likely_next(tasks: list[TaskProgress], present: TaskProgress) -> TaskProgress | None:
-    """The task whose turn comes if the present round, of `present`, wins nothing."""
+    """Return the task whose turn comes if the present round, of `present`, wins nothing."""
     after = replace(present, rate=0.5 * present.rate, rounds=present.rounds + 1)
     found = next_task([after if p is present else p for p in tasks])
     return present if found is after else found
@@ -286,7 +286,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> 
 
 
 def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> float:
-    """Microseconds that an inference takes more as tasks are `served` than in the forms taken now."""
+    """Return how many µs longer an inference takes as tasks are `served` than in the variants taken now."""
     whole = 0.0
     for one in forms:
         taken, left = one.joined_us, one.apart_us
@@ -299,12 +299,12 @@ def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> floa
 
 
 def _runs(contest: Contest, form: Form) -> dict[str, int]:
-    """Of each task of a form in one inference."""
+    """Return how often each task of a variant runs in one inference."""
     return {key: contest.calls * n for key, n in Counter(contest.keys(form)).items()}
 
 
 def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> tuple[TwoFormsRow, ...]:
-    """What a table shows of both forms."""
+    """Return the rows of a table that compares both variants of each contest."""
     seconds = _seconds(tasks)
     return tuple(
         TwoFormsRow(
@@ -321,7 +321,7 @@ def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -
 
 
 def _seconds(tasks: Sequence[TaskProgress]) -> dict[str, float]:
-    """Of the tasks that were timed."""
+    """Return the best seconds of the tasks that were timed."""
     return {p.task.key: p.best for p in tasks if p.best is not None}
 
 

@@ -53,7 +53,7 @@ class Speed:
     """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds."""
 
     def __init__(self, reference: float | None) -> None:
-        """`reference` is the yardstick at the device's reference speed; None: not known yet."""
+        """Begin with the yardstick's time at the device's reference speed; None where it is not known yet."""
         self.reference = reference
         self._latest: deque[float] = deque(maxlen=_WINDOW)
 
@@ -192,7 +192,7 @@ class Trials:
         self._flight.clear()
 
     def _recorded(self, candidate_id: str, number: int, trace: str, verdict: Verdict) -> Verdict:
-        """The verdict as it is recorded."""
+        """Complete the verdict, record it, and return it as recorded."""
         story = self._story(candidate_id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
             verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story), host=verdict.host)
@@ -201,9 +201,9 @@ class Trials:
         return verdict
 
     def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
-        """Candidates whose faults, with reasons, came to light after their verdicts; now in quarantine.
+        """Return candidates, now in quarantine, whose faults came after their verdicts, with reasons.
 
-        With `settle`, waits until a fault of what ran last must be in the kernel log.
+        With `settle`, wait until a fault of what ran last must be in the kernel log.
         """
         if settle:
             self.measurer.settle()
@@ -243,7 +243,7 @@ class Trials:
         self._flight[candidate.id] = self.records.begin(new)
 
     def _story(self, candidate_id: str, number: int, trace: str) -> str | None:
-        """The kernel log's records of a fault of the candidate just measured; others wait."""
+        """Return the kernel log's text on a fault of the candidate just measured; keep others for later."""
         assert self.workload is not None
         faults = self.measurer.take_faults()
         own = [_text(story) for name, story in faults if name == candidate_id]
@@ -260,9 +260,10 @@ class Trials:
             del self._known[next(iter(self._known))]
 
     def _fair(self, verdict: Verdict) -> Verdict:
-        """The verdict with how fast the device is now beside its reference speed, where that is known.
+        """Return the verdict with the ratio of the device's present to its reference speed, where known.
 
-        One of a board of a farm has that board's speed beside the farm's already, whose is the device's here.
+        The verdict of a farm's board already has the ratio of that board to the farm. Here it is multiplied
+        by the farm's own ratio, because the farm is the device.
         """
         if verdict.yardstick_s is not None:
             self.speed.note(verdict.yardstick_s)
@@ -281,7 +282,7 @@ def _reason(story: str) -> str:
 
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
-    """Where the `seconds` went that a candidate took altogether; `phases` is `Measures.spent` of it."""
+    """Return how the `seconds` of a candidate were spent; `phases` is `Measures.spent` of the candidate."""
     build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
     timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)

@@ -23,7 +23,7 @@ _BYTES, _WORD = 4, "uint32"
 
 
 def multiply_bytes(module: IRModule, profile: DeviceProfile) -> IRModule:
-    """A Relax module without products and convolutions of bytes that Relax would multiply one by one."""
+    """Return a Relax module without the byte products and convolutions that Relax would multiply singly."""
     main = module.get_global_var("main")
     if not any(_is_of_bytes(binding.value) for binding in bindings(module[main])):
         return module
@@ -41,7 +41,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         self.laid: dict[tuple[relax.Var, int, tuple[int, ...]], relax.Expr] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """What takes the place of a call."""
+        """Return the expression that replaces a call."""
         new = self.visit_expr_post_order(call)
         if not _is_of_bytes(new):
             return new
@@ -53,13 +53,13 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return relax.Call(new.op, [self.widened(one) for one in new.args], new.attrs)
 
     def widened(self, bytes_: relax.Expr) -> relax.Expr:
-        """Bytes in int32."""
+        """Return bytes converted to int32."""
         if isinstance(bytes_, ir.GenericConst):
             return relax.const(bytes_.value.numpy().astype(np.int32))
         return self.builder_.emit(relax.op.astype(bytes_, "int32"))
 
     def words(self, bytes_: relax.Expr, axis: int, pads: Sequence[int] = ()) -> relax.Expr:
-        """Four bytes along an axis to a word; the last one is filled up with zeros.
+        """Pack four bytes along an axis into each word; the last word is filled up with zeros.
 
         `pads` are zeros before and after the last two axes.
         """
@@ -77,7 +77,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return self.laid[key]
 
     def product(self, call: relax.Call) -> relax.Expr:
-        """A product of matrices, or of stacks of them."""
+        """Return a product of matrices, or of stacks of matrices."""
         first, second = call.args
         ranks = [len(extents(one)) for one in call.args]
         shape = [int(extent) for extent in call.ty.shape]
@@ -90,7 +90,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         )
 
     def convolution(self, call: relax.Call) -> relax.Expr:
-        """A convolution of an image padded before, with weights laid out by output channels."""
+        """Return a convolution of an already padded image, with weights laid out by output channels."""
         image, weights = call.args
         attrs = call.attrs
         shape = [int(extent) for extent in call.ty.shape]
@@ -106,14 +106,14 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
 
 def _is_of_bytes(expr: relax.Expr) -> bool:
-    """Whether it is a product or a convolution of signed bytes of known shapes."""
+    """Return whether an expression is a product or a convolution of signed bytes of known shapes."""
     if not isinstance(expr, relax.Call) or getattr(expr.op, "name", "") not in (_PRODUCT, _CONVOLUTION):
         return False
     return all(is_fixed(one) and str(one.ty.dtype) == "int8" for one in expr.args)
 
 
 def _packed(bytes_: np.ndarray, axis: int) -> np.ndarray:
-    """What `_words` makes, of a constant."""
+    """Return a constant in the layout that `_words` gives a tensor."""
     last = np.moveaxis(bytes_, axis, -1)
     filled = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, -last.shape[-1] % _BYTES)])
     words = np.ascontiguousarray(filled).view("<u4").astype(np.uint32)
@@ -164,7 +164,7 @@ def _product(x: te.Tensor, y: te.Tensor, shape: Sequence[int]) -> te.Tensor:
 
 
 def _of(operand: te.Tensor, stack: Sequence[tirx.Var]) -> list[tirx.PrimExpr]:
-    """Where in its stack an operand lies, which is broadcast."""
+    """Return the place of a broadcast operand in its own stack, for a place in the result's stack."""
     own = [int(extent) for extent in operand.shape[:-2]]
     last = stack[len(stack) - len(own) :]
     return [at if extent > 1 else tirx.const(0, "int64") for at, extent in zip(last, own, strict=True)]

@@ -21,7 +21,7 @@ _VALUES = ("relax.max", "relax.min", "relax.nn.max_pool1d", "relax.nn.max_pool2d
 
 
 def rules() -> dict[str, Legalise]:
-    """What becomes of these operators of Relax."""
+    """Return the legalisation of each of these Relax operators, by the operator's name."""
     return {
         **{name: _rule(ir.Op.get(name).get_attr("FLegalize")) for name in _VALUES},
         "relax.argmax": lambda builder, call: _place(builder, call, largest=True),
@@ -48,7 +48,10 @@ def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -
 
 
 def _start(*, largest: bool) -> Callable[[Sequence[Any]], list[Any]]:
-    """What reductions of values, or of places and values, start from: the place is in front."""
+    """Return a function that gives a reduction's initial values: of values, or of places and values.
+
+    The place comes first.
+    """
 
     def start(values: Sequence[Any]) -> list[Any]:
         types = [str(value.ty.dtype) for value in values]
@@ -64,7 +67,10 @@ def _worst(dtype: str, *, largest: bool) -> Any:
 
 
 def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """The better of two places with their values; of equal ones the first. NaN is never better."""
+    """Return a function that picks the better of two (place, value) pairs.
+
+    Of equal values it picks the first place. NaN is never better.
+    """
 
     def better(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         (at, value), (other, found) = a, b
@@ -77,7 +83,7 @@ def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[A
 
 
 def _place(builder: relax.BlockBuilder, call: relax.Call, *, largest: bool) -> relax.Expr:
-    """Along one axis, as the importer writes it."""
+    """Return the place of an extreme along one axis, as the importer writes it."""
     axis, keep = int(call.attrs.axis) % len(call.args[0].ty.shape), bool(call.attrs.keepdims)
     reduced = te.comm_reducer(
         lambda a, b: _better(largest=largest)(a, b),
@@ -105,7 +111,7 @@ def _place(builder: relax.BlockBuilder, call: relax.Call, *, largest: bool) -> r
 
 
 def _rule(plain: Legalise) -> Legalise:
-    """What TVM makes of an operator, with infinities where it has the lowest or highest finite number."""
+    """Return TVM's legalisation, with infinities in place of the lowest or highest finite number."""
 
     def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         made = plain(builder, call)

@@ -23,7 +23,7 @@ Known = dict[relax.Var, Hashable]
 
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
-    """By each variable of `main` of a fused module, the variables of the unfused `main` that it computes."""
+    """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
     operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
     known: Known = {}
     found: dict[relax.Var, tuple[relax.Var, ...]] = {}
@@ -45,7 +45,7 @@ def trace(plain: relax.Function, fused: IRModule) -> Traced:
 def _follow(
     function: relax.Function, known: Known, operators: Mapping[Hashable, relax.Var]
 ) -> tuple[relax.Var, ...]:
-    """The operators of a function whose parameters are known; its variables become known."""
+    """Return the operators of a function whose parameters are known, and make its variables known."""
     found = []
     for binding in bindings(function):
         if isinstance(binding.value, relax.Call):
@@ -60,7 +60,7 @@ def _follow(
 def rebound(
     function: relax.Function, become: Callable[[relax.Binding], relax.Binding | None]
 ) -> relax.Function:
-    """The function with other bindings; without those that become None."""
+    """Return the function with its bindings replaced, without those that `become` maps to None."""
     blocks = [
         type(block)([new for one in block.bindings if (new := become(one)) is not None])
         for block in function.body.blocks
@@ -74,7 +74,7 @@ def _operator(call: relax.Call, known: Known) -> Hashable:
 
 
 def _key(expr: relax.Expr, known: Known) -> Hashable:
-    """What is equal for equal values; constants are equal to themselves alone."""
+    """Return a key that is equal for equal values; a constant is equal to itself alone."""
     found: Hashable = expr
     if isinstance(expr, relax.Var):
         return known.get(expr, found)
@@ -111,17 +111,17 @@ class Move:
 
 
 def move_of(function: tirx.PrimFunc) -> Move | None:
-    """What it moves, where it was set apart."""
+    """Return the move that a function was set apart for; None for any other function."""
     if not isinstance(function, tirx.PrimFunc) or not function.attrs or _OFFSETS not in function.attrs:
         return None
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
 
 
 def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) -> IRModule:
-    """The module, annotated for fusion, with functions of their own for moves that are better not fused.
+    """Return a module, annotated for fusion, with separate functions for moves that are better not fused.
 
-    `operators` is the module before it was legalised, whose variables it has. Values can lie in others at
-    multiples of `alignment` (bytes).
+    `operators` is the module before legalisation; both modules share their variables. Values can lie within
+    others at multiples of `alignment` (bytes).
     """
     calls = {b.var: b.value for b in bindings(operators["main"]) if isinstance(b.value, relax.Call)}
     main = annotated["main"]
@@ -156,7 +156,7 @@ class _Graph:
     outside: set[relax.Var]
 
     def move(self, var: relax.Var, alignment: int) -> Move | None:
-        """What an operator moves, were it in place; None where it does not, or cannot be."""
+        """Return what an operator would move in place; None where it moves nothing or cannot do so."""
         call = self.calls[var]
         name = str(getattr(call.op, "name", ""))
         found: Move | None = None
@@ -173,7 +173,10 @@ class _Graph:
         return found
 
     def pays(self, var: relax.Var, group: Iterable[relax.Var], move: Move) -> bool:
-        """Whether what is fused with a move takes no more launches without it, and less is moved."""
+        """Return whether setting a move apart pays.
+
+        It pays where what is fused with the move takes no more launches without it, and less is moved.
+        """
         others = set(group) - {var}
         parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
         if not parts:
@@ -182,7 +185,7 @@ class _Graph:
         return not move.cuts and len(parts) == 1 and parts[0] <= before
 
     def _is_given(self, var: relax.Var) -> bool:
-        """Whether it is an input, an output or a constant of the model, perhaps of another shape."""
+        """Return whether a variable is an input, an output or a constant of the model, perhaps reshaped."""
         while var not in self.outside and self._reshapes(var) and self.given.get(var):
             var = self.given[var][0]
         return var in self.outside or not self.given.get(var)
@@ -191,7 +194,7 @@ class _Graph:
         return var in self.calls and str(getattr(self.calls[var].op, "name", "")) in _RESHAPES
 
     def _components(self, among: set[relax.Var]) -> Iterator[set[relax.Var]]:
-        """Variables that read each other, together."""
+        """Yield groups of variables that read each other."""
         left = set(among)
         beside: dict[relax.Var, set[relax.Var]] = {var: set() for var in among}
         for var in among:
@@ -208,7 +211,7 @@ class _Graph:
             yield found
 
     def _before(self, var: relax.Var, among: set[relax.Var]) -> set[relax.Var]:
-        """What a variable is made of."""
+        """Return the variables among `among` that a variable is computed from."""
         found, new = set[relax.Var](), {var}
         while new:
             new = {two for one in new for two in self.given.get(one, ()) if two in among} - found
@@ -217,7 +220,7 @@ class _Graph:
 
 
 def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | None:
-    """Tensors joined along an axis, where they are one behind the other."""
+    """Return the move that joins tensors along an axis; None where they are not one after another."""
     axis %= len(parts[0])
     sizes = [math.prod(one) * itemsize for one in parts]
     if math.prod(parts[0][:axis]) != 1 or not all(sizes):
@@ -230,7 +233,7 @@ def _itemsize(expr: relax.Expr) -> int:
 
 
 def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModule:
-    """The module in which calls that move are of functions that say so."""
+    """Return the module in which calls that move values are of functions marked with their move."""
     builder = relax.BlockBuilder(module)
 
     def told(binding: relax.Binding) -> relax.Binding:
@@ -249,7 +252,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
 
 
 def _given_back(module: IRModule) -> set[relax.Var]:
-    """The variables that the result of `main` is made of without an operator."""
+    """Return the variables that the result of `main` is made of without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))
     while new:
@@ -321,9 +324,9 @@ class _Chain:
 def join_functions(
     module: IRModule, joins: Joins
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
-    """A module of fused functions, with those chains of `main` as single functions that `joins` is for.
+    """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    Besides, by the variable of each such call, those of the calls whose place it takes.
+    Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
@@ -356,15 +359,16 @@ def join_functions(
 
 
 def _chains(module: IRModule) -> Iterator[_Chain]:
-    """What may be an attention, or two convolutions of blocked tensors; each call is read by the next alone.
+    """Yield chains that may be an attention, or two convolutions of blocked tensors.
 
-    An attention is a product, reductions of its rows, and another product.
+    Each call of a chain is read by the next one only. An attention is a product, reductions of its rows, and
+    another product.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
 
     def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
-        """The calls whose results a call alone reads, with how many reductions there are in each."""
+        """Yield the number of reductions, and the call, of each call whose result this call alone reads."""
         for argument in binding.value.args[1]:
             if argument in calls and read[argument] == 1:
                 yield reductions[_function(calls[argument])], calls[argument]
@@ -382,12 +386,12 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
 
 
 def _axes(binding: relax.VarBinding) -> int:
-    """Of the result of a call."""
+    """Return the number of axes of a call's result; 0 where it has no shape."""
     return len(binding.var.ty.shape) if hasattr(binding.var.ty, "shape") else 0
 
 
 def _calls(main: relax.Function) -> dict[relax.Var, relax.VarBinding]:
-    """The calls of functions by their variables."""
+    """Return the calls of functions, by their variables."""
     return {
         binding.var: binding
         for binding in bindings(main)
@@ -401,12 +405,12 @@ def _function(binding: relax.VarBinding) -> ir.GlobalVar:
 
 
 def _reductions(func: tirx.PrimFunc) -> int:
-    """How many blocks of a function reduce."""
+    """Return how many blocks of a function reduce."""
     return sum(bool(reduced_axes(block)) for block in nodes(func.body, s_tir.SBlock))
 
 
 def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
-    """Both forms of chains that become the same function, in a `main` of these calls."""
+    """Return both variants of chains that become one function, in a `main` of these calls."""
     name, func = _one_function(module, chains[0])
     apart = tuple(
         NamedFunction(
@@ -427,18 +431,18 @@ def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.Var
 
 
 def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
-    """The arguments that are constants in all calls of a function."""
+    """Return the numbers of the arguments that are constants in all calls of a function."""
     found = [{n for n, one in enumerate(given) if isinstance(one, ir.GenericConst)} for given in calls]
     return frozenset(set.intersection(*found))
 
 
 def _outputs(binding: relax.VarBinding) -> int:
-    """How many a call gives."""
+    """Return how many outputs a call has."""
     return len(getattr(binding.var.ty, "fields", (binding.var,)))
 
 
 def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
-    """The one function that the calls of a chain become, with a name for it."""
+    """Return the one function that the calls of a chain become, preceded by a name for it."""
     builder = relax.BlockBuilder()
     inner = [relax.Var("given", value.ty) for value in chain.given]
     known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))

@@ -24,17 +24,17 @@ Array = npt.NDArray[np.float32]
 
 
 def blocks_of(channels: int, lanes: int) -> int:
-    """How many blocks channels fill, the last perhaps in part."""
+    """Return how many blocks channels fill; the last block may be partly filled."""
     return -(-channels // lanes)
 
 
 def blocked_shape(shape: Shape, lanes: int) -> Shape:
-    """Of a blocked tensor with axes [N, C, ...]."""
+    """Return the shape of a blocked tensor with axes [N, C, ...]."""
     return (shape[0], blocks_of(shape[1], lanes), *shape[2:], lanes)
 
 
 def block(array: Array, lanes: int, fill: float = 0.0) -> Array:
-    """An array [N, C, ...] blocked, filled up."""
+    """Return an array [N, C, ...] in blocks of channels: [N, C/lanes, ..., lanes], padded with `fill`."""
     images, channels, *rest = array.shape
     filled = np.full((images, blocks_of(channels, lanes) * lanes, *rest), fill, array.dtype)
     filled[:, :channels] = array
@@ -43,7 +43,7 @@ def block(array: Array, lanes: int, fill: float = 0.0) -> Array:
 
 
 def blocking(plain: te.Tensor, lanes: int) -> te.Tensor:
-    """A tensor [N, C, ...] blocked, filled up with zeros."""
+    """Return a tensor [N, C, ...] in blocks of `lanes` channels, padded with zeros."""
     channels = int(plain.shape[1])
 
     def value(n: tirx.Var, outer: tirx.Var, *rest: tirx.Var) -> ir.Expr:
@@ -57,7 +57,7 @@ def blocking(plain: te.Tensor, lanes: int) -> te.Tensor:
 
 
 def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
-    """The tensor [N, C, ...] that was blocked."""
+    """Return the tensor [N, C, ...] that a blocked tensor was made from."""
     images, _, *rest, lanes = (int(extent) for extent in blocked.shape)
 
     def value(n: tirx.Var, channel: tirx.Var, *at: tirx.Var) -> ir.Expr:
@@ -80,14 +80,18 @@ class BlockedConvolution:
     lanes: int
 
     def weights(self, plain: Array) -> Array:
-        """Weights [O, I, H, W] as `compute` reads them: output channels in blocks, and input channels."""
+        """Return weights [O, I, H, W] as `compute` reads them, with output and input channels in blocks.
+
+        The input channels of a depthwise convolution are dropped, and those for a plain image are not in
+        blocks.
+        """
         by_output = _outputs(plain, self.lanes)
         if self.depthwise:
             return np.ascontiguousarray(by_output[:, 0])
         return _inputs(by_output, self.lanes) if self.blocked else by_output
 
     def compute(self, image: te.Tensor, weights: te.Tensor) -> te.Tensor:
-        """The result [N, O/c, H, W, c] of an image [N, I/c, H, W, c], or [N, I, H, W] where that is plain."""
+        """Compute the result [N, O/c, H, W, c] of an image [N, I/c, H, W, c], or [N, I, H, W] if plain."""
         padded = self._padded(image)
         rows, columns = (self._extent(int(image.shape[n + 2]), n) for n in range(2))
         window = [te.reduce_axis((0, extent), name) for extent, name in zip(self.window, "yx", strict=True)]
@@ -119,7 +123,7 @@ class BlockedConvolution:
         return (given + self.padding[axis] + self.padding[axis + 2] - covered) // self.strides[axis] + 1
 
     def _padded(self, image: te.Tensor) -> te.Tensor:
-        """The image with zeros around it."""
+        """Return the image with zeros around it, or the image itself where there is no padding."""
         if not any(self.padding):
             return image
         above, left, below, right = self.padding
@@ -136,19 +140,19 @@ class BlockedConvolution:
 
 
 def _outputs(weights: Array, lanes: int) -> Array:
-    """Weights [O, I, ...] as [O/c, I, ..., c]."""
+    """Return weights [O, I, ...] as [O/c, I, ..., c]."""
     found: Array = block(weights[np.newaxis], lanes)[0]
     return found
 
 
 def _inputs(weights: Array, lanes: int) -> Array:
-    """Weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
+    """Return weights [O/c, I, ..., c] as [O/c, I/c, ..., c of I, c of O]."""
     found = [block(np.moveaxis(one, -1, 0), lanes) for one in weights]  # [c of O, I/c, ..., c of I]
     return np.ascontiguousarray(np.stack([np.moveaxis(one, 0, -1) for one in found]))
 
 
 def concatenated(channels: Sequence[int], lanes: int) -> bool:
-    """Whether blocked tensors of so many channels are one behind the other when these are concatenated."""
+    """Return whether concatenated tensors of these channels also lie one after another when blocked."""
     return all(count % lanes == 0 for count in channels[:-1])
 
 
@@ -171,17 +175,18 @@ _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
 
 def block_lanes(profile: DeviceProfile) -> int:
-    """How many channels a block has on a device; 0 where blocks do not pay.
+    """Return how many channels a block has on a device; 0 where blocks do not pay.
 
-    They do on processors, whose vectors are long (docs/graph.md).
+    They pay on processors, whose vectors are long (docs/graph.md).
     """
     return profile.rules.max_vector_bytes // _BYTES if profile.family.blocks_of_channels else 0
 
 
 def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
-    """A Relax module in which convolutions, and what surrounds them, are computed in blocks of channels.
+    """Return a Relax module that computes convolutions, and what surrounds them, in blocks of channels.
 
-    Besides, by each variable of the new module, the one whose operator it holds the result of.
+    Also return, by each variable of the new module, the variable of the old one whose operator's result it
+    holds.
     """
     main = module["main"]
     if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
@@ -196,7 +201,7 @@ def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[rela
 
 
 def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
-    """The variables whose values are to be blocked: regions of those that can be, where that pays."""
+    """Return the variables whose values are to be blocked: regions of values that can be, where that pays."""
     found: set[relax.Var] = set()
     regions = _Regions()
     for binding in bindings:
@@ -223,7 +228,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
 
 
 def _saved(call: relax.Call, what: BlockedConvolution) -> int:
-    """Bytes that a convolution moves less when its channels lie in blocks.
+    """Return how many bytes less a convolution moves when its channels lie in blocks.
 
     No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
     """
@@ -232,7 +237,7 @@ def _saved(call: relax.Call, what: BlockedConvolution) -> int:
 
 
 def _lies_alike(var: relax.Var, lanes: int) -> bool:
-    """Whether a value lies in memory as it does in blocks."""
+    """Return whether a value lies in memory as it does in blocks."""
     _, channels, *rest = extents(var)
     return math.prod(rest) == 1 and channels % lanes == 0
 
@@ -252,7 +257,7 @@ class _Regions:
     )  # by what is moved, a value of the region
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
-        """A value is of the region of those it is made of, which become one."""
+        """Add a value to the region of the values that it is made of; those regions become one."""
         self.parents[var] = var
         for other in others:
             root = self._root(other)
@@ -260,7 +265,7 @@ class _Regions:
                 self.parents[root] = self._root(var)
 
     def paying(self, lanes: int) -> set[relax.Var]:
-        """The values of regions that gain more than their borders take."""
+        """Return the values of the regions that gain more than their borders cost."""
         left = Counter[relax.Var]()
         for one, nbytes in self.gained.items():
             left[self._root(one)] += nbytes
@@ -276,12 +281,12 @@ class _Regions:
 
 
 def _is_image(expr: relax.Expr) -> bool:
-    """Whether a value has images and channels, of a type that is computed in lanes."""
+    """Return whether a value has images and channels, of a type that is computed in lanes."""
     return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) == _DTYPE
 
 
 def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> BlockedConvolution | None:
-    """The convolution that a call is, where it can be computed so."""
+    """Return the convolution that a call computes, or None where it cannot be blocked by channels."""
     if str(getattr(call.op, "name", "")) != "relax.nn.conv2d":
         return None
     image, weights = call.args
@@ -309,7 +314,7 @@ def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> Block
 
 
 def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
-    """Whether a call can be computed of blocked tensors, and is given such."""
+    """Return whether a call can be computed on blocked tensors, and has blocked inputs."""
     name = str(getattr(call.op, "name", ""))
     if name in _BINARY or name == _DIVIDE:
         return _is_elementwise(call, blocked, divides=name == _DIVIDE)
@@ -334,7 +339,7 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
 
 
 def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool) -> bool:
-    """Whether all operands are blocked, or constants; divisors are always constants."""
+    """Return whether all operands are blocked, or constants; divisors must always be constants."""
     shape = extents(call)
     values = [one for one in call.args if not isinstance(one, ir.GenericConst)]
     if not values or (divides and isinstance(call.args[0], ir.GenericConst)) or (divides and len(values) > 1):
@@ -369,7 +374,7 @@ class _Writer:
     origin: dict[relax.Var, relax.Var] = field(default_factory=dict)
 
     def written(self, main: relax.Function, bindings: Sequence[relax.Binding]) -> IRModule:
-        """The module with `main`, which the builder's has not."""
+        """Return the builder's module with the `main` that it lacks."""
         params = list(main.params)
         self.plain.update(zip(params, params, strict=True))
         with self.builder.function("main", params, attrs=dict(main.attrs or {})):
@@ -381,7 +386,7 @@ class _Writer:
         return relax.transform.DeadCodeElimination()(self.builder.get())
 
     def as_plain(self, expr: relax.Expr) -> relax.Expr:
-        """What an old expression that computes nothing is, unblocked."""
+        """Return the unblocked counterpart of an old expression that computes nothing."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self.as_plain(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
@@ -391,7 +396,7 @@ class _Writer:
         return self.plain.get(expr, expr)
 
     def as_blocked(self, expr: relax.Expr) -> relax.Expr:
-        """What an old variable is, blocked."""
+        """Return the blocked counterpart of an old variable."""
         if expr not in self.blocked:
             lanes = self.lanes
             made = self.builder.call_te(
@@ -417,7 +422,7 @@ class _Writer:
         self.origin[made] = var
 
     def _computed(self, call: relax.Call) -> relax.Expr:
-        """A call of blocked tensors."""
+        """Return the counterpart of a call, on blocked tensors."""
         name, lanes = str(call.op.name), self.lanes
         convolution = _convolution(call, self.chosen, lanes)
         if convolution is not None:
@@ -499,7 +504,10 @@ class _Writer:
 
 
 def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:
-    """A constant operand of something elementwise of `rank` axes, in blocks where it differs by channel."""
+    """Return the constant operand of an elementwise operator of `rank` axes.
+
+    It is blocked where it differs by channel, and padded with `fill`.
+    """
     array = constant.value.numpy()
     if array.size == 1:
         return relax.const(array.reshape(()))

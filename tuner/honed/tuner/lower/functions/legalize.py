@@ -58,11 +58,11 @@ ALL_PASSES = FusionPasses()
 def legalize(
     module: IRModule, profile: DeviceProfile, joins: Joins = never, passes: FusionPasses = ALL_PASSES
 ) -> tuple[IRModule, Traced]:
-    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of parts.
+    """Return `main` as calls of fused PrimFuncs, of at most MOST_FUSED operators each, and of partitions.
 
-    Chains of functions that `joins` is for are one. Constants are not folded here: TVM's FoldConstant
-    compiles every operator it folds, the frontend has folded them before. The variables of what each call
-    computes are those of the module given.
+    A chain of functions that `joins` accepts becomes one function. Constants are not folded here: TVM's
+    FoldConstant compiles every operator that it folds, and the frontend has already folded them. The trace
+    names what each call computes by the variables of the given module.
     """
     steps = relax.transform
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
@@ -90,9 +90,9 @@ def legalize(
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Erf as a rational function of basic operations, but for doubles.
+    """Return erf as a rational function of basic operations, except for doubles.
 
-    Drivers' own erf is slow and TVM does not vectorise calls of it.
+    Drivers' own erf is slow, and TVM does not vectorise calls of it.
     """
     argument = call.args[0]
     wide = str(argument.ty.dtype) == "float64"
@@ -100,10 +100,10 @@ def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _rational_erf(x: te.Tensor) -> te.Tensor:
-    """Erf of halves or singles, computed in singles: halves cannot hold the coefficients.
+    """Return erf of halves or singles, computed in singles: halves cannot hold the coefficients.
 
-    Absolute error at most 5.2e-7 (measured over [-6, 6]); exactly -1 or 1 beyond _SATURATED, where the
-    quotient would soon round to numbers outside [-1, 1]; NaN for NaN.
+    The absolute error is at most 5.2e-7 (measured over [-6, 6]). The result is exactly -1 or 1 beyond
+    _SATURATED, where the quotient would soon round to numbers outside [-1, 1]; NaN for NaN.
     """
 
     def value(*indices: tirx.Var) -> tirx.PrimExpr:
@@ -119,7 +119,7 @@ def _rational_erf(x: te.Tensor) -> te.Tensor:
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:
-    """Horner's rule, the highest power first."""
+    """Evaluate a polynomial by Horner's rule, the highest power first."""
     found = tirx.const(coefficients[0], "float32")
     for coefficient in coefficients[1:]:
         found = found * x + tirx.const(coefficient, "float32")
@@ -127,11 +127,11 @@ def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimE
 
 
 def _assign_single_elements(module: IRModule) -> IRModule:
-    """The same module, with plain assignments for blocks that reduce a single element.
+    """Return the module, with plain assignments for blocks that reduce a single element.
 
     Such a reduction is left where a kernel, a pooling window or a reduced axis has one element. Schedules
-    drop its loops, and with them all that tells it from an elementwise block; inlining the operators that
-    follow then inlines them into its initial value too, and they are applied twice (TVM 0.27,
+    drop its loops, and with them everything that distinguishes it from an elementwise block. Inlining the
+    operators that follow then inlines them into its initial value too, and they are applied twice (TVM 0.27,
     ReverseComputeInline).
     """
     for name, func in list(module.functions.items()):
@@ -160,7 +160,7 @@ def _assigned(block: s_tir.SBlock) -> s_tir.SBlock:
 
 
 def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
-    """The update of the initial value, as one assignment where both are one."""
+    """Return the update applied to the initial value, as one assignment where both are assignments."""
     if not (isinstance(init, tirx.BufferStore) and isinstance(update, tirx.BufferStore)):
         return tirx.SeqStmt([init, update])
 
@@ -172,7 +172,7 @@ def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
 
 
 def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """What becomes of a convolution on a device, where it is other than what TVM makes of it."""
+    """Return the legalised convolution: special cases of the device family, else TVM's legalisation."""
     what = winograd.suited(call) if family.winograd else None
     if what is not None:
         return winograd.convolved(builder, call, what)
@@ -197,7 +197,7 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
 
 
 def _is_odd(call: relax.Call) -> bool:
-    """Whether it has a window, and constant weights for output channels that no vector divides."""
+    """Return whether a convolution has a window, and constant weights for outputs that no vector divides."""
     attrs, weights = call.attrs, call.args[1]
     plain = attrs.groups == 1 and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
     if not plain or not isinstance(weights, ir.GenericConst):

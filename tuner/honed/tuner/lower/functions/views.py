@@ -27,19 +27,19 @@ _Bytes = npt.NDArray[np.int8]
 
 
 def bindings(function: relax.Function) -> list[relax.Binding]:
-    """All bindings of a function, in order."""
+    """Return all bindings of a function, in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 
 def variables(expr: relax.Expr) -> list[relax.Var]:
-    """The variables that an expression reads."""
+    """Return the variables that an expression reads."""
     found: list[relax.Var] = []
     relax.analysis.post_order_visit(expr, lambda e: found.append(e) if isinstance(e, relax.Var) else None)
     return found
 
 
 def readers(function: relax.Function) -> Counter[relax.Var]:
-    """How often each variable of a function is read."""
+    """Return how often each variable of a function is read."""
     read = [*(binding.value for binding in bindings(function)), function.body.body]
     return Counter(var for one in read for var in variables(one))
 
@@ -79,11 +79,11 @@ class StridedView:
         return last.axis if last is not None and last.sign == 1 else None
 
     def has_rows_along(self, axes: Container[int]) -> bool:
-        """Whether rows along one of the axes are whole rows of the last dimension."""
+        """Return whether rows along one of the axes are whole rows of the last dimension."""
         return self.contiguous_axis in axes and self.indices[-1].start == 0
 
     def at(self, indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
-        """Where an element is in the source."""
+        """Return the place of an element in the source."""
         return [
             tirx.IntImm("int64", i.start)
             if not i.sign
@@ -97,12 +97,12 @@ class StridedView:
 
 
 def view(expr: relax.Expr, lookup: Lookup) -> StridedView | None:
-    """An expression as a view of the value furthest behind it; None where it has no elements."""
+    """Return an expression as a view of the value furthest behind it; None where it has no elements."""
     return next(views(expr, lookup), None)
 
 
 def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
-    """An expression as views of the values behind it, the furthest first; none where it has no elements."""
+    """Yield an expression as views of the values behind it, furthest first; none if it has no elements."""
     steps: list[tuple[relax.Call, Callable[[_Bytes, relax.Call], _Bytes | None]]] = []
     sources = [expr]
     while (call := _moving(sources[-1], lookup)) is not None:
@@ -122,25 +122,25 @@ def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
 
 
 def whole(expr: relax.Expr) -> StridedView:
-    """A value as it is."""
+    """Return a view that shows a value unchanged."""
     shape = extents(expr)
     indices = [StridedIndex(axis, int(extent > 1), 0) for axis, extent in enumerate(shape)]
     return StridedView(expr, shape, tuple(indices), shape)
 
 
 def extents(expr: relax.Expr) -> Shape:
-    """The shape of a value, which is fixed."""
+    """Return the shape of a value, which must be fixed."""
     return tuple(int(extent) for extent in expr.ty.shape)
 
 
 def is_fixed(expr: relax.Expr) -> bool:
-    """Whether a value is a tensor whose shape is known."""
+    """Return whether a value is a tensor whose shape is known."""
     shape = getattr(expr.ty, "shape", None)
     return shape is not None and all(isinstance(extent, tirx.IntImm) for extent in shape)
 
 
 def _moving(expr: relax.Expr, lookup: Lookup) -> relax.Call | None:
-    """The call that makes an expression, where it only moves what it is given."""
+    """Return the call that makes an expression, if it only moves its argument's elements; else None."""
     made = lookup(expr) if isinstance(expr, relax.Var) else expr
     if not isinstance(made, relax.Call) or getattr(made.op, "name", "") not in _MOVES:
         return None
@@ -173,7 +173,7 @@ def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
 
 
 def cut_at(call: relax.Call) -> int | None:
-    """How many elements stand before a slice's; None where it has none, or they are no neighbours."""
+    """Return how many elements stand before a slice's; None if it has none, or they are not adjacent."""
     memory: _Bytes = np.empty(extents(call.args[0]), np.int8)
     seen = _sliced(memory, call)
     return _address(seen) - _address(memory) if seen.size and seen.flags.c_contiguous else None
@@ -187,9 +187,9 @@ _MOVES: Mapping[str, Callable[[_Bytes, relax.Call], _Bytes | None]] = {
 
 
 def _view(source: relax.Expr, memory: _Bytes, seen: _Bytes) -> StridedView | None:
-    """The dimensions that strides divide the source into, and the index along each.
+    """Return a view by the dimensions that strides divide the source into, and the index along each.
 
-    None where they do not divide it.
+    Return None where the strides do not divide the source.
     """
     offset = _address(seen) - _address(memory)
     axes = [axis for axis, extent in enumerate(seen.shape) if extent > 1]
@@ -220,9 +220,10 @@ def _address(array: _Bytes) -> int:
 
 
 def read_by_strides(module: IRModule) -> tuple[IRModule, dict[relax.Var, relax.Var]]:
-    """A Relax module whose products are of views, where their operands are moved values.
+    """Return a Relax module whose products read views where their operands are moved values.
 
-    Besides, by the variables of transposes that products write, those of the products, which are gone.
+    Also return, by the variables of the transposes that products now write, the variables of those products,
+    which no longer exist.
     """
     main = module.get_global_var("main")
     mutated = _Views(module)
@@ -231,7 +232,10 @@ def read_by_strides(module: IRModule) -> tuple[IRModule, dict[relax.Var, relax.V
 
 
 def annotate_views(module: IRModule) -> IRModule:
-    """The module with views annotated for fusion as what they are; for after TVM has annotated all."""
+    """Return the module with views annotated for fusion by their own kind.
+
+    Call this after TVM has annotated all functions.
+    """
     for name, func in module.functions.items():
         if isinstance(func, tirx.PrimFunc) and _KIND in func.attrs:
             module[name] = func.with_attr("op_pattern", func.attrs[_KIND]).without_attr(_KIND)
@@ -253,7 +257,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
                 self.products[binding.var] = binding.value
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """What takes the place of a call of the module, where something pays; else the call."""
+        """Return a cheaper replacement for a call of the module, or the call itself where there is none."""
         new = self.visit_expr_post_order(call)
         made: relax.Expr | None = None
         if call.args and call.args[0] in self.products and _is(call, "relax.permute_dims"):
@@ -265,14 +269,14 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return new if made is None else made
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
-        """A product of views in the place of one of moved values."""
+        """Return a product of views in place of a product of moved values; None where no operand is moved."""
         operands = self.operands(call)
         if not any(one.moves for one in operands):
             return None
         return self.product(operands, call, list(range(len(extents(call)))))
 
     def transposed(self, call: relax.Call) -> relax.Expr | None:
-        """A product that writes its transpose, where nothing else reads it and rows stay rows."""
+        """Return a product that writes its transpose; None where others read it or rows do not stay rows."""
         rank = len(extents(call))
         axes = [int(axis) for axis in call.attrs.axes or reversed(range(rank))]
         if self.readers[call.args[0]] > 1 or axes[-1] != rank - 1:
@@ -282,7 +286,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return self.product(self.operands(made), made, axes)
 
     def added(self, call: relax.Call) -> relax.Expr | None:
-        """A view added to a product that nothing else reads, to be fused with it."""
+        """Return a view added to a product that nothing else reads, so that both can be fused; else None."""
         for made, other in (call.args, reversed(call.args)):
             if made not in self.products or self.readers[made] > 1 or not is_fixed(other):
                 continue
@@ -294,11 +298,11 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return None
 
     def operands(self, call: relax.Call) -> list[StridedView]:
-        """What the operands of a product are views of, where elements lie as its sums need them.
+        """Return the operands of a product as views whose elements lie as its sums need them.
 
-        Those of the second are read along its rows, which a copy would have, too: vectors of columns would be
-        gathered, and no pair of halves lies together. Those of the first are read along rows or columns, as
-        several rows are needed of each step of the sum; where both can be views of one value, they are.
+        The second operand is read along its rows, as a copy would be: otherwise vectors of columns would be
+        gathered, and no pair of halves would be adjacent. The first operand is read along rows or columns,
+        because each step of the sum needs several rows. Where both can be views of one value, they are.
         """
         first, second = (self.visit_expr(expr) for expr in call.args)
         rank, last = len(extents(first)), len(extents(second)) - 1
@@ -308,11 +312,11 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return [next(iter((*shared, *lefts)), whole(first)), right]
 
     def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
-        """The views that an operand is of which whole rows lie along one of the axes, the furthest first."""
+        """Yield the views of an operand in which whole rows lie along one of the axes, the furthest first."""
         return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
     def product(self, operands: Sequence[StridedView], call: relax.Call, axes: Sequence[int]) -> relax.Expr:
-        """The product of two views with its axes in the order given."""
+        """Return the product of two views, with its axes in the given order."""
         shape, dtype = extents(call), str(call.ty.dtype)
 
         def product(first: te.Tensor, second: te.Tensor) -> te.Tensor:
@@ -324,7 +328,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         )
 
     def sum(self, made: relax.Expr, one: StridedView) -> relax.Expr:
-        """The sum of a product and a view."""
+        """Return the sum of a product and a view."""
 
         def added(product: te.Tensor, other: te.Tensor) -> te.Tensor:
             return te.compute(product.shape, lambda *i: product(*i) + other(*one.at(i)), name="add")
@@ -334,9 +338,10 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         )
 
     def seen_as(self, one: StridedView) -> relax.Expr:
-        """The source of a view with the dimensions that it is indexed by, which nothing is fused with.
+        """Return the source of a view, reshaped to the dimensions it is indexed by; nothing fuses with it.
 
-        Two views of one value are two operands: of what is one operand, all between two places is copied.
+        Two views of one value need two operands: with a single operand, everything between two places would
+        be copied.
         """
         if not one.moves:
             return one.source
@@ -351,7 +356,7 @@ def _is(expr: relax.Expr, name: str) -> bool:
 
 
 def _is_product(expr: relax.Expr) -> bool:
-    """Whether an expression is a product of matrices, or stacks of them, of known shapes."""
+    """Return whether an expression is a product of matrices, or stacks of them, of known shapes."""
     if not _is(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
         return False
     return min(len(extents(one)) for one in expr.args) > 1
@@ -360,7 +365,7 @@ def _is_product(expr: relax.Expr) -> bool:
 def _product(
     tensors: Sequence[te.Tensor], views: Sequence[StridedView], shape: Shape, dtype: str
 ) -> te.Tensor:
-    """The matrix product of two views in one block."""
+    """Return the matrix product of two views, computed in one block."""
     k = te.reduce_axis((0, views[0].shape[-1]), name="k")
 
     def value(*indices: tirx.Var) -> tirx.PrimExpr:
@@ -375,7 +380,7 @@ def _product(
 
 
 def _permuted(tensor: te.Tensor, axes: Sequence[int]) -> te.Tensor:
-    """A tensor with its axes in another order, in a block of its own; itself where the order is the same."""
+    """Return a tensor with its axes reordered in a separate block, or itself if the order is kept."""
     if list(axes) == sorted(axes):
         return tensor
     shape = [tensor.shape[axis] for axis in axes]

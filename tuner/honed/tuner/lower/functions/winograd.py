@@ -51,7 +51,7 @@ class WinogradConvolution:
 
 
 def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvolution) -> relax.Expr:
-    """The result of a convolution that is `suited`."""
+    """Return the result of a convolution that `suited` accepts."""
     image, weights = call.args
     transformed = relax.const(_weights(weights.value.numpy()))
     points = builder.emit(
@@ -64,7 +64,7 @@ def convolved(builder: relax.BlockBuilder, call: relax.Call, what: WinogradConvo
 
 
 def suited(call: relax.Call) -> WinogradConvolution | None:
-    """Its extents, where it can be computed so and that pays; else None."""
+    """Return the extents of a convolution where Winograd can compute it and pays; else None."""
     image, weights = call.args
     attrs = call.attrs
     plain = (
@@ -83,13 +83,13 @@ def suited(call: relax.Call) -> WinogradConvolution | None:
 
 
 def _weights(weights: np.ndarray) -> np.ndarray:
-    """Those of each point, [16, outputs, channels], in their type."""
+    """Return the weights of each point, [16, outputs, channels], in the type of the given weights."""
     points = np.einsum("ia,kcab,jb->ijkc", _WEIGHTS, weights.astype(np.float64), _WEIGHTS)
     return np.ascontiguousarray(points.reshape(POINTS, *weights.shape[:2]).astype(weights.dtype))
 
 
 def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
-    """The points of all tiles, [16, channels, tiles]."""
+    """Return the points of all tiles, [16, channels, tiles]."""
     down, across = what.tiles
 
     def value(point: tirx.Var, channel: tirx.Var, tile: tirx.Var) -> ir.Expr:
@@ -112,7 +112,7 @@ def _image(image: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 
 
 def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
-    """The products of all points, [16, outputs, tiles]."""
+    """Return the products of all points, [16, outputs, tiles]."""
     _, outputs, channels = weights.shape
     c = te.reduce_axis((0, channels), "c")
     return te.compute(
@@ -123,7 +123,7 @@ def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
 
 
 def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
-    """Pixels of the sums of all points, [images, outputs, rows, columns]."""
+    """Return the pixels of the sums of all points, [images, outputs, rows, columns]."""
     down, across = what.tiles
 
     def value(n: tirx.Var, k: tirx.Var, y: tirx.Var, x: tirx.Var) -> ir.Expr:
@@ -139,7 +139,7 @@ def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 
 
 def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tuple[int, ...]) -> ir.Expr:
-    """Elements added and subtracted by the products of two rows of signs."""
+    """Return the elements added and subtracted by the products of two rows of signs."""
     signs = [(s * t, of(i, j)) for i, s in enumerate(rows) for j, t in enumerate(columns) if s * t != 0]
     signs.sort(key=lambda one: -one[0])  # begin with one that is added
     total = signs[0][1]
@@ -149,7 +149,7 @@ def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tupl
 
 
 def _chosen(index: ir.Expr, values: list[ir.Expr]) -> ir.Expr:
-    """The value with that number."""
+    """Return an expression that selects the value number `index` (a run-time number)."""
     found = values[-1]
     for n, value in reversed(list(enumerate(values[:-1]))):
         found = tirx.if_then_else(index == n, value, found)

@@ -46,7 +46,7 @@ class Names:
         self._taken: dict[str, int] = {}
 
     def fresh(self, wanted: str) -> str:
-        """The name wanted, as an identifier of OpenCL C, with a number where it is taken."""
+        """Return the wanted name as an identifier of OpenCL C, with a number appended if it is taken."""
         plain = _OTHER.sub("_", wanted) or "v"
         if plain[0].isdigit() or _RESERVED.fullmatch(plain):
             plain = f"v_{plain}"
@@ -78,12 +78,12 @@ class Loads:
         self._loads: list[LoadText] = []
 
     def mark(self, load: LoadText) -> str:
-        """A mark for a load not met before."""
+        """Return a new mark for a load that has none yet."""
         self._loads.append(load)
         return f"\ue000{len(self._loads) - 1}\ue001"
 
     def shared(self, texts: list[str]) -> set[int]:
-        """The loads that stand more than once in the lines of a block."""
+        """Return the numbers of the loads that occur more than once in the lines of a block."""
         uses: Counter[int] = Counter()
         for text in texts:
             uses.update(_marks(text))
@@ -97,7 +97,10 @@ class Loads:
         return found
 
     def declared(self, text: str, shared: set[int], named: dict[int, str]) -> tuple[list[str], str]:
-        """A line without marks, and the declarations it needs before it; `named` has those made before."""
+        """Return the declarations that a line needs before it, and the line without marks.
+
+        `named` holds the names of loads declared so far; the loads declared here are added to it.
+        """
         before: list[str] = []
 
         def value(match: re.Match[str]) -> str:
@@ -177,7 +180,7 @@ class Blocks:
         self.open[-1].marks.clear()
 
     def load(self, load: LoadText) -> str:
-        """A mark for a load; the same for the same load while nothing is stored to its memory."""
+        """Return a mark for a load, reused for an equal load until something is stored to its memory."""
         if self.lazy:
             return load.text
         marks = self.open[-1].marks
@@ -195,7 +198,7 @@ class Blocks:
             del marks[text]
 
     def landing(self, home: int) -> int:
-        """Where to declare what changes in block `home`: outside of every loop inside of that block.
+        """Return where to declare what changes in block `home`: outside of every loop inside of that block.
 
         Where there is no such loop this is the innermost block, so that nothing is computed that a condition
         around it may leave out.
@@ -206,11 +209,11 @@ class Blocks:
         return len(self.open) - 1
 
     def leaves_loop(self, home: int) -> bool:
-        """Whether what belongs to block `home` need not be computed in the innermost loop."""
+        """Return whether what belongs to block `home` need not be computed in the innermost loop."""
         return any(self.open[n].repeats for n in range(home + 1, len(self.open)))
 
     def find(self, key: str) -> Term | None:
-        """A value declared before under that key and still in scope."""
+        """Return the value declared under that key that is still in scope, or None."""
         for block in reversed(self.open):
             if key in block.known:
                 return block.known[key]
@@ -225,9 +228,9 @@ class Blocks:
         return named
 
     def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
-        """The name of a pure value, declared outside of the loops that do not change it.
+        """Return the name of a pure value, declared outside of the loops that do not change it.
 
-        A value that belongs in the innermost loop is left as it is, unless `always`.
+        A value that belongs in the innermost loop is returned unnamed, unless `always`.
         """
         if term.simple or not term.pure:
             return term
@@ -243,12 +246,12 @@ class Blocks:
         return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
 
     def room(self, loop: int) -> bool:
-        """Whether one more value may live in registers while a loop runs; counts it."""
+        """Count one more value in registers while a loop runs, and return whether there is room."""
         self.open[loop].kept += 1
         return self.open[loop].kept <= _MOST_KEPT
 
     def text(self) -> list[str]:
-        """The lines of the whole kernel, indented, without declarations that nothing uses."""
+        """Return the lines of the whole kernel, indented, without declarations that nothing uses."""
         (outer,) = self.open
         _resolve(outer, self.loads)
         used: Counter[str] = Counter()

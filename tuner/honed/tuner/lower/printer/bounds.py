@@ -48,7 +48,10 @@ class OutOfBounds(Unprintable):
 
 
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with each load and store inside its buffer; raises OutOfBounds where one may not be."""
+    """Return the kernel with each load and store inside its buffer.
+
+    Raises OutOfBounds where an access may lie outside.
+    """
     kernel = _Kernel(func)
     kernel.walk(func.body)
     if kernel.outside:
@@ -128,7 +131,7 @@ class _Kernel:
 
     @contextmanager
     def _where(self, condition: Any, true: bool) -> Iterator[None]:
-        """What is walked meanwhile is reached only where the condition is so."""
+        """Treat everything walked within this context as reached only where the condition equals `true`."""
         before = len(self.guards)
         with ExitStack() as entered:
             for part, so in self._parts(condition, true):
@@ -140,7 +143,7 @@ class _Kernel:
         del self.guards[before:]
 
     def _parts(self, condition: Any, true: bool) -> Iterator[Guard]:
-        """The conditions that all are so where this one is."""
+        """Yield the conditions that are determined where this one equals `true`, each with its value."""
         kind = type(condition)
         if kind is (tirx.And if true else tirx.Or):
             yield from self._parts(condition.a, true)
@@ -184,7 +187,7 @@ class _Kernel:
         return WalkResult.SKIP
 
     def _chosen(self, condition: Any, yes: Any, no: Any) -> None:
-        """A choice of which one is made."""
+        """Walk a choice of which only the selected value is evaluated."""
         self.walk(condition)
         for value, true in ((yes, True), (no, False)):
             if value is not None:
@@ -192,7 +195,7 @@ class _Kernel:
                     self.walk(value)
 
     def _computed(self, node: Any, condition: Any, yes: Any, no: Any) -> WalkResult:
-        """A choice of which both values are computed; it is made by branches where one must not be."""
+        """Walk a choice that computes both values; make it a branch where one must not be computed."""
         found, made = len(self.outside), len(self.branching)
         for value in (condition, yes, no):
             self.walk(value)
@@ -245,7 +248,7 @@ class _Boxes:
         self._index = self._slot(index)
 
     def below(self, size: int) -> bool:
-        """Whether the index lies in 0 .. size - 1 wherever guards hold; False where that is not found out."""
+        """Return whether the index lies in 0 .. size - 1 wherever guards hold; False if that is unknown."""
         with np.errstate(all="ignore"):
             while True:
                 low, high = self._computed()
@@ -256,7 +259,7 @@ class _Boxes:
                     return False
 
     def _computed(self) -> Bounds:
-        """What the index is in each box; `_let_in` says which ones guards let in."""
+        """Return the bounds of the index in each box; `_let_in` then says which boxes the guards let in."""
         self._let_in = np.ones(self._count, bool)
         for step in self._steps:
             step()
@@ -297,7 +300,7 @@ class _Boxes:
     # Slots
 
     def _slot(self, expr: Any) -> int:
-        """The slot of a number; lanes of a vector are numbers for each lane."""
+        """Return the slot of a number; the slot of a vector holds what any of its lanes can be."""
         kind = type(expr)
         if kind is ir.Var and expr in self._kernel.definitions:
             return self._slot(self._kernel.definitions[expr])
@@ -344,7 +347,10 @@ class _Boxes:
         return len(self._values) - 1
 
     def _step(self, compute: Callable[[], Bounds], of: terms.Type) -> int:
-        """A slot that is computed; what its type cannot hold wraps, and is not known then."""
+        """Return a slot computed from other slots.
+
+        A value beyond what its type can hold wraps, and counts as unknown then.
+        """
         slot = self._value(0, 0)
         least, most = _range(of)
 
@@ -359,7 +365,7 @@ class _Boxes:
         return slot
 
     def _side(self, low: float, high: float) -> int:
-        """A slot that boxes have a side of, with its limits."""
+        """Return a slot that is a side of the boxes, with its limits."""
         slot = self._value(low, high)
         self._sides[slot] = self._values[slot]
 
@@ -399,7 +405,7 @@ class _Boxes:
     # Truth
 
     def _guard(self, condition: Any, so: bool) -> None:
-        """A step that leaves out boxes, and bounds what is compared in the others."""
+        """Add a step that excludes boxes by a guard, and narrows the bounds in the others."""
         may = self._truth(condition, so)
         compared = type(condition) in _INVERSE and terms.type_of(condition.a).integer
         held = type(condition) if so else _INVERSE.get(type(condition))
@@ -423,7 +429,7 @@ class _Boxes:
         self._steps.append(step)
 
     def _truth(self, condition: Any, so: bool) -> Callable[[], npt.NDArray[np.bool_]]:
-        """What tells in which boxes a condition may be so."""
+        """Return a function that computes in which boxes a condition may equal `so`."""
         kind = type(condition)
         if kind in (tirx.And, tirx.Or):
             one, other = self._truth(condition.a, so), self._truth(condition.b, so)
@@ -474,7 +480,7 @@ def _quotient(rounded: Callable[[Numbers], Numbers]) -> Arithmetic:
 
 
 def _remainder(floors: bool) -> Arithmetic:
-    """With the dividend's sign, or never negative."""
+    """Return a remainder's bounds: never negative with `floors`, else with the dividend's sign."""
 
     def remain(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
         turn = np.floor(al / bl) * bl
@@ -491,7 +497,7 @@ def _remainder(floors: bool) -> Arithmetic:
 
 
 def _masked(al: Numbers, ah: Numbers, bl: Numbers, bh: Numbers) -> Bounds:
-    """Bits of two numbers."""
+    """Return the bounds of the bitwise and of two numbers."""
     low, high = _remainder(True)(al, ah, bl + 1, bh + 1)
     mask = (bl == bh) & (bl >= 0) & (np.log2(np.maximum(bl, 0) + 1) % 1 == 0)
     least = np.where((al >= 0) | (bl >= 0), 0, -np.inf)
@@ -519,7 +525,7 @@ _MAY: dict[type, Callable[[Numbers, Numbers, Numbers, Numbers], npt.NDArray[np.b
 
 
 def _by_lanes(choice: Any) -> Any:
-    """The same choice, made for each lane by itself, of which one value is computed."""
+    """Return a choice made separately for each lane, of which only the selected value is evaluated."""
     count = _lanes(choice)
     chosen = [structural_map(lane(choice, n), [(tirx.Select, _lazy)]) for n in range(count)]
     return chosen[0] if count == 1 else tirx.Shuffle(chosen, list(range(count)))

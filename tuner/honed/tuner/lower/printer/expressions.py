@@ -53,14 +53,16 @@ _MASKS = {"half": "short", "float": "int", "double": "long"}
 
 
 def extreme_name(which: str, of: Type) -> str:
-    """The function's name: `max` or `min` give the first number where it is NaN, and leave out a second one
-    that is; `nanmax` and `nanmin` give NaN where either is.
+    """Return the name of the function for a larger or smaller value.
+
+    `max` and `min` return the first number where it is NaN, and ignore a second number that is NaN; `nanmax`
+    and `nanmin` return NaN where either is.
     """
     return f"honed_{which}_{terms.name(of)}"
 
 
 def extreme_definitions(source: str) -> list[str]:
-    """Those functions that a source uses, in the order of their names."""
+    """Return the definitions of the functions that a source uses, in the order of their names."""
     found = sorted({match.groups(default="") for match in _USED.finditer(source)})
     return [_definition(*parts) for parts in found]
 
@@ -75,7 +77,7 @@ def _definition(nan: str, which: str, element: str, lanes: str) -> str:
 
 
 def never_nan(expr: Any) -> bool:
-    """Whether the value is a number whatever the inputs hold."""
+    """Return whether the value is a number whatever the inputs hold."""
     if isinstance(expr, tirx.Broadcast):
         return never_nan(expr.value)
     if isinstance(expr, tirx.Cast):
@@ -136,28 +138,28 @@ class Expressions:
         }
 
     def term(self, expr: Any) -> Term:
-        """The expression as C."""
+        """Return the expression as C; raise Unprintable where OpenCL C has no equivalent."""
         printer = self._print.get(type(expr))
         if printer is None:
             raise Unprintable(f"OpenCL C has nothing for {type(expr).__name__}")
         return printer(expr)
 
     def value(self, expr: Any) -> Term:
-        """The same for a whole expression: what no loop around it changes is named before the loop."""
+        """Return a whole expression as C; what no loop around it changes is named before that loop."""
         return self.settled(self.term(expr))
 
     def settled(self, term: Term) -> Term:
-        """An index or condition by its name, where one outside of the innermost loops is worth it."""
+        """Return an index or condition by its name, where naming it outside of the innermost loops pays."""
         if term.type.lanes > 1 or not (term.type.integer or term.type.kind == "bool"):
             return term
         return self.blocks.kept(term, "inside" if term.type.kind == "bool" else "at")
 
     def full(self, expr: Any) -> Term:
-        """The expression, spread over all lanes of its type where it is one value for all."""
+        """Return the expression, spread over all lanes of its type where it is one value for all."""
         return self.spread(self.term(expr), terms.type_of(expr))
 
     def spread(self, term: Term, to: Type) -> Term:
-        """A term of a vector type; a scalar is given to each lane, and a vector stays one."""
+        """Return a scalar spread over the lanes of a vector type; a vector is returned as it is."""
         if term.type.lanes == to.lanes or to.lanes == 1:
             return term
         if term.type.kind == "bool":
@@ -169,11 +171,11 @@ class Expressions:
         return Term(f"({terms.name(of)})({term.text})", of, PRIMARY, term.home, term.pure)
 
     def joined(self, text: str, of: Type, level: int, *parts: Term) -> Term:
-        """A term made of others; those that belong further out than the whole are named there."""
+        """Return a term made of others; those that belong further out than the whole are named there."""
         return Term(text, of, level, max(p.home for p in parts), all(p.pure for p in parts))
 
     def parts(self, *operands: Term) -> list[Term]:
-        """Operands of one operator, those named that change in fewer loops than the others."""
+        """Return the operands of one operator; those that change in fewer loops than the others are named."""
         landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in operands]
         most = max(landings)
         return [self.settled(t) if at < most else t for t, at in zip(operands, landings, strict=True)]
@@ -210,7 +212,7 @@ class Expressions:
         return self.operate(sign, level, a, b)
 
     def operate(self, sign: str, level: int, a: Term, b: Term) -> Term:
-        """An operator of two operands of the same type, of which one may be a scalar for all lanes."""
+        """Return an operator of two operands of equal type, of which one may be a scalar for all lanes."""
         a, b = self._matched(*self.parts(a, b))
         of = a.type if a.type.lanes >= b.type.lanes else b.type
         found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
@@ -226,7 +228,7 @@ class Expressions:
         return found
 
     def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
-        """Operands that C takes together: small integers are spread, C would make ints of them."""
+        """Return operands that C takes together: small integers are spread, C would make ints of them."""
         if a.type.lanes != b.type.lanes:
             wide, narrow = (a, b) if a.type.lanes > b.type.lanes else (b, a)
             if narrow.type.bits < 32 or narrow.type.kind == "bool" or narrow.type.integer:
@@ -237,7 +239,7 @@ class Expressions:
         return a, b
 
     def _multiply_add(self, expr: tirx.Add, of: Type) -> Term:
-        """A product and a sum in one: rounded once or twice, whichever the device does faster."""
+        """Return a product and a sum in one, rounded once or twice, whichever the device does faster."""
         product, other = (expr.a, expr.b) if isinstance(expr.a, tirx.Mul) else (expr.b, expr.a)
         x, y, z = (self.spread(self.term(e), of) for e in (product.a, product.b, other))
         if self.contract:
@@ -246,7 +248,10 @@ class Expressions:
         return self.joined(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
 
     def _dot_add(self, expr: tirx.Add) -> Term:
-        """A dot product of bytes and what it is added to, in one; no sum is long enough to saturate."""
+        """Return a dot product of bytes and its addend in one; no sum is long enough to saturate.
+
+        Raises Unprintable for vectors of words.
+        """
         dot, other = (expr.a, expr.b) if is_dot(expr.a) else (expr.b, expr.a)
         a, b, z = (self.full(argument) for argument in (*list(dot.args)[1:], other))
         if a.type.lanes > 1:
@@ -270,10 +275,10 @@ class Expressions:
         return found
 
     def _of_numbers(self, which: str, expr: Any, a: Term, b: Term) -> Term:
-        """The larger or smaller of floats, by a function that says what NaN and infinities give (`extremes`).
+        """Return the larger or smaller of floats, by a function that defines NaN and infinities (`extremes`).
 
-        NaN comes through, from both sides unless one of them is never NaN, but not into what a reduction has
-        found so far: that would take two comparisons more for each element.
+        NaN comes through from either side, unless one side is never NaN, but not into what a reduction has
+        found so far: that would take two more comparisons for each element.
         """
         if never_nan(expr.a) or self._is_stored(expr.b):
             a, b = b, a
@@ -282,7 +287,7 @@ class Expressions:
         return self._call_of_two(extreme_name(which, a.type), a, b)
 
     def _is_stored(self, expr: Any) -> bool:
-        """Whether it is what lies where the present statement stores."""
+        """Return whether an expression loads the element that the present statement stores to."""
         return (
             self.stored is not None
             and isinstance(expr, ir.TensorLoad)
@@ -338,7 +343,7 @@ class Expressions:
         return self.choose(self.term(expr.condition), self.full(expr.true_value), self.full(expr.false_value))
 
     def choose(self, condition: Term, yes: Term, no: Term) -> Term:
-        """One of two values; both may be computed."""
+        """Return one of two values; both may be computed."""
         if condition in (TRUE, FALSE):
             return yes if condition == TRUE else no
         condition, yes, no = self.parts(condition, yes, no)
@@ -359,7 +364,7 @@ class Expressions:
         return found
 
     def mask(self, term: Term, bits: int) -> Term:
-        """A mask with elements of so many bits."""
+        """Return a mask converted to elements of `bits` bits."""
         if term.type.bits == bits:
             return term
         of = Type("mask", bits, term.type.lanes)
@@ -368,7 +373,7 @@ class Expressions:
     # Conversions
 
     def convert(self, term: Term, to: Type) -> Term:
-        """The value in another type; floating point becomes integer by dropping its fraction."""
+        """Return the value in another type; floating point becomes integer by dropping its fraction."""
         to = terms.vector(to, term.type.lanes) if to.lanes != term.type.lanes else to
         if term.type == to or (term.type.kind, to.kind) == ("mask", "mask"):
             return term
@@ -445,7 +450,7 @@ class Expressions:
         return self.joined(text, terms.type_of(call), PRIMARY, *given)
 
     def _choice(self, call: ir.Call) -> Term:
-        """One of two values of which only that one may be computed."""
+        """Return one of two values, of which only the selected one may be computed."""
         test, yes, no = call.args
         condition = self.term(test)
         if condition in (TRUE, FALSE):
@@ -459,7 +464,10 @@ class Expressions:
         return self._ternary(condition, a, b)
 
     def _branches(self, condition: Term, yes: Any, no: Any, of: Type) -> Term:
-        """A choice of vectors, as a statement before the one that needs it."""
+        """Return a choice of vectors, made by a statement placed before the one that needs it.
+
+        Raises Unprintable where the choice stands inside a choice of scalars.
+        """
         if self.blocks.lazy:
             raise Unprintable("a choice of vectors stands inside a choice of scalars")
         if condition.type.lanes > 1:
@@ -479,7 +487,7 @@ class Expressions:
     # Sums
 
     def linear(self, expr: Any) -> LinearForm:
-        """An integer index as a sum; wider or narrower integers in between are taken to hold it."""
+        """Return an integer index as a sum; integer types in between are assumed to hold its values."""
         kind = type(expr)
         if kind is tirx.IntImm:
             return LinearForm({}, int(expr.value))
@@ -515,5 +523,5 @@ class Expressions:
         return self._atom(expr)
 
     def lane_sums(self, index: Any, lanes: int) -> list[LinearForm]:
-        """The index of each lane of a vector."""
+        """Return the index of each lane of a vector."""
         return [self.linear(lane(index, n)) for n in range(lanes)]

@@ -66,7 +66,7 @@ class Statements:
         self.write(statement.body)
 
     def _thread(self, axis: tirx.IterVar, extent: Any) -> None:
-        """A work-item's place along an axis, a variable of the kernel."""
+        """Declare a work-item's place along an axis as a variable of the kernel."""
         tag = str(axis.thread_tag)
         if tag not in self._threads:
             kind, _, letter = tag.partition(".")
@@ -122,7 +122,7 @@ class Statements:
             self.blocks.line(f"{kind} {', '.join(buffer.registers[first : first + 8])};")
 
     def _array(self, buffer: KernelBuffer, scalars: int, uses: ArrayUses) -> None:
-        """An array, of vectors where it is only read and written by whole ones."""
+        """Declare an array, of vectors where all reads and writes are whole vectors."""
         element = terms.stored(buffer.element)
         space = "__local " if buffer.space == "local" else ""
         single = terms.name(terms.vector(element, 1))
@@ -216,7 +216,7 @@ class Statements:
 
 
 def _plain(term: Term, of: terms.Type) -> str:
-    """An integer as text, in the type of a loop's counter."""
+    """Return an integer as text, in the type of a loop's counter."""
     if term.type == of:
         return term.text
     if term.low is not None and term.low == term.high:
@@ -242,18 +242,19 @@ _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.comp
 
 
 def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none.
+    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none.
 
-    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; else
-    they are `mad`.
+    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; without
+    it they are `mad`.
     """
     return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, contract=contract)
 
 
 def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
-    """The kernels with TVM's last passes done, and with short loops over private arrays written out.
+    """Return the kernels after TVM's last passes, with short loops over private arrays unrolled.
 
-    An array whose indices are all constant can be held in registers; one that a loop counts through cannot.
+    An array whose indices are all constant can be held in registers; an array that a loop counts through
+    cannot.
     """
     final = finalize_device_passes()(IRModule(kernels))
     found = {str(f.attrs["global_symbol"]): _marked(f) for f in final.functions.values()}
@@ -266,7 +267,7 @@ def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
 
 
 def _marked(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, bool]:
-    """The kernel with loops to be written out marked, and whether there are any."""
+    """Return the kernel with the loops to be unrolled marked, and whether there are any."""
     private = {one.buffer for one in nodes(func.body, tirx.AllocBuffer) if str(one.buffer.scope()) == "local"}
     chosen: set[Any] = set()
     if private:
@@ -302,7 +303,7 @@ def _choose(statement: Any, private: set[Any], chosen: set[Any]) -> int:
 
 
 def _indexes(loop: tirx.For, private: set[Any]) -> bool:
-    """Whether the loop's variable is in an index into a private array."""
+    """Return whether the loop's variable is in an index into a private array."""
     return any(
         (one.source if isinstance(one, ir.TensorLoad) else one.buffer) in private
         and uses(one.indices, [loop.loop_var])
@@ -311,7 +312,7 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
 
 
 def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """One source with all kernels, by their entry names."""
+    """Return one source with all kernels, by their entry names."""
     texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [

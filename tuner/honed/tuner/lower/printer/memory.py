@@ -51,7 +51,7 @@ class ArrayUses:
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
-    """How the arrays of a kernel are indexed, by buffer; under other names of the same memory, too."""
+    """Return how the arrays of a kernel are indexed, by buffer, including other names of their memory."""
     found: dict[Any, ArrayUses] = {}
     memory_of = memory_behind(body)
     for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
@@ -79,7 +79,10 @@ def _note(uses: ArrayUses, indices: list[Any]) -> None:
 
 
 def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
-    """How many scalars each variable holds if the array is held in registers; None if it must stay one."""
+    """Return how many scalars each variable of an array holds; None if it must stay an array.
+
+    An array with variables is held in registers.
+    """
     if not uses.constant or elements * element.lanes > _MOST_REGISTERS:
         return None
     widest = max(uses.lanes, default=1)
@@ -89,7 +92,7 @@ def register_width(uses: ArrayUses, element: Type, elements: int) -> int | None:
 
 
 def space_of(scope: str) -> Space:
-    """The address space of a storage scope."""
+    """Return the address space of a storage scope; raise Unprintable for an unknown one."""
     if scope not in _SPACES:
         raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")
     return _SPACES[scope]
@@ -109,7 +112,7 @@ class Addresses:
         self.blocks = blocks
 
     def pointer(self, buffer: KernelBuffer, index: LinearForm) -> tuple[Term, int]:
-        """A pointer and the elements from it to the one indexed (counted in scalars)."""
+        """Return a pointer, and the number of scalars from it to the indexed element."""
         size = terms.stored(buffer.element).bits // 8
         parts = sorted(((term, n * size) for term, n in index.terms.values()), key=lambda part: part[0].home)
         if buffer.wide:
@@ -125,7 +128,7 @@ class Addresses:
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
 
     def _chain(self, buffer: KernelBuffer, parts: list[Part], of: Type, within: int | None = None) -> Term:
-        """The base plus some of the terms, for use in block `within` (else in the innermost)."""
+        """Return the base plus some of the terms, for use in block `within` (else in the innermost)."""
         if not parts:
             return Term(buffer.name, buffer.element)
         home = parts[-1][0].home
@@ -146,7 +149,7 @@ class Addresses:
         return self.blocks.kept(term, "at", always=True)
 
     def _offset(self, buffer: KernelBuffer, base: Term, offset: Term, within: int | None = None) -> Term:
-        """A pointer some bytes further, declared where its offset is known."""
+        """Return a pointer some bytes further, declared where its offset is known."""
         kind = _pointed(buffer)
         text = f"AT({kind}, {base.text}, {offset.text})"
         home = max(base.home, offset.home)
@@ -169,7 +172,7 @@ class Addresses:
     def _moved(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
     ) -> Term | None:
-        """A pointer that starts before the loop and moves with it, while there is room for one more."""
+        """Return a pointer that starts before the loop and moves with it; None where there is no room."""
         block = self.blocks.open[home]
         term, factor = counted
         key = f"{buffer.name} moved {factor}: {total(outer, of) if outer else ''}"
@@ -190,14 +193,14 @@ class Addresses:
 
 
 def _pointed(buffer: KernelBuffer) -> str:
-    """What pointers into the buffer point at."""
+    """Return the C type that pointers into the buffer point at."""
     element = terms.stored(buffer.element)
     scalar = terms.name(terms.vector(element, 1))
     return scalar if buffer.written else f"const {scalar}"
 
 
 def total(parts: list[Part], of: Type, constant: int = 0) -> str:
-    """A sum of multiples in a type of its own; unsigned ones wrap, as all parts of an offset may."""
+    """Return a sum of multiples in its own type; unsigned ones wrap, as all terms of an offset may."""
     suffix = {terms.UINT: "u", terms.ULONG: "UL"}.get(of, "")
     texts = [f"{constant % (1 << of.bits)}{suffix}"] if constant else []
     for term, factor in sorted(parts, key=lambda part: part[1] < 0):
@@ -212,7 +215,7 @@ def total(parts: list[Part], of: Type, constant: int = 0) -> str:
 
 
 def _needs_cast(term: Term, factor: int, of: Type) -> bool:
-    """Whether C would compute the product in another type."""
+    """Return whether C would compute the product in another type."""
     if term.type.bits > of.bits or (of == terms.INT and term.type == terms.UINT):
         return True
     if of == terms.ULONG:
@@ -230,7 +233,7 @@ class KernelMemory:
         self.buffers: dict[Any, KernelBuffer] = {}
 
     def load(self, load: ir.TensorLoad) -> Term:
-        """What a load reads; bools are read as bytes and compared with 0."""
+        """Return what a load reads; bools are read as bytes and compared with 0."""
         buffer = self._buffer(load.source)
         index = _only(load.indices)
         of = terms.type_of(load)
@@ -279,7 +282,7 @@ class KernelMemory:
         return place if place is not None else f"vload{of.lanes}(0, {self._address(buffer, base)})"
 
     def _element(self, buffer: KernelBuffer, index: LinearForm, of: Type) -> str:
-        """A scalar in memory."""
+        """Return a scalar in memory."""
         if buffer.registers:
             return _gathered(_pieces(buffer, index.constant, 1), of)
         if buffer.space == "global":
@@ -303,7 +306,7 @@ class KernelMemory:
             self.blocks.line(f"vstore{of.lanes}({value.text}, 0, {self._address(buffer, base)});")
 
     def _scatter(self, buffer: KernelBuffer, index: Any, of: Type, value: Term) -> None:
-        """Lanes stored one by one; all are computed before the first is stored."""
+        """Store lanes one by one; all are computed before the first is stored."""
         name = self.blocks.names.fresh(f"{buffer.name}_lanes")
         self.blocks.line(f"const {terms.name(of)} {name} = {value.text};")
         sums = self.expressions.lane_sums(index, of.lanes)
@@ -313,7 +316,7 @@ class KernelMemory:
     # Places
 
     def _contiguous(self, buffer: KernelBuffer, index: Any, of: Type) -> LinearForm | None:
-        """Where an access begins, in scalars, if its lanes follow one another."""
+        """Return where an access begins, in scalars, if its lanes follow one another; else None."""
         within = terms.stored(buffer.element).lanes
         if terms.type_of(index).lanes == 1:
             return self.expressions.linear(index).times(within)
@@ -324,7 +327,7 @@ class KernelMemory:
         return None
 
     def _vector(self, buffer: KernelBuffer, base: LinearForm, of: Type) -> str | None:
-        """An aligned vector as a place in memory; None where the alignment is not proven."""
+        """Return an aligned vector as a place in memory, or None where the alignment is not proven."""
         size = terms.vector(of, 1).nbytes
         if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
             return None
@@ -336,16 +339,17 @@ class KernelMemory:
         return f"*({space}{terms.name(of)}*)({self._address(buffer, base)})"
 
     def _address(self, buffer: KernelBuffer, base: LinearForm) -> str:
-        """A pointer to a scalar, as text that another operator may follow in parentheses."""
+        """Return a pointer to a scalar, as text that another operator may follow in parentheses."""
         if buffer.space == "global":
             pointer, offset = self.addresses.pointer(buffer, base)
             return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
         return f"{buffer.name} + {self._index(base)}"
 
     def _index(self, index: LinearForm) -> str:
-        """An index into an array of the kernel's own; the parts that loops do not change are named.
+        """Return an index into one of the kernel's own arrays; terms that loops do not change are named.
 
-        Signed where a part may be negative: PoCL 3.1 crashes on some unsigned ones that wrap between.
+        The index is signed where a term may be negative: PoCL 3.1 crashes on some unsigned ones that wrap in
+        between.
         """
         if not index.terms:
             return str(index.constant)
@@ -375,7 +379,7 @@ def _only(indices: Any) -> Any:
 
 
 def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]]:
-    """The registers that hold so many scalars from `base`, each as a place and how many of them it holds."""
+    """Return the registers that hold `lanes` scalars from `base`, each with how many of them it holds."""
     found: list[tuple[str, int]] = []
     at = base
     while at < base + lanes:

@@ -61,7 +61,10 @@ _SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # of literals
 
 @cache
 def parsed(dtype: str) -> Type:
-    """The type that TVM writes so: float32, int8x4, bool."""
+    """Return the type that TVM writes as `dtype`: float32, int8x4, bool.
+
+    Raises Unprintable where OpenCL C lacks it.
+    """
     element, _, lanes = dtype.partition("x")
     count = int(lanes or 1)
     if count not in LANES:
@@ -78,13 +81,13 @@ def parsed(dtype: str) -> Type:
 
 
 def type_of(expr: Any) -> Type:
-    """The type of an expression of TIR."""
+    """Return the type of an expression of TIR."""
     return parsed(str(expr.ty.dtype))
 
 
 @cache
 def name(of: Type) -> str:
-    """What OpenCL C calls the type."""
+    """Return the name of the type in OpenCL C; raise Unprintable where it has none."""
     if of.kind == "bool":
         return "bool"
     names = _FLOATS if of.kind == "float" else _INTEGERS
@@ -95,7 +98,7 @@ def name(of: Type) -> str:
 
 @cache
 def vector(of: Type, lanes: int) -> Type:
-    """The type of `lanes` such elements."""
+    """Return the type of `lanes` elements of a type; raise Unprintable where OpenCL C has no such vector."""
     if lanes not in LANES:
         raise Unprintable(f"OpenCL C has no vectors of {lanes} elements")
     return Type("mask" if of.kind == "bool" and lanes > 1 else of.kind, of.bits, lanes)
@@ -103,26 +106,29 @@ def vector(of: Type, lanes: int) -> Type:
 
 @cache
 def stored(of: Type) -> Type:
-    """The type in memory: bools are bytes there."""
+    """Return the type in memory: bools are stored as bytes."""
     return Type("uint", 8, of.lanes) if of.kind in ("bool", "mask") else of
 
 
 @cache
 def compared(of: Type) -> Type:
-    """The type of what comparisons of such values give."""
+    """Return the result type of comparisons of such values."""
     return BOOL if of.lanes == 1 else Type("mask", of.bits, of.lanes)
 
 
 @cache
 def limits(of: Type) -> tuple[int, int]:
-    """The least and the greatest integer of a type."""
+    """Return the least and the greatest integer of a type."""
     if of.kind == "int":
         return -(1 << (of.bits - 1)), (1 << (of.bits - 1)) - 1
     return (0, (1 << of.bits) - 1) if of.kind == "uint" else (0, 1)
 
 
 def lane(expr: Any, n: int) -> Any:
-    """Lane `n` of an index; raises Unprintable where the vector is no sum, product or load of others."""
+    """Return lane `n` of an index.
+
+    Raises Unprintable where the vector is no sum, product or load of others.
+    """
     if type_of(expr).lanes == 1:
         return expr
     if isinstance(expr, tirx.Ramp):
@@ -173,7 +179,7 @@ class Term:
         return self.level == PRIMARY and "(" not in self.text
 
     def within(self, level: int) -> str:
-        """The text as an operand of an operator of that precedence."""
+        """Return the text as an operand of an operator of that precedence."""
         if level in _MIXED:  # C's own rules for these are easily misread, and compilers warn
             return self.text if self.level >= UNARY else f"({self.text})"
         if self.level >= max(level, ADD) or (level == AND and self.level in (AND, LESS, EQUAL)):
@@ -184,13 +190,13 @@ class Term:
 
 
 def bounded(term: Term, low: int, high: int) -> Term:
-    """The term with what is known of its value, unless it may wrap."""
+    """Return the term with the bounds of its value, unless it may wrap."""
     least, most = limits(term.type)
     return replace(term, low=low, high=high) if least <= low and high <= most else term
 
 
 def number(value: int, of: Type) -> Term:
-    """An integer literal of a type."""
+    """Return an integer literal of a type."""
     level = PRIMARY if value >= 0 and of.bits >= 32 else UNARY
     return Term(_literal(value, of), of, level, low=value, high=value)
 
@@ -204,7 +210,7 @@ def _literal(value: int, of: Type) -> str:
 
 
 def floating(value: float, of: Type) -> Term:
-    """A literal that is read back as exactly the number; halves are written as singles, which hold them."""
+    """Return a literal that is read back exactly; halves are written as singles, which hold them."""
     cast = "" if of.bits == 32 else f"({name(of)})"
     if math.isnan(value):
         return Term(f"{cast}NAN", of, UNARY if cast else PRIMARY)
@@ -219,7 +225,7 @@ def floating(value: float, of: Type) -> Term:
 
 
 def decided(sign: str, a: Term, b: Term) -> bool | None:
-    """What a comparison of integers gives, where their bounds tell."""
+    """Return the result of a comparison of integers where their bounds determine it, else None."""
     (al, ah), (bl, bh) = a.bounds, b.bounds
     if sign in (">", ">="):
         return decided("<" if sign == ">" else "<=", b, a)
@@ -233,7 +239,7 @@ def decided(sign: str, a: Term, b: Term) -> bool | None:
 
 
 def bounds(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
-    """The bounds of a result, where they follow from those of the operands."""
+    """Return the bounds of a result, or None where they do not follow from those of the operands."""
     (al, ah), (bl, bh) = a.bounds, b.bounds
     if sign == "+":
         return al + bl, ah + bh
@@ -266,11 +272,11 @@ class LinearForm:
 
     @staticmethod
     def of(term: Term) -> LinearForm:
-        """A single term."""
+        """Return a linear form of a single term."""
         return LinearForm({term.text: (term, 1)})
 
     def plus(self, other: LinearForm, factor: int = 1) -> LinearForm:
-        """The sum of both, `other` multiplied."""
+        """Return the sum of both, with `other` multiplied by `factor`."""
         terms = dict(self.terms)
         for text, (term, times) in other.terms.items():
             total = terms[text][1] + factor * times if text in terms else factor * times
@@ -281,7 +287,7 @@ class LinearForm:
         return LinearForm(terms, self.constant + factor * other.constant)
 
     def times(self, factor: int) -> LinearForm:
-        """A multiple."""
+        """Return the linear form multiplied by `factor`."""
         if factor == 0:
             return LinearForm({})
         return LinearForm(
@@ -289,16 +295,16 @@ class LinearForm:
         )
 
     def multiple(self) -> int:
-        """The greatest number that provably divides the value; 0 divides only 0."""
+        """Return the greatest number that provably divides the value; 0 divides only 0."""
         return math.gcd(self.constant, *(factor for _, factor in self.terms.values()))
 
     def products(self) -> Iterator[tuple[int, int]]:
-        """The least and the greatest value of each factor * term."""
+        """Yield the least and the greatest value of each factor * term."""
         for term, factor in self.terms.values():
             low, high = term.bounds
             yield (factor * low, factor * high) if factor > 0 else (factor * high, factor * low)
 
     def bounds(self) -> tuple[int, int]:
-        """The least and the greatest value of the sum."""
+        """Return the least and the greatest value of the sum."""
         products = list(self.products())
         return self.constant + sum(p[0] for p in products), self.constant + sum(p[1] for p in products)

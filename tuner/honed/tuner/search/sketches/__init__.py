@@ -46,9 +46,10 @@ _SINGLES = (
 
 
 def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
-    """The sketches that tables are for, with the numbers of each of their rows; none twice.
+    """Return the sketches that have tables, with the numbers of each row of their tables; none twice.
 
-    Of those that load operands ahead the first has them, and all that share sums besides.
+    Of the grouped sketches, only the first without shared sums gets its table's rows, and every one with
+    shared sums.
     """
     found: dict[str, Drawn] = {}
     tiled = False

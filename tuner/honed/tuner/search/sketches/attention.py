@@ -80,7 +80,7 @@ class Attention:
 
 
 def attention_of(func: tirx.PrimFunc) -> Attention | None:
-    """The attention that an unscheduled function is; None where it is none."""
+    """Return the attention that an unscheduled function computes; None where it computes none."""
     try:
         return read(unscheduled(as_module(func)))
     except (ValueError, ScheduleError):
@@ -88,9 +88,9 @@ def attention_of(func: tirx.PrimFunc) -> Attention | None:
 
 
 def read(schedule: Schedule) -> Attention | None:
-    """The attention that a function is, with elementwise blocks inlined; None where it is none.
+    """Return the attention that a function computes, after inlining elementwise blocks; None if it is none.
 
-    Raises ValueError likewise, where blocks are of other kinds.
+    Raises ValueError where blocks are of other kinds.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
@@ -134,12 +134,12 @@ def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, 
 
 
 def _reduces_last(what: BlockPart) -> bool:
-    """Whether a block reduces along its last axis alone."""
+    """Return whether a block reduces along its last axis alone."""
     return what.reducing == [len(what.kinds) - 1]
 
 
 def _is_product(schedule: Schedule, part: BlockPart) -> bool:
-    """Whether a block sums, over its last axis alone, products of elements of two values."""
+    """Return whether a block sums, over its last axis alone, products of elements of two values."""
     if not _reduces_last(part):
         return False
     multiplied: list[tirx.Mul] = []
@@ -154,7 +154,7 @@ def _sources(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 
 def _has_form(one: Attention) -> bool:
-    """Whether all blocks have the batches and rows of the scores, and the keys behind them."""
+    """Return whether all blocks have the batches and rows of the scores, followed by the keys."""
     outer, keys = one.scores.extents[: one.batches + 1], one.keys
     if one.batches < 0 or not one.rows or one.rows[-1].is_reduction:
         return False
@@ -169,7 +169,7 @@ def _has_form(one: Attention) -> bool:
 
 
 def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
-    """Whether each row is made of the same row before it, and of the same batch."""
+    """Return whether each row is made from the row of equal number before it, in an equal batch."""
     made = [schedule.get(part.block).writes[0].source for part in (one.scores, *one.rows)]
     for part in (*one.rows, one.product):
         block = schedule.get(part.block)
@@ -185,10 +185,10 @@ def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
 
 
 def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:
-    """The loops of the block that writes the result, and which of them is that of rows.
+    """Return the loops of the block that writes the result, and the number of the loop over rows.
 
-    Raises ValueError where it reads the product elsewhere than at its own place, or its columns do not come
-    last.
+    Raises ValueError where that block reads the product elsewhere than at its own place, or where its columns
+    do not come last.
     """
     axes = one.batches + 2
     if one.tail is None:
@@ -206,7 +206,10 @@ def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]
 
 
 def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item has a few rows, and keeps their scores. False where the function is no attention."""
+    """Give each work-item a few rows, whose scores it keeps.
+
+    Return False where the function is no attention.
+    """
     one = read(schedule) if limits.groups_of_one else None
     if one is None:
         return False
@@ -308,9 +311,10 @@ class _HeadGroup:
 def attention_groups(
     schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, copied: bool
 ) -> bool:
-    """A group has some rows, and keeps their scores. False where the function is no attention.
+    """Schedule an attention so that a group has some rows and keeps their scores.
 
-    With `copied` what is multiplied goes through local memory, else each work-item reads what it multiplies.
+    Return False where the function is no attention. With `copied`, the operands of products go through local
+    memory; without it, each work-item reads what it multiplies.
     """
     one = read(schedule)
     if one is None:
@@ -334,7 +338,7 @@ def attention_groups(
 
 
 def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
-    """How many work-items there are along x, left open: they divide the keys as well as the columns."""
+    """Sample how many work-items there are along x: they divide the keys as well as the columns."""
     keys, columns = one.keys // lanes_of(one.keys, most), one.columns // lanes
     fitting = [n for n in _ACROSS if keys % n == columns % n == 0]
     if not fitting:
@@ -433,7 +437,7 @@ _KEEPS = 3  # blocks at least that are computed under another in sketches of att
 
 
 def attention_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch with its best tile; None where it is of another kind."""
+    """Return the sketch with its best tile; None where it is of another kind."""
     names, tiles = sketch.names, sketch.tiles
     if (
         names.count("DecomposeReduction") < 2
@@ -447,7 +451,7 @@ def attention_tile(sketch: Drawn) -> Drawn | None:
 
 
 def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
-    """The rows and vectors that load least for each product, in both products together."""
+    """Return the sketch with the rows and vectors that need the fewest loads for both products together."""
     rows, columns, _, keys, _ = (tile for _, tile in tiles)
 
     def vectors(held: int, along: Tile) -> int:
@@ -464,7 +468,7 @@ def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
 
 
 def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
-    """A few rows for each work-item, and as many work-items as the keys and columns are shared out to."""
+    """Give each work-item a few rows, and a group as many work-items as share the keys and columns."""
     (at_wide, chosen), *_ = sketch.choices
     options = [int(option) for option in sketch.steps[at_wide][2][0]]
     wide = max((n for n in options if n <= _WIDE), default=options[-1])
@@ -483,7 +487,7 @@ def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
 
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
-    """Rows of a work-item, and work-items along them: of small groups as few as make a warp."""
+    """Return rows of a work-item, and work-items along them: small groups get as few as make a warp."""
     for held in (divisors(rows.extent, min(_HELD, rows.most))[-1], 1):
         warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
         if warps:
@@ -492,5 +496,5 @@ def _rows(rows: Tile, wide: int) -> tuple[int, int]:
 
 
 def _tile(tile: Tile, extent: int, want: int) -> Tile:
-    """The largest factor of an extent that is neither above what is wanted nor above the most."""
+    """Cut the tile by the largest factor of an extent that exceeds neither `want` nor the tile's most."""
     return tile.cut(divisors(extent, min(want, tile.most))[-1], extent)

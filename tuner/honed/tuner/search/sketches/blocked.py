@@ -74,7 +74,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
-    """Whether a blocked convolution is of each channel by itself; None where it is none."""
+    """Return whether a blocked convolution computes each channel by itself; None where it is none."""
     extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
         return None
@@ -123,7 +123,7 @@ _COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", 
 
 
 def blocked_rectangle(sketch: Drawn) -> Drawn | None:
-    """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
+    """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
     names, tiles = sketch.names, sketch.tiles
     if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
         return None
@@ -143,14 +143,14 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
 
 
 def moved_lines(sketch: Drawn) -> Drawn | None:
-    """The sketch itself where it moves lines of vectors, of which nothing is left open; else None."""
+    """Return the sketch itself where it moves lines of vectors and leaves nothing open; else None."""
     names = set(sketch.names)
     lines = "Vectorize" in names and not names & _COMPUTING and not sketch.by_groups
     return sketch if lines and not sketch.decisions else None
 
 
 def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Vectors of channels, rows and columns of rectangles of at most so many vectors."""
+    """Yield vectors of channels, rows and columns of rectangles of at most `most` vectors."""
     channels, rows, columns = extents
     for one in product(divisors(channels, beside), divisors(rows), divisors(columns)):
         if math.prod(one) <= most:
@@ -158,7 +158,7 @@ def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[i
 
 
 def _worth(steps: Sequence[int], extents: Sequence[int]) -> float:
-    """Sums for each of them and each vector that is loaded: of weights, and of pixels."""
+    """Return a score by the sums per sum and vector loaded (of weights and of pixels); larger is better."""
     beside, *pixels = steps
     count = math.prod(steps)
     groups = math.prod(extents) // count
@@ -167,14 +167,14 @@ def _worth(steps: Sequence[int], extents: Sequence[int]) -> float:
 
 
 def _separable_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
-    """That of both, for work-items that have all channels."""
+    """Return the combined score of both convolutions, for work-items that have all channels."""
     if math.prod(steps[1:]) > _MOST_PIXELS:
         return 0.0
     return _worth(steps, (steps[0], *extents[1:])) * _depthwise_worth(steps, extents)
 
 
 def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
-    """Sums, with what is padded for them beside."""
+    """Return a score by the sums, relative to the sums plus the padded elements that they need."""
     _, rows, columns = steps
     sums = rows * columns * _DEPTHWISE_WINDOW**2
     padded = (rows + _DEPTHWISE_WINDOW - 1) * (columns + _DEPTHWISE_WINDOW - 1)
@@ -249,14 +249,17 @@ def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
 
 
 def _unroll_then_vectorise(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
-    """`write_out` in the other order, which recorded schedules have."""
+    """Unroll, then vectorise: `write_out` in the other order, which recorded schedules have."""
     for loop in loops[:-1]:
         schedule.unroll(loop)
     schedule.vectorize(loops[-1])
 
 
 def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
-    """The two convolutions that a function is; None where it is none. Raises ValueError likewise."""
+    """Return the two convolutions that a function computes; None where it computes others.
+
+    Raises ValueError where a block is not understood.
+    """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     sums = [n for n, part in enumerate(found) if part.is_reduction]
     if len(sums) != 2:

@@ -106,7 +106,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 def _packed_convolution(
     schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
 ) -> _PackedConvolution | None:
-    """The convolution, and how it is cut; None where the function is none, or one without a window."""
+    """Return the convolution, and how it is cut; None if the function is none, or one without a window."""
     *others, last = main.spatial
     image = read_along_rows(schedule, main)
     if image is None or len(others) < 2 or math.prod(main.extents[n] for n in main.reducing[1:]) == 1:
@@ -135,7 +135,7 @@ def _packed_convolution(
 
 
 def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
-    """How long the image's vectors are, and how many pixels of a row go together.
+    """Return how long the image's vectors are, and how many pixels of a row go together.
 
     Where these begin must be known within a vector, or the registers that hold them are indexed by what only
     the work-item knows. So they begin with one, or they are the whole row.
@@ -150,7 +150,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
 
 
 def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]) -> SBlockRV:
-    """The block that writes the image, padded or as it is, with its rows cut into vectors."""
+    """Return the block that writes the image, padded or as it is, with its rows cut into vectors."""
     part = maker(schedule, what.main.block, what.image, before)
     made = part.block if part else schedule.cache_read(what.main.block, what.image, "global")
     if what.vector > 1:
@@ -189,7 +189,7 @@ def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLi
 def _rectangle(
     schedule: Schedule, what: _PackedConvolution, loops: list[LoopRV], limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """The loops over rectangles of pixels, and those within one: how large it is, is left open."""
+    """Return the loops over rectangles of pixels, and those within one; the rectangle's size is left open."""
     room = limits.accumulators // (what.lanes * what.pixels)
     outer, inner = [], []
     for n in what.rows:
@@ -202,7 +202,10 @@ def _rectangle(
 
 
 def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLimits) -> list[int]:
-    """The reduction's last axes, as many as may be written out, but never the first."""
+    """Return the reduction's last axes, as many as may be unrolled, but never the first.
+
+    Raises ValueError where a window is too large to be unrolled.
+    """
     extents, pixels = what.main.extents, max(limits.tile, what.pixels)
     for first in range(1, len(reduced)):
         if math.prod(extents[n] for n in reduced[first:]) * pixels <= _MOST_STEPS:
@@ -227,7 +230,7 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int)
 def _launch_image(
     schedule: Schedule, block: SBlockRV, what: _PackedConvolution, limits: SketchLimits
 ) -> None:
-    """A launch of its own, in which a work-item computes the same place of several channels."""
+    """Launch the image's block separately; a work-item computes one place of several channels."""
     loops = list(schedule.get_loops(block))
     if len(loops) > len(what.rows) + 3:  # batch, channels, rows, columns, and their vectors
         vector = loops.pop()
@@ -285,7 +288,7 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _pixels(image: int, lanes: int, size: int) -> int:
-    """Pixels of a work-item: as many as have its warp touch the fewest lines for the whole image.
+    """Return the pixels of a work-item: as many as make its warp touch the fewest lines for the whole image.
 
     Elements have `size` bytes; each pixel is a line, as are so many lanes of a vector as fill it.
     """
@@ -332,10 +335,10 @@ def _split_flat(
 
 
 def point_groups(sketch: Drawn) -> Drawn | None:
-    """The sketch `pointwise` with its best groups on Malis; None where it is of another kind.
+    """Return the sketch `pointwise` with its best groups on Malis; None where it is of another kind.
 
-    The sketch settles a work-item's tile; left are its groups, which should give all cores as much to do, and
-    the steps of the sum that are written out, as many as may be.
+    The sketch determines a work-item's tile. Left open are its groups, which should give all cores an equal
+    share, and the steps of the sum that are unrolled, as many as may be.
     """
     if "PadEinsum" not in sketch.names or len(sketch.tiles) != 3:
         return None
@@ -346,7 +349,7 @@ def point_groups(sketch: Drawn) -> Drawn | None:
         return None
 
     def rank(plane: tuple[int, int]) -> tuple[float, ...]:
-        """By what the busiest core runs, then by how far the group is from the usual one; wide ones first."""
+        """Rank by what the busiest core runs, then by the distance from the usual group; wide ones first."""
         group = math.prod(plane)
         return busiest(group, items), off_usual(group), -plane[1]
 
@@ -404,7 +407,7 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _windowed_image(schedule: Schedule, main: BlockPart) -> int | None:
-    """The number of the operand that a window moves over; None where the function is another."""
+    """Return the number of the operand that a window moves over; None for any other function."""
     spatial = main.spatial
     if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
         return None
@@ -419,10 +422,10 @@ _BORDER = 2  # of a window of 3 x 3
 
 
 def window_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
+    """Return the sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
 
     A work-item loads the piece of the image under its pixels and a border: the larger and squarer the
-    rectangle, the less border. docs/measurements.md compares them with draws.
+    rectangle, the less border. docs/measurements.md compares these rectangles with drawn ones.
     """
     tiles = sketch.tiles
     if not sketch.by_groups or "ComputeAt" not in sketch.names:
@@ -438,7 +441,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     )
 
     def loads(cut: tuple[int, int]) -> float:
-        """Elements of the image for each pixel."""
+        """Return the elements of the image loaded for each pixel."""
         long, tall = cut[0] * lanes, cut[1]
         return (long + _BORDER) * (tall + _BORDER) / (long * tall)
 

@@ -98,7 +98,10 @@ def grouped(
 
 
 def _taken_at_once(contracted: BlockPart, by: GroupTile) -> int:
-    """The most steps of the outer reduction: few where each is a window, as windows share their elements."""
+    """Return the most steps of the outer reduction that are taken at once.
+
+    They are few where each step is a window, because windows share their elements.
+    """
     window = math.prod(contracted.extents[n] for n in contracted.reducing[1:])
     return by.reduced if window == 1 or not by.shared else max(1, 2 * by.reduced // window)
 
@@ -265,9 +268,9 @@ def _split_axis(
 
 
 def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> list[LoopRV]:
-    """Steps that are copied at once, slices, and the steps of each, how many is left open.
+    """Split a loop into steps copied at once, slices, and the steps of each slice; the numbers stay open.
 
-    Those of a slice lie side by side, so that compilers read several with one load.
+    The steps of a slice are adjacent, so that compilers read several with one load.
     """
     steps, part = schedule.split(loop, [None, slices])
     copied, mine = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=most)
@@ -275,7 +278,7 @@ def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> li
 
 
 def _renamed(axes: Sequence[_SlicedAxis], loops: Sequence[LoopRV]) -> list[_SlicedAxis]:
-    """The same axes with other loops, which stand in the same order."""
+    """Return the axes with other loops, which stand in an unchanged order."""
     left = iter(loops)
     return [_SlicedAxis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
 
@@ -391,7 +394,10 @@ _SLICED_TILES = {
 
 
 def slices_of(sketch: Drawn) -> int | None:
-    """Of a sum that a group shares, 0 for none; None where a sketch loads nothing ahead: it has no table."""
+    """Return the slices of a sum that a group shares, 0 for none.
+
+    Return None where a sketch loads nothing ahead: it has no table.
+    """
     if _AHEAD not in str(sketch.steps):
         return None
     if _SLICED not in sketch.names:
@@ -402,7 +408,10 @@ def slices_of(sketch: Drawn) -> int | None:
 
 
 def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
-    """The sketch with the numbers of each row of its table; of slices those first that fit as they are."""
+    """Return the sketch with the numbers of each row of its table.
+
+    For slices, rows that fit unchanged come first.
+    """
     extents, image = [axis[0][1].extent for axis in _axes(sketch)[:-1]], _of_images(sketch)
     if not slices:
         rows = (*_IMAGE_TILES, *_TILES) if image else _TILES
@@ -413,23 +422,23 @@ def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
 
 
 def groups_of(start: Drawn) -> int:
-    """Work-groups of one of `group_tiles`: what is left of the output's axes outside of all tiles."""
+    """Return the work-groups of one of `group_tiles`: the extents of the output outside of all tiles."""
     return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
 
 
 def _axes(sketch: Drawn) -> list[list[tuple[int, Tile]]]:
-    """The tiles of each axis of the output, and the one of the sum, with the places of their steps.
+    """Return the tiles of each axis of the output, and the tile of the sum, with the places of their steps.
 
-    Those of an axis: a work-item's, the group's, and of virtual threads, of which slices have none.
+    An axis has the tile of a work-item, that of the group, and that of virtual threads, which slices lack.
     """
     tiles, levels = sketch.tiles, 2 if _SLICED in sketch.names else 3
     return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
 
 
 def _made(sketch: Drawn, row: _Row, shares: Sequence[Sequence[int]]) -> Drawn:
-    """The sketch with a row's numbers: factors of an axis are split off one after another.
+    """Return the sketch with a row's numbers: factors of an axis are split off one after another.
 
-    Each is the largest divisor of what is left that is not too large.
+    Each factor is the largest divisor of what is left that does not exceed the wanted one.
     """
     changed: dict[int, Decision] = {}
     for axis, wanted in zip(_axes(sketch), [*shares, [row.reduced]], strict=True):
@@ -446,7 +455,10 @@ def _of_images(sketch: Drawn) -> bool:
 
 
 def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]]:
-    """What each axis has of a tile: the columns of an image take from its rows what they are too few for."""
+    """Return each axis' share of a tile.
+
+    Where an image has too few columns for a tile, its rows make up for it.
+    """
     shares = [[1, 1, 1] for _ in extents]
     shares[-1] = list(row.columns)
     if len(extents) > 1 + image:
@@ -460,7 +472,7 @@ def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]
 
 
 def _near(extent: int, wanted: Sequence[int]) -> list[int]:
-    """Factors split off one after another, each the divisor of what is left that is nearest, by ratio."""
+    """Split off factors one after another, each the divisor of what is left that is nearest, by ratio."""
     found = list[int]()
     for want in wanted:
         ratios = {abs(math.log(d / want)): d for d in reversed(divisors(extent)) if d <= _NEAR * want}

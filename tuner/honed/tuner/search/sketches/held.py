@@ -229,7 +229,10 @@ class _Cut:
 
 
 def held_tile(sketch: Drawn) -> Drawn | None:
-    """The sketch with its best tile; None where it is of another kind, or has no rows or short vectors."""
+    """Return the sketch with its best tile.
+
+    Return None where it is of another kind, has no rows or has short vectors.
+    """
     found = _product(sketch)
     if found is None:
         return None
@@ -238,7 +241,7 @@ def held_tile(sketch: Drawn) -> Drawn | None:
 
 
 def loads_of(start: Drawn) -> int:
-    """What the busiest core loads for a step of the sum with a tile of `held_tile`; of other tiles 0."""
+    """Return what the busiest core loads for a step of the sum with a tile of `held_tile`, else 0."""
     found = _product(start)
     if found is None:
         return 0
@@ -258,7 +261,7 @@ def _product(sketch: Drawn) -> _Product | None:
 
 
 def _cuts(product: _Product) -> Iterator[_Cut]:
-    """All tiles that there is room for, in groups of whole warps."""
+    """Yield all tiles that there is room for, in groups of whole warps."""
     rows, vectors = product.rows[1], product.vectors[1]
     for room in product.rooms:
         steps = math.gcd(product.steps[1].extent, room.steps)
@@ -272,13 +275,13 @@ def _cuts(product: _Product) -> Iterator[_Cut]:
 
 
 def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
-    """By loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
+    """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 
 def _loads(product: _Product, cut: _Cut) -> int:
-    """What the busiest core loads for a step of the sum."""
+    """Return how much the busiest core loads for a step of the sum."""
     items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
     warps = busiest(cut.high * cut.wide, product.beside * items)
     return warps * (cut.rows + cut.vectors * product.lanes)

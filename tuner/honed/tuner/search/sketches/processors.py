@@ -94,7 +94,10 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _convolution(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
-    """The convolution; None where the function is none, its channels fill no vector, or `tile` is better."""
+    """Return the convolution that a function computes.
+
+    Return None where it computes none, where its channels fill no vector, or where `tile` is better.
+    """
     spatial = main.spatial
     if len(spatial) < 3 or len(schedule.get(main.block).reads) != 2:
         return None
@@ -228,7 +231,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _panel_product(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
-    """The product; None where it is none, or nothing of it is to be laid out."""
+    """Return the product that a function computes; None where it is none, or has nothing to lay out."""
     spatial, reduced = main.spatial, main.reducing
     reads = schedule.get(main.block).reads
     laned = reads_along(schedule, main.block, spatial[-1])
@@ -261,10 +264,10 @@ def _is_constant(schedule: Schedule, operand: ir.Var) -> bool:
 
 
 def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
-    """The block that copies what lies along the columns, rounded up where axes are.
+    """Return the block that copies the operand along the columns, rounded up where its axes are.
 
-    The other operand is read as it lies, and chosen zeros for beyond it. Both are indexed by the axes alone
-    first: TVM rounds up nothing else.
+    The other operand is read where it lies, with zeros selected beyond its end. Both are first indexed by the
+    axes alone: TVM rounds up nothing else.
     """
     copies = [schedule.reindex(what.main, ("read", n)) for n in range(2)]
     copy, other = copies[what.laned], copies[1 - what.laned]
@@ -283,7 +286,7 @@ def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
 
 
 def _product_result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | None) -> SBlockRV:
-    """The block that writes what a tile has added up in registers: the tail, or a copy."""
+    """Return the block that writes what a tile has added up in registers: the tail, or a copy."""
     if what.rounded:
         (crop,) = schedule.get_consumers(what.main)
         if tail is not None:
@@ -337,7 +340,7 @@ _MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 
 def rectangle(sketch: Drawn) -> Drawn | None:
-    """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
+    """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
     if sketch.by_groups:
         return None
     laid_out = sketch.names.count("TransformLayout")
@@ -360,13 +363,13 @@ def _of_channels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
 
 
 def _worth(steps: Sequence[int]) -> float:
-    """Sums for each vector loaded: of weights once, of pixels as many as there are."""
+    """Return a score by the sums per vector loaded: weights are loaded once, pixels as many as there are."""
     count = math.prod(steps)
     return count / (count + 2) * (1.0 if steps[-1] >= _LONG else _SHORT)
 
 
 def _of_pieces(sketch: Drawn) -> Drawn:
-    """About as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    """Take about as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
     allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
@@ -374,7 +377,7 @@ def _of_pieces(sketch: Drawn) -> Drawn:
 
 
 def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
-    """About as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
+    """Take about as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
     panels, *rows, terms = extents
     most = _MOST_PANELS[sketch.lanes == _LANES]
     allowed = [divisors(panels, sketch.tiles[0][1].most), *(divisors(extent, _MOST_ROWS) for extent in rows)]

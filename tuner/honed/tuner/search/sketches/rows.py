@@ -52,7 +52,7 @@ class _Work:
 @sketch(110, keep=Keep.DEAR)
 @sketch(120, keep=Keep.NOTHING)  # computes exp and the like again where they are used
 def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    """One work-item computes whole rows. False where the function does not fit."""
+    """Let each work-item compute whole rows; return False where the function does not fit."""
     work = _fitting(schedule, limits, keep)
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
@@ -84,7 +84,7 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
 @sketch(130, keep=Keep.DEAR)
 @sketch(140, keep=Keep.NOTHING)
 def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
+    """Let a work-item compute as many whole columns as it has lanes; return False where that does not fit."""
     work = _fitting(schedule, limits, keep)
     if work is None or work.final.is_reduction or len(work.reductions) < 2:
         return False  # the tile sketch has single reductions
@@ -143,7 +143,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
 
 
 def _mixed(what: BlockPart) -> bool:
-    """Whether a reduction has a spatial axis after one that is reduced."""
+    """Return whether a reduction has a spatial axis after one that is reduced."""
     return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
 
 
@@ -172,7 +172,7 @@ _MOST_STEPS = 32  # vectors that one work-item moves
 
 @sketch(160)
 def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item moves a few vectors. False where anything is reduced."""
+    """Let each work-item move a few vectors; return False where anything is reduced."""
     found = parts(schedule)
     if any(p.is_reduction for p in found):
         return False
@@ -191,7 +191,7 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 @sketch(150)
 def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
+    """Let each work-group of a processor move lines of blocks of channels; False where there are none."""
     found = parts(schedule)
     if not limits.groups_of_one or any(p.is_reduction or p.extents[-1:] != (most,) for p in found):
         return False

@@ -41,7 +41,10 @@ from honed.tuner.search.parts import (
 
 @sketch(80)
 def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Lanes along the last axis, everything elementwise inlined. False where the function does not fit."""
+    """Put lanes along the last axis, and inline everything elementwise.
+
+    Return False where the function does not fit.
+    """
     found = parts(schedule)
     if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
         return False  # a vector whose lanes choose differently falls apart into its elements
@@ -51,7 +54,7 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 @sketch(100)
 def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Lanes along the last axis of an input that was padded before, in a launch of its own."""
+    """Put lanes along the last axis of an input that a separate launch pads before."""
     found = parts(schedule, Keep.PADDING)
     before = 0
     while before < len(found) and not found[before].is_reduction:
@@ -66,10 +69,10 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 @sketch(90)
 def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Lanes along an axis before the last, where the last has none: the lanes' operand is gathered.
+    """Put lanes along an axis before the last, where the last has none: the lanes' operand is gathered.
 
-    Only where a single operand depends on that axis (the weights of a convolution): each of its elements is
-    gathered once and used for the whole tile.
+    This applies only where a single operand depends on that axis (the weights of a convolution): each of its
+    elements is gathered once and used for the whole tile.
     """
     found = parts(schedule)
     if not _fits(schedule, found, limits):
@@ -94,7 +97,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
-    """Whether it is one reduction that leaves something, with at most an elementwise tail."""
+    """Return whether blocks are one reduction that leaves something, with at most an elementwise tail."""
     kinds = [p.is_reduction for p in found]
     if kinds not in ([True], [True, False]) or not found[0].spatial:
         return False
@@ -142,7 +145,7 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 def _split(
     schedule: Schedule, loops: list[LoopRV], what: BlockPart, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
+    """Return the loops that the grid covers, and the tile of a work-item, whose last loop is the lanes."""
     outer: list[LoopRV] = []
     inner: list[LoopRV] = []
     for n, axis in enumerate(what.spatial):
@@ -188,7 +191,7 @@ def points(schedule: Schedule, limits: SketchLimits) -> bool:
 
 
 def _reads_points(schedule: Schedule, block: SBlockRV) -> bool:
-    """Whether the block reads all points of tiles for each of its pixels."""
+    """Return whether the block reads all points of tiles for each of its pixels."""
     found = schedule.get(block)
     images = len(found.writes[0].source.shape) == len("nchw")
     firsts = [read.region[0].extent for read in found.reads if read.region]  # a scalar has no axis
