@@ -115,7 +115,10 @@ class MeasuringBoard:
         return self._on_device(lambda: self._judge(trial))
 
     def settle(self) -> rows.Answer:
-        """Return a ruling on nothing, with the faults that have come to light."""
+        """Settle the measurer, and return a ruling without a verdict.
+
+        The ruling has the faults that have come to light.
+        """
         if self._measurer is None:
             return rows.Ruling(verdict={}, phases={}, faults=())
         self._measurer.settle()
@@ -277,7 +280,7 @@ def judge(trial: bytes) -> bytes:
 
 
 def settle() -> bytes:
-    """Settle what is open, and return a packed answer."""
+    """Have the board settle, and return its packed answer."""
     return PLACE.answer("", lambda board: board.settle())
 
 

@@ -182,7 +182,7 @@ class WorkList:
         return self.tick(now)
 
     def drop(self, now: float) -> list[Action]:
-        """Drop the candidates that are not out: they are not to be judged."""
+        """Drop the candidates that no board has: they are not to be judged."""
         self.waiting.clear()
         return self.tick(now)
 
@@ -235,9 +235,9 @@ class WorkList:
         return (list(self._settled(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
 
     def give_back(self, number: int, now: float, *, away: float, reload: bool = False) -> list[Action]:
-        """Take back the candidate of a ticket, which a board did not judge; leave the board alone for `away` seconds.
+        """Take back the candidate of a ticket, which a board did not judge.
 
-        With `reload` the board has not loaded the task any more.
+        The board is left alone for `away` seconds. With `reload` it has not loaded the task any more.
         """
         ticket = self._returned(number)
         if ticket is not None:
@@ -251,7 +251,7 @@ class WorkList:
         return [*self._loads(now), *self._hand_outs(now)]
 
     def _returned(self, number: int) -> _Ticket | None:
-        """Return a ticket that still counts, which does not count any more afterwards."""
+        """Remove a ticket, and return it; None where it did not count any more."""
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
             self.boards[ticket.board].tickets.remove(number)

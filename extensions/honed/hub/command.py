@@ -307,6 +307,8 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> None:
 def _keyring(arguments: argparse.Namespace) -> Keyring:
     """Return the hub's list as it is.
 
+    Raises NotFound where there is none, InvalidArgument for a list that another key signed.
+
     Raises NotFound where there is none, InvalidArgument for the list of another hub.
     """
     from honed.hub import index, looking, remote

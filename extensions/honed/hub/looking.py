@@ -81,8 +81,8 @@ def to_ask(
 ) -> set[str]:
     """Return which indexes, given with their key ids, to ask for: all but those kept as `listed` has them.
 
-    Where `listed` is None, there is no overview. Of the indexes kept so, those that were not asked for in a
-    day are asked for, the oldest first.
+    Where `listed` is None, there is no overview, and all are asked for. Of the indexes kept so, those that
+    were not asked for in a day are asked for, too: at most LOOKS, the oldest first.
     """
     if listed is None:
         return set(files)
@@ -225,7 +225,7 @@ def _check(name: str, key: PublicKey, data: bytes, signature: bytes) -> None:
 
 
 def _right(name: str, key: PublicKey, kept: KeptFile) -> bytes:
-    """Return the data that is kept, where the key has signed it."""
+    """Return the data that is kept; raise BadSignature where the key has not signed it."""
     data = kept.text.encode()
     _check(name, key, data, kept.signature.encode())
     return data

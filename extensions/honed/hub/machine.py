@@ -116,9 +116,10 @@ class HubPlace:
 
     @contextmanager
     def changing(self) -> Iterator[HubMemory]:
-        """Yield what is remembered, to be changed by nobody else meanwhile; keep it also where the work fails.
+        """Yield what is remembered, to be changed by nobody else meanwhile.
 
-        Raises Unavailable where another process changes it, PermissionDenied where it is another user's.
+        It is kept also where the work fails. Raises Unavailable where another process changes it,
+        PermissionDenied where it is another user's.
         """
         self.prepare()
         try:

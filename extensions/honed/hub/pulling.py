@@ -151,7 +151,9 @@ def _problem(entry: IndexedFile, error: object) -> str:
 
 
 def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
-    """Return how many records were taken in.
+    """Take records in, and return how many were taken.
+
+    Raises InvalidArgument where it is no file of records, and what `take_in` raises.
 
     Raises InvalidArgument where it is no such file, and what `take_in` raises.
     """

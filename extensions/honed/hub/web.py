@@ -228,7 +228,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 @functools.cache
 def _checking() -> ssl.SSLContext:
-    """Read all certificates of the system, once, since that takes a while."""
+    """Return a context with all certificates of the system, read once, since that takes a while."""
     return ssl.create_default_context()
 
 

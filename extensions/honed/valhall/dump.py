@@ -107,7 +107,7 @@ def _trips(loop: _Loop, values: _LoopValues) -> int | None:
 
 
 def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
-    """Return a phi of a constant and of itself plus a constant."""
+    """Return the induction of a phi of a constant and of itself plus a constant; None for other phis."""
     sources = [part.split(":", 1)[1] for part in phi.split(", ") if ":" in part]
     if len(sources) != 2:
         return None
