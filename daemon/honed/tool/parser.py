@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Any, name: str, about: str) -> Parser:
-    """Add a subcommand, which `define` is to say more of."""
+    """Add a subcommand, which `define` completes."""
     parser: Parser = commands.add_parser(
         name,
         help=about,

@@ -107,7 +107,10 @@ class HubPlace:
 
     @contextmanager
     def shelved(self, url: str) -> Iterator[Shelf]:
-        """Yield what is kept of that hub, and keep it also where the work fails. The caller is `changing`."""
+        """Yield what is kept of that hub, and save it also where the work fails.
+
+        The caller holds the lock of `changing`.
+        """
         shelf = Shelf.load(self.shelf, url)
         try:
             yield shelf
@@ -116,9 +119,9 @@ class HubPlace:
 
     @contextmanager
     def changing(self) -> Iterator[HubMemory]:
-        """Yield what is remembered, to be changed by nobody else meanwhile.
+        """Yield what is remembered, to be changed by no other process meanwhile.
 
-        It is kept also where the work fails. Raises Unavailable where another process changes it,
+        It is saved also where the work fails. Raises Unavailable where another process changes it,
         PermissionDenied where it is another user's.
         """
         self.prepare()
@@ -147,7 +150,7 @@ class HubPlace:
             raise PermissionDenied(self._whose())
 
     def remembered(self) -> HubMemory:
-        """Return what is remembered, to look at."""
+        """Return what is remembered, to be read only. Raises PermissionDenied where it is another user's."""
         try:
             return HubMemory.load(self.memory)
         except PermissionError:

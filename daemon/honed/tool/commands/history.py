@@ -200,7 +200,7 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
 
 
 def version_state(history: ModelHistory) -> str:
-    """Return a description of the version that is served."""
+    """Return the states of the version that is served: served, and also pinned or on trial."""
     states = ["served"]
     if history.pinned:
         states.append("pinned")
