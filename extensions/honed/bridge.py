@@ -28,7 +28,7 @@ _MOST: Final = 1e9  # of any number: more is a slip of the pen
 
 
 def ip_address(text: str) -> IpAddress:
-    """The address; raises InvalidArgument for names and whatever else is none."""
+    """Return the address; raise InvalidArgument for names and for any other text that is no address."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -65,7 +65,7 @@ def check_endpoint(endpoint: str, *, network: bool) -> None:
 
 
 def load(kind: type[T], file: Path, *, required: bool) -> T:
-    """The settings in `file`; the defaults where it is not there and not `required`.
+    """Load the settings in `file`; return the defaults where it is not there and not `required`.
 
     `kind` is a dataclass whose fields all have defaults, and raises InvalidArgument for values it does not
     allow. Raises InvalidArgument that names the file and what is wrong.
@@ -105,7 +105,10 @@ def check_numbers(settings: Any, **least: float) -> None:
 
 
 def parser(program: str, description: str, config: Path) -> argparse.ArgumentParser:
-    """The options that every bridge has; `config` is the file read where none is given."""
+    """Return a parser with the options that every bridge has.
+
+    `config` is the file read where none is given.
+    """
     made = argparse.ArgumentParser(prog=program, description=description)
     made.add_argument("--config", type=Path, metavar="FILE", help=f"settings, in TOML (default {config})")
     made.add_argument("--socket", metavar="PATH", help="the service's socket (or HONED_SOCKET)")

@@ -66,7 +66,7 @@ Emit = Callable[[Stage | Note], None]
 
 
 def files(place: Path) -> list[Path]:
-    """A file, or all of a folder and of those below it; raises NotFound where there are none."""
+    """Return a file, or all files of a folder and of those below it; raise NotFound where there are none."""
     found = sorted(place.rglob("*")) if place.is_dir() else [place]
     found = [path for path in found if path.is_file() and (path == place or path.name.endswith(_KINDS))]
     if not found:
@@ -75,7 +75,10 @@ def files(place: Path) -> list[Path]:
 
 
 def records(path: Path) -> Iterator[Line | str]:
-    """What the lines of a file say, or why one is no record; raises InvalidArgument where it is damaged."""
+    """Yield what each line of a file says, or why it is no record.
+
+    Raises InvalidArgument where the file is damaged.
+    """
     try:
         zipped = path.name.endswith(".gz")
         with cast("BinaryIO", gzip.open(path)) if zipped else path.open("rb") as file:
@@ -227,7 +230,7 @@ class _Replayed:
 
 
 def learned(samples: Samples) -> xgboost.Booster:
-    """A prior; the same for the same samples."""
+    """Return a prior; equal samples give equal priors."""
     data = xgboost.DMatrix(samples.features, label=samples.scores(), nthread=1)
     return xgboost.train(_PARAMETERS, data, num_boost_round=_ROUNDS)
 

@@ -48,7 +48,7 @@ class Parts(Server):
         self._memory: Array = np.empty(0, np.uint8)  # shared
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """A bug in one call must not end the others."""
+        """Return the error to answer a failed call with: a bug in one call must not end the others."""
         if isinstance(raised, HonedError):
             return raised
         if isinstance(raised, MemoryError):

@@ -41,7 +41,7 @@ def read(text: str) -> tuple[float, list[NodeRun]]:
 
 
 def _node_runs(nodes: Iterable[Any], zero: float) -> list[NodeRun]:
-    """An outer node ends after what ran within it, which is taken off its time."""
+    """Return the run of each node, with the time of what ran within an outer node taken off its time."""
     done: list[NodeRun] = []
     for event in sorted(nodes, key=lambda event: (event["ts"] + event["dur"], -event["ts"])):
         begin, end = event["ts"] - zero, event["ts"] + event["dur"] - zero
@@ -59,7 +59,7 @@ def _node_runs(nodes: Iterable[Any], zero: float) -> list[NodeRun]:
 def told(
     name: str, whole_us: float, nodes: Sequence[NodeRun], device: DeviceIdentity, *, timeline: bool
 ) -> ModelProfile:
-    """The result of ModelProfile for one run of the model called `name`.
+    """Return the result of ModelProfile for one run of the model called `name`.
 
     Raises InvalidArgument where a timeline is asked for that is too long.
     """

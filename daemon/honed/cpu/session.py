@@ -52,9 +52,10 @@ class Session:
     """
 
     def __init__(self, path: Path, threads: int, *, level: str = HIGHEST, alone: bool = False) -> None:
-        """Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError.
+        """Load the model at `path`.
 
-        One that is `alone` has all of its data inside: nothing beside it is read.
+        Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
+        that is `alone` has all of its data inside: nothing beside its file is read.
         """
         self.level = level
         model, given = _given(path, alone=alone)
@@ -71,9 +72,10 @@ class Session:
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name.
+        """Run the model and return its outputs by name.
 
-        Raises InvalidArgument where the model cannot be run on these inputs, MemoryError where that runs out.
+        Raises InvalidArgument where the model cannot be run on these inputs, MemoryError where memory runs
+        out.
         """
         self._asked = {name: array.shape for name, array in inputs.items()}
         try:
@@ -143,7 +145,7 @@ class Session:
 
 
 def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.ModelProto, bytes | str]:
-    """The model, and what ONNX Runtime is given of it; raises ModelRefused or MissingFiles.
+    """Return the model, and what ONNX Runtime loads for it; raise ModelRefused or MissingFiles.
 
     Unless `by_names`, dimensions of one name may differ.
     """
@@ -221,7 +223,7 @@ def _tensors(
 
 
 def _symbol(size: object) -> str:
-    """The name of a dimension, "" where it has none."""
+    """Return the name of a dimension, "" where it has none."""
     return size if isinstance(size, str) and size != UNNAMED else ""
 
 
@@ -238,7 +240,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What ONNX Runtime says, without its own prefix and paths."""
+    """Return the message of ONNX Runtime, without its own prefix and paths."""
     text = str(error)
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
@@ -256,7 +258,7 @@ def _is_narrow(type_name: str) -> bool:
 def _run_narrow(
     session: onnxruntime.InferenceSession, outputs: Sequence[str], inputs: Mapping[str, Array]
 ) -> list[Array]:
-    """The outputs of a model with inputs or outputs of such types; raises what ONNX Runtime does."""
+    """Return the outputs of a model with inputs or outputs of such types. Raises what ONNX Runtime raises."""
     given = {name: _narrow_given(array) for name, array in inputs.items()}
     return [_narrow_taken(value) for value in session.run_with_ort_values(outputs, given)]
 

@@ -53,7 +53,7 @@ class CpuEngine(Host):
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
 
     def loaded(self, key: str) -> Session:
-        """A loaded model; raises NotFound."""
+        """Return a loaded model; raise NotFound where none has that key."""
         session = self._models.get(key)
         if session is None:
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")

@@ -76,7 +76,7 @@ def _reason(died: Died) -> HonedError:
 
 @contextmanager
 def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
-    """Starts a job; it is killed at the end, and when `seconds` are over.
+    """Start a job; kill it at the end, and when `seconds` are over.
 
     Raises NotFound without the compiler.
     """

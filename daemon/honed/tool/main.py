@@ -83,9 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(argv: Sequence[str] | None = None) -> Parser:
-    """The whole command line; with `argv`, a command that is not in it only by its name.
+    """Return the parser of the whole command line.
 
-    Where none is in it, the commands are shown, and those of extensions that are not installed are left out.
+    With `argv`, a command that is not in it is defined only by its name. Where no command is in it, the
+    commands are shown, and those of extensions that are not installed are left out.
     """
     made = Parser(
         prog="hone",

@@ -45,15 +45,18 @@ class Output:
 
 
 def print_json(document: object) -> None:
-    """A dataclass, or a map of some, as JSON on stdout. NaN and infinity, which JSON lacks, become null."""
+    """Print a dataclass, or a map of some, as JSON on stdout.
+
+    NaN and infinity, which JSON lacks, become null.
+    """
     json.dump(_finite(strict.to_plain(document)), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def console(stream: TextIO, *, follow: bool = False) -> Console:
-    """A console on `stream` as wide as the terminal; it takes text as it is, without markup.
+    """Return a console on `stream` as wide as the terminal; it takes text as it is, without markup.
 
-    `follow`: for what is shown for long, also when the terminal's size changes.
+    `follow` is for output that is shown for long: the console also follows changes of the terminal's size.
     """
     from rich.console import Console
 
@@ -65,7 +68,10 @@ _NAME_WIDTH = 32  # of a table's first column, below which it is not folded
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table; columns whose heading starts with ">" are aligned right. Long cells are folded, not cut."""
+    """Return a table; columns whose heading starts with ">" are aligned right.
+
+    Long cells are folded, not cut.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -113,7 +119,7 @@ def clean(text: str) -> str:
 
 
 def capital(text: str) -> str:
-    """The same with a large first letter."""
+    """Return the text with a large first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -123,7 +129,7 @@ def shape_text(datatype: str, shape: Sequence[int]) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A size in the unit that fits it."""
+    """Return a size in the unit that fits it."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -132,12 +138,15 @@ def bytes_text(count: float) -> str:
 
 
 def figure_text(value: float, decimals: int = 0) -> str:
-    """A measured figure with so many decimals, or more where that leaves less than two digits of it."""
+    """Return a measured figure with so many decimals.
+
+    It has more decimals where that leaves less than two digits of it.
+    """
     return f"{value:.2g}" if abs(value) < 10 ** (1 - decimals) else f"{value:.{decimals}f}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A span of time for people."""
+    """Return a span of time for people."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -149,7 +158,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def moment_text(seconds: float, precision: str = "seconds") -> str:
-    """A moment, in seconds since 1970, as local time."""
+    """Return a moment, in seconds since 1970, as local time."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", precision)
 
 
@@ -199,7 +208,7 @@ class Reporter:
             self.note(news.text)
 
     def note(self, text: str) -> None:
-        """A sentence the user should see."""
+        """Show a sentence that the user should see."""
         said = f"{self._title}: note: {clean(text)}"
         if self._bar is not None:
             self._bar.console.print(said, soft_wrap=True)

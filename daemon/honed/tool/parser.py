@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Any, name: str, about: str) -> Parser:
-    """A subcommand, which `define` is to say more of."""
+    """Add a subcommand, which `define` completes."""
     parser: Parser = commands.add_parser(
         name,
         help=about,
@@ -68,7 +68,7 @@ def add_action(actions: Any, name: str, run: Run, *, about: str, details: str = 
 
 
 def add_actions(command: Parser) -> Any:
-    """What the actions of a command are added to, which does nothing by itself."""
+    """Return what the actions of a command are added to; the command does nothing by itself."""
     command.description = None
     return command.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
 
@@ -160,19 +160,19 @@ def shape_sets(pairs: list[tuple[str, tuple[int, ...]]]) -> list[dict[str, tuple
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A positive number."""
+    """Return a positive number of seconds."""
     return _positive(text, 1e9, "seconds")
 
 
 def minutes(text: str) -> float:
-    """A positive number."""
+    """Return a positive number of minutes."""
     return _positive(text, 1e9, "minutes")
 
 

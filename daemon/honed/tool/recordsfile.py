@@ -37,9 +37,9 @@ class Where:
 
 
 def find_records(arguments: argparse.Namespace) -> Where:
-    """The records that a command means: of --state-dir, of the service that answers, of this user.
+    """Find the records that a command means: of --state-dir, of the service that answers, of this user.
 
-    Raises PermissionDenied where the service may not be asked, or the records not be used.
+    Raises PermissionDenied where the service may not be asked, or the records may not be used.
     """
     given: Path | None = arguments.state_dir
     status = _status(arguments.socket) if given is None else None
@@ -92,7 +92,7 @@ def service_device(socket: str | None) -> str | None:
 
 
 def _status(socket: str | None) -> Status | None:
-    """The status of the service that answers; None where none does."""
+    """Return the status of the service that answers; None where none does."""
     try:
         with Client(socket) as client:
             return client.ask(SERVER_STATUS)

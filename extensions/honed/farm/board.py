@@ -103,7 +103,7 @@ class MeasuringBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """What it is."""
+        """Return a greeting that says what the board is."""
         return _greeting(self._profile, depth=DEPTH)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
@@ -111,11 +111,14 @@ class MeasuringBoard:
         return self._on_device(lambda: self._load(memory))
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """A verdict on a candidate of a task that is ready."""
+        """Return a verdict on a candidate of a task that is ready."""
         return self._on_device(lambda: self._judge(trial))
 
     def settle(self) -> rows.Answer:
-        """A ruling on nothing, with the faults that have come to light."""
+        """Settle the measurer, and return a ruling without a verdict.
+
+        The ruling has the faults that have come to light.
+        """
         if self._measurer is None:
             return rows.Ruling(verdict={}, phases={}, faults=())
         self._measurer.settle()
@@ -174,7 +177,7 @@ class BenchBoard:
     """The bench of a device that is not here, on all cores of this machine."""
 
     def __init__(self, bench: str, compiler: OfflineCompiler, threads: int) -> None:
-        """Takes over the compiler, which makes `threads` programs at a time."""
+        """Take over the compiler, which makes `threads` programs at a time."""
         self.threads = threads
         self._bench = bench
         self._profile = predicted(bench)
@@ -238,7 +241,7 @@ class BoardPlace:
         self._clock = clock
 
     def answer(self, search: str, do: Callable[[FarmBoard], rows.Answer]) -> bytes:
-        """What the board answers to a search, "": to whatever search has it."""
+        """Return the board's answer to a search; with `search` "", to whatever search has the board."""
         board, now = self.board, self._clock()
         if board is None or self.leaving:
             return rows.pack(rows.NotNow(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
@@ -260,24 +263,24 @@ PLACE = BoardPlace()
 
 
 def greet() -> bytes:
-    """A `Greeting`, empty where the process is no board."""
+    """Return a packed `Greeting`, empty where the process is no board."""
     return b"" if PLACE.board is None else rows.pack(PLACE.board.greet())
 
 
 def load(memory: bytes) -> bytes:
-    """Takes a `Memory`, gives an answer."""
+    """Load a packed `Memory`, and return a packed answer."""
     row = rows.unpack(rows.BoardMemory, memory)
     return PLACE.answer(row.search, lambda board: board.load(row))
 
 
 def judge(trial: bytes) -> bytes:
-    """Takes a `Trial`, gives an answer."""
+    """Judge a packed `Trial`, and return a packed answer."""
     row = rows.unpack(rows.FarmTrial, trial)
     return PLACE.answer(row.search, lambda board: board.judge(row))
 
 
 def settle() -> bytes:
-    """Gives an answer."""
+    """Have the board settle, and return its packed answer."""
     return PLACE.answer("", lambda board: board.settle())
 
 

@@ -44,7 +44,10 @@ class DaskBoards:
     """
 
     def __init__(self, url: str, certificates: Path | None) -> None:
-        """Raises InvalidArgument, NotFound (see `security`), and Unavailable where no scheduler answers."""
+        """Connect to the scheduler at `url`.
+
+        Raises InvalidArgument, NotFound (see `security`), and Unavailable where no scheduler answers.
+        """
         quiet()
         url = checked(url)
         self._settings = dask.config.set(SETTINGS)
@@ -63,7 +66,7 @@ class DaskBoards:
         self._count = 0
 
     def present(self) -> frozenset[str]:
-        """The addresses of all there are; raises Unavailable where that cannot be found out."""
+        """Return the addresses of all boards there are; raise Unavailable where that cannot be found out."""
         try:
             return frozenset(self._client.nthreads())
         except (OSError, TimeoutError, RuntimeError, ValueError, CancelledError) as error:
@@ -97,7 +100,7 @@ class DaskBoards:
         return self._call(address, board.settle)
 
     def came(self, seconds: float) -> Came | None:
-        """The next answer, of any board; None where none comes within the time."""
+        """Return the next answer, of any board; None where none comes within the time."""
         while True:
             try:
                 number = self._arrived.get(timeout=seconds)
@@ -108,7 +111,7 @@ class DaskBoards:
                 return self._answer(number, kept[0])
 
     def give_up(self, number: int) -> None:
-        """The answer of that number is not waited for any more."""
+        """Stop waiting for the answer of that number."""
         for future in self._calls.pop(number, ()):
             future.cancel()
 
@@ -181,9 +184,9 @@ def join(choice: FarmChoice) -> JoinedFarm:
 
 
 def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
-    """The profile of the one device that fits, with the best peaks of its boards, and what they take at once.
+    """Return the profile of the one device that fits, and how many candidates its boards take at once.
 
-    Raises DeviceError.
+    The profile has the best peaks of its boards. Raises DeviceError.
     """
     fitting = [g for g in greetings if g.version == rows.VERSION and g.bench == choice.bench]
     profiles = [(profilefile.from_dict(g.profile), g.depth) for g in fitting]

@@ -20,7 +20,7 @@ _LOCAL = "tcp://127.0.0.1:8786"
 
 
 def define_farm(farm: Parser) -> None:
-    """What `hone farm` takes."""
+    """Define the arguments of `hone farm`."""
     actions = add_actions(farm)
     _add_worker(actions)
     _add_scheduler(actions)

@@ -62,7 +62,7 @@ class FarmMeasurer:
         ahead: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes over `boards`, of which those with a device as `profile` has it are used.
+        """Take over `boards`, of which those with a device as `profile` has it are used.
 
         `bench` is the device that is predicted, "" for one that measures. `tell` gets sentences on boards.
         Raises InvalidArgument where `profile` has no peaks.
@@ -127,7 +127,10 @@ class FarmMeasurer:
         """Nothing: boards build what they are given."""
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
-        """The verdict of whichever board judged it, or judges it now; raises what `begin` raised for it."""
+        """Return the verdict of whichever board judged the candidate, or judges it now.
+
+        Raises what `begin` raised for it.
+        """
         if self._workload is None:
             raise InvalidArgument("no workload is loaded; load one before judging candidates")
         began = self._clock()
@@ -345,7 +348,7 @@ def _unfit(why: str) -> rows.NotNow:
 
 
 def _checked(ruling: rows.Ruling) -> Verdict:
-    """The verdict; raises InvalidArgument for one that cannot be."""
+    """Return the verdict; raise InvalidArgument for a verdict that cannot be."""
     verdict = rows.verdict_of(ruling)
     check_verdict(verdict)
     if verdict.yardstick_s is not None and not 0 < verdict.yardstick_s < math.inf:
@@ -359,7 +362,7 @@ _PER_PLACE = 4
 
 
 def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instrument:
-    """The boards of a farm that are of one device, with the best peaks that any of them has seen.
+    """Return the boards of a farm that are of one device, with the best peaks that any of them has seen.
 
     `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
     """

@@ -100,19 +100,19 @@ Answer = BoardReady | Ruling | NotNow
 
 
 def pack(row: object) -> bytes:
-    """A row as it travels; one of several kinds is named."""
+    """Return a row as it travels; a row of one of several kinds is named."""
     named = {_name(type(row)): to_plain(row)} if isinstance(row, Answer) else to_plain(row)
     packed: bytes = msgpack.packb(named, use_bin_type=True)
     return packed
 
 
 def unpack(kind: type[R], data: bytes) -> R:
-    """The row; raises InvalidArgument for data that is none."""
+    """Return the row that the data holds; raise InvalidArgument for data that is no row."""
     return _checked(kind, _plain(data))
 
 
 def answer(data: bytes) -> Answer:
-    """What a board answered; raises InvalidArgument for data that is no answer."""
+    """Return the answer of a board; raise InvalidArgument for data that is no answer."""
     plain = _plain(data)
     kinds: dict[str, type[Answer]] = {_name(kind): kind for kind in get_args(Answer)}
     if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in kinds:
@@ -122,7 +122,7 @@ def answer(data: bytes) -> Answer:
 
 
 def _name(kind: type[Any]) -> str:
-    """What a row of that kind is called where it travels."""
+    """Return the name of a row of that kind where it travels."""
     return kind.__name__.lower()
 
 
@@ -143,7 +143,7 @@ def _checked(kind: type[R], plain: object) -> R:
 
 
 def memory_of(workload: Workload, search: str) -> BoardMemory:
-    """A task with all that is in its folder."""
+    """Return a task with all that is in its folder."""
     return BoardMemory(
         search=search,
         workload=_paired(workload, "parameters"),
@@ -152,7 +152,10 @@ def memory_of(workload: Workload, search: str) -> BoardMemory:
 
 
 def workload_in(folder: Path, memory: BoardMemory) -> Workload:
-    """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
+    """Return the workload of a task whose files are written to `folder`.
+
+    Raises InvalidArgument for odd names.
+    """
     workload = _read("a task", Workload, memory.workload, "parameters")
     count = workload.sets * len(workload.parameters)
     if len(memory.files) != count or set(memory.files) != set(_files(workload)):
@@ -163,33 +166,33 @@ def workload_in(folder: Path, memory: BoardMemory) -> Workload:
 
 
 def candidate_map(candidate: Candidate) -> Map:
-    """A candidate as a trial has it."""
+    """Return a candidate as a trial has it."""
     return _paired(candidate, "inner")
 
 
 def candidate_of(trial: FarmTrial) -> Candidate:
-    """The candidate; raises InvalidArgument where it cannot be read."""
+    """Return the candidate of a trial; raise InvalidArgument where it cannot be read."""
     return _read("a candidate", Candidate, trial.candidate, "inner")
 
 
 def verdict_of(ruling: Ruling) -> Verdict:
-    """The verdict; raises InvalidArgument where it cannot be read."""
+    """Return the verdict of a ruling; raise InvalidArgument where it cannot be read."""
     return replace(_read("a verdict", Verdict, ruling.verdict), story=None, host=None)
 
 
 def _files(workload: Workload) -> list[str]:
-    """The names of a task's inputs and answers."""
+    """Return the names of a task's inputs and answers."""
     return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
 
 
 def _paired(value: Workload | Candidate, memory: str) -> Map:
-    """A map of it, in which the field `memory` has each value's type and shape as a pair."""
+    """Return a map of the value, in which the field `memory` pairs each value's type and shape."""
     plain: Map = to_plain(value)
     return plain | {memory: [[each["dtype"], each["shape"]] for each in plain[memory]]}
 
 
 def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
-    """The value of a map, in which the field `memory` is as in `_paired`."""
+    """Return the value of a map, in which the field `memory` is as in `_paired`."""
     try:
         pairs = {memory: [{"dtype": name, "shape": shape} for name, shape in plain[memory]]} if memory else {}
         return from_plain(kind, plain | pairs, where=what, unknown_ignored=True)
@@ -198,7 +201,7 @@ def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
 
 
 def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:
-    """The records of stories, each with its candidate's id."""
+    """Return the records of stories, each with its candidate's id."""
     return tuple(
         LogLine(
             candidate=candidate,
@@ -212,7 +215,7 @@ def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:
 
 
 def stories(lines: Sequence[LogLine]) -> list[tuple[str, FaultStory]]:
-    """The stories of records, with their candidates' ids."""
+    """Return the stories of records, with their candidates' ids."""
     by_candidate: dict[str, list[DatedFault]] = {}
     for line in lines:
         fault = parse(line.text, device=line.device)

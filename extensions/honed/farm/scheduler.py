@@ -28,9 +28,9 @@ NOWHERE = "127.0.0.1:0"  # where Dask's page for browsers, which is not used, wo
 
 
 def checked(url: str) -> str:
-    """The address of a scheduler, with its port: `tls://HOST[:PORT]`, or `tcp://` on loopback.
+    """Return the address of a scheduler, with its port: `tls://HOST[:PORT]`, or `tcp://` on loopback.
 
-    Raises InvalidArgument for anything else: who reaches a scheduler has every worker run what he likes.
+    Raises InvalidArgument for anything else: whoever reaches a scheduler can have every worker run any code.
     """
     try:
         parts = urlsplit(url)

@@ -51,11 +51,11 @@ class Clocks:
         self._boards: dict[str, _Clock] = {}
 
     def forget(self, board: str) -> None:
-        """A board has left."""
+        """Forget a board that has left."""
         self._boards.pop(board, None)
 
     def note(self, board: str, yardstick: float) -> Standing:
-        """What a board's latest yardstick makes of it."""
+        """Note a board's latest yardstick, and return the standing that results from it."""
         clock = self._boards.setdefault(board, _Clock())
         peers = [median(c.latest) for b, c in self._boards.items() if b != board and c.compared]
         usual = median_low(peers) if peers else None
@@ -176,32 +176,32 @@ class WorkList:
         return self.tick(now)
 
     def want(self, candidate: str, now: float) -> list[Action]:
-        """A candidate of the present task is to be judged; asking again changes nothing."""
+        """Have a candidate of the present task judged; asking again changes nothing."""
         if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
             self.waiting.append(candidate)
         return self.tick(now)
 
     def drop(self, now: float) -> list[Action]:
-        """What is not out is not to be judged."""
+        """Drop the candidates that no board has: they are not to be judged."""
         self.waiting.clear()
         return self.tick(now)
 
     def refuse(self, ticket: int, now: float) -> list[Action]:
-        """The candidate of a ticket must not be judged, and was not given to the board."""
+        """Refuse the candidate of a ticket, which must not be judged and was not given to the board."""
         given = self._returned(ticket)
         if given is not None and given.candidate is not None:
             self.settled.add(given.candidate)
         return self.tick(now)
 
     def join(self, board: str, depth: int, now: float) -> list[Action]:
-        """A board may take up to `depth` candidates at a time."""
+        """Let a board join that may take up to `depth` candidates at a time."""
         self.boards.setdefault(board, _Board(depth))
         return self.tick(now)
 
     def leave(self, name: str, now: float) -> list[Action]:
-        """A board is gone, or was given up: what it had out waits again.
+        """Remove a board that is gone, or was given up: what it had out waits again.
 
-        The oldest is what it was judging, and may be why it is gone.
+        Its oldest candidate is what it was judging, and may be why it is gone.
         """
         self.clocks.forget(name)
         board, actions = self.boards.pop(name, None), list[Action]()
@@ -219,7 +219,10 @@ class WorkList:
         return actions + self.tick(now)
 
     def loaded(self, name: str, task: str | None, now: float, *, away: float = 0.0) -> list[Action]:
-        """A board has a task's memory ready, or none (None), and is left alone for `away` seconds."""
+        """Note that a board has a task's memory ready, or none (None).
+
+        The board is left alone for `away` seconds.
+        """
         board = self.boards.get(name)
         if board is not None:
             board.loading, board.ready = False, task
@@ -227,14 +230,14 @@ class WorkList:
         return self.tick(now)
 
     def judged(self, number: int, yardstick: float | None, now: float) -> list[Action]:
-        """A board's verdict on the candidate of a ticket has come, with its yardstick (seconds), if any."""
+        """Take a board's verdict on the candidate of a ticket, with its yardstick (seconds), if any."""
         ticket = self._returned(number)
         return (list(self._settled(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
 
     def give_back(self, number: int, now: float, *, away: float, reload: bool = False) -> list[Action]:
-        """A board did not judge the candidate of a ticket, and is left alone for `away` seconds.
+        """Take back the candidate of a ticket, which a board did not judge.
 
-        With `reload` it has not loaded the task any more.
+        The board is left alone for `away` seconds. With `reload` it has not loaded the task any more.
         """
         ticket = self._returned(number)
         if ticket is not None:
@@ -244,11 +247,11 @@ class WorkList:
         return self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """What boards are to load and judge by now."""
+        """Return what boards are to load and judge by now."""
         return [*self._loads(now), *self._hand_outs(now)]
 
     def _returned(self, number: int) -> _Ticket | None:
-        """A ticket that still counts, which does not any more."""
+        """Remove a ticket, and return it; None where it did not count any more."""
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
             self.boards[ticket.board].tickets.remove(number)

@@ -29,11 +29,11 @@ _ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
 
 
 def best(boxes: NDArray[Any], scores: NDArray[np.float32], most: int) -> NDArray[np.intp]:
-    """The indices of at most `most` boxes, best first, none of which overlaps a better one much.
+    """Return the indices of at most `most` boxes, best first, none of which overlaps a better one much.
 
-    As OpenCV's `dnn.NMSBoxes` has it; `boxes` is [n, 4], scores [n]. OpenCV takes the last two numbers of a
-    box for width and height. Frigate gives it the lower right corner there, and what is kept has to be the
-    same.
+    The result is that of OpenCV's `dnn.NMSBoxes`; `boxes` is [n, 4], scores [n]. OpenCV takes the last two
+    numbers of a box for width and height. Frigate gives it the lower right corner there, and the boxes that
+    are kept have to be those that Frigate keeps.
     """
     order = np.flatnonzero(scores > SCORE)
     order = order[np.argsort(-scores[order], kind="stable")]
@@ -65,9 +65,9 @@ def nothing() -> Array:
 
 
 def decoder(model_type: str) -> Decoder:
-    """What decodes the outputs of that kind of model, given the picture's width and height.
+    """Return the decoder of the outputs of that kind of model, given the picture's width and height.
 
-    Raises InvalidArgument for kinds not known; what it gives raises that for outputs of the wrong shape.
+    Raises InvalidArgument for kinds not known; the decoder raises it for outputs of the wrong shape.
     """
     found = _DECODERS.get(model_type.replace("-", ""))
     if found is None:
@@ -176,7 +176,7 @@ def _kept(boxes: Array, scores: Array, classes: Array, width: int, height: int) 
 
 
 def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) -> Array:
-    """Detections of at most ROWS boxes, [n, 4]: left, top, right, bottom in pixels."""
+    """Return the detections of at most ROWS boxes, [n, 4]: left, top, right, bottom in pixels."""
     made = nothing()
     count = len(boxes)
     made[:count, 0] = classes
@@ -186,7 +186,7 @@ def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) 
 
 
 def _shaped(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
-    """The only output; raises InvalidArgument where there are more or it has another shape."""
+    """Return the only output; raise InvalidArgument where there are more or it has another shape."""
     told = [list(output.shape) for output in outputs]
     right = len(outputs) == 1 and outputs[0].ndim == len(shape)
     if not right or any(want not in (None, have) for want, have in zip(shape, outputs[0].shape, strict=True)):

@@ -93,7 +93,7 @@ class Models:
         self._own: dict[str, str] = {}  # what models that were brought are called by the service
 
     def name_for(self, file: str) -> str:
-        """The model that stands for a file of Frigate's."""
+        """Return the model that stands for a file of Frigate's."""
         return self._settings.model or model_name_for(Path(file))
 
     async def status(self, model: str) -> ModelStatus:
@@ -128,7 +128,7 @@ class Models:
         return await self.status(model)
 
     async def infer(self, model: str, tensor: NDArray[Any]) -> list[NDArray[Any]]:
-        """The model's outputs, in its order; waits for a service that is being started anew."""
+        """Return the model's outputs, in its order; wait for a service that is being restarted."""
         deadline = time.monotonic() + self._settings.retry_seconds
         while True:
             try:
@@ -211,9 +211,9 @@ class Bridge:
                 await socket.send_multipart([client, b"", *reply])
 
     async def answer(self, client: bytes, frames: list[bytes]) -> list[bytes] | None:
-        """What to send back to the client of that identity; None: nothing.
+        """Return the frames to send back to the client of that identity; None: nothing.
 
-        What is wrong is told in the log and answered with no detection, since detectors understand no error.
+        Errors are logged and answered with no detection, since detectors understand no error.
         """
         try:
             match messages.parse(frames):
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's options."""
+    """Return the parser of the program's options."""
     return bridge.parser(
         "honed-frigate", "Detect objects for Frigate by models that a honed service runs.", CONFIG
     )

@@ -68,7 +68,7 @@ Message = ModelAsked | ModelSent | CameraPicture
 
 
 def parse(frames: Sequence[Frame]) -> Message:
-    """The message that these frames are; raises InvalidArgument for all that is none."""
+    """Return the message that these frames are; raise InvalidArgument for frames that are none."""
     if not 1 <= len(frames) <= 2:
         raise InvalidArgument(f"a message of {len(frames)} frames came; Frigate sends one or two")
     header = _header(frames[0])
@@ -82,17 +82,17 @@ def parse(frames: Sequence[Frame]) -> Message:
 
 
 def model_status(*, available: bool, loaded: bool) -> list[bytes]:
-    """The answer to ModelAsked."""
+    """Return the answer to ModelAsked."""
     return [json.dumps({"model_available": available, "model_loaded": loaded}).encode()]
 
 
 def model_kept(*, saved: bool, loaded: bool) -> list[bytes]:
-    """The answer to ModelSent."""
+    """Return the answer to ModelSent."""
     return [json.dumps({"model_saved": saved, "model_loaded": loaded}).encode()]
 
 
 def found(detections: NDArray[Any]) -> list[bytes]:
-    """The answer to a CameraPicture."""
+    """Return the answer to a CameraPicture."""
     header = {"shape": list(detections.shape), "dtype": detections.dtype.name}
     return [json.dumps(header).encode(), detections.tobytes()]
 

@@ -137,7 +137,7 @@ class LivePage:
         self._html = ""
 
     async def answer(self, request: Request) -> Response:
-        """The page; raises a HonedError where the service does not answer."""
+        """Return the page; raise a HonedError where the service does not answer."""
         async with self._drawing:
             if time.monotonic() - self._drawn >= _KEPT:
                 self._html = await asyncio.to_thread(self._draw)
@@ -161,7 +161,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
-    """What uvicorn runs; closes the client at the end."""
+    """Return the application that uvicorn runs; it closes the client at the end."""
     bridge = _Bridge(settings, client)
 
     @asynccontextmanager
@@ -204,7 +204,7 @@ class _Bridge:
         return [Route(path, self._answering(ask), methods=[method]) for path, method, ask in rows]
 
     def _answering(self, ask: Endpoint) -> Endpoint:
-        """The endpoint, whose failures are answers, too."""
+        """Return the endpoint, with its failures turned into answers."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -273,7 +273,7 @@ class _Bridge:
         return Response(answer.body, media_type="application/octet-stream", headers=length)
 
     async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
-        """The whole body; `take` is told how long each part is, and may raise."""
+        """Return the whole body; tell `take`, which may raise, how long each part is."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise WrongEncoding(f"the body is encoded as {encoding[:100]!r}; send it as it is")
@@ -290,7 +290,7 @@ class _Bridge:
 
     @contextmanager
     def _room(self) -> Any:
-        """Takes bytes of memory for a request; raises ResourceExhausted where others have it."""
+        """Take bytes of memory for a request; raise ResourceExhausted where other requests have it."""
         taken = 0
 
         def take(count: int) -> None:

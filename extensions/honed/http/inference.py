@@ -31,7 +31,7 @@ Object = dict[str, Any]
 
 
 def kind_of(datatype: object, name: str) -> DType:
-    """The element type of a tensor; raises InvalidArgument for those that no model of honed has."""
+    """Return the element type of a tensor; raise InvalidArgument for types that no model of honed has."""
     if datatype == "BF16":
         raise InvalidArgument(f"{name!r} is BF16, which honed does not carry; send FP32 or FP16")
     if datatype == "BYTES":
@@ -42,7 +42,7 @@ def kind_of(datatype: object, name: str) -> DType:
 
 
 def shape_of(value: object, name: str) -> tuple[int, ...]:
-    """A shape as JSON says it; raises InvalidArgument for all that is none."""
+    """Return a shape as JSON says it; raise InvalidArgument for values that are no shape."""
     if not isinstance(value, list) or len(value) > _MAX_RANK:
         raise InvalidArgument(f"shape of {name!r} must be a list of at most {_MAX_RANK} sizes")
     if (
@@ -54,9 +54,10 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
 
 
 def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> memoryview:
-    """The bytes of a tensor whose elements are JSON numbers or booleans, nested as its shape or in one list.
+    """Return the bytes of a tensor whose elements are JSON numbers or booleans.
 
-    Raises InvalidArgument where there are too many or too few, or one is not of that type.
+    The elements are nested as its shape or in one list. Raises InvalidArgument where there are too many or
+    too few, or one is not of that type.
     """
     if kind.name == "float16":
         raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; send it as binary data")
@@ -67,7 +68,7 @@ def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> m
 
 
 def to_json(content: bytes | memoryview, kind: DType, name: str) -> list[Any]:
-    """The elements of a tensor in one list; raises InvalidArgument where JSON cannot carry them."""
+    """Return the elements of a tensor in one list; raise InvalidArgument where JSON cannot carry them."""
     if kind.name == "float16":
         raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; ask for binary_data")
     array: NDArray[Any] = np.frombuffer(content, kind.numpy)
@@ -133,7 +134,10 @@ class AnswerBody:
 
 
 def json_part(body: memoryview, header_length: str | None, most: int) -> tuple[memoryview, memoryview]:
-    """The JSON of a body, and what follows; raises InvalidArgument for lengths that lie, or over `most`."""
+    """Return the JSON of a body, and the bytes that follow it.
+
+    Raises InvalidArgument for lengths that are wrong, or over `most`.
+    """
     length = len(body)
     if header_length is not None:
         if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 16):
@@ -153,7 +157,7 @@ def json_part(body: memoryview, header_length: str | None, most: int) -> tuple[m
 def parse(
     model: str, version: str, text: memoryview, binary: memoryview, most_seconds: float
 ) -> InferenceRequest:
-    """The request; raises InvalidArgument for whatever is none, and says what is wrong."""
+    """Return the request; raise InvalidArgument that says what is wrong for all that is no request."""
     said = _object(text)
     inputs, contents = _inputs(said, binary)
     outputs = said.get("outputs")
@@ -183,7 +187,7 @@ def parse(
 
 
 def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
-    """The body of the answer; raises InvalidArgument where JSON cannot carry an output."""
+    """Return the body of the answer; raise InvalidArgument where JSON cannot carry an output."""
     outputs: list[Object] = []
     following: list[Data] = []
     for output, content in zip(inferred.outputs, inferred.raw_output_contents, strict=True):

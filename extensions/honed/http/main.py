@@ -116,7 +116,7 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
 
 
 def protocol(settings: HttpSettings) -> type[asyncio.Protocol]:
-    """The class of connections that keep to these settings."""
+    """Return the class of connections that keep to these settings."""
     return type("ConfiguredConnection", (BoundedConnection,), {"settings": settings})
 
 
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's options."""
+    """Return the parser of the program's options."""
     return bridge.parser(
         "honed-http", "Serve models of a honed service over HTTP, by the Open Inference Protocol.", CONFIG
     )
@@ -155,7 +155,7 @@ def _serve(settings: HttpSettings, service_socket: str | None) -> None:
 
 
 def _listen(settings: HttpSettings) -> socket.socket:
-    """A socket that listens at the address; raises Unavailable where it cannot be had."""
+    """Return a socket that listens at the address; raise Unavailable where it cannot be had."""
     address = ip_address(settings.address)
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

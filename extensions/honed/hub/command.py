@@ -122,7 +122,7 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def print_learned(console: Console, done: Learned) -> None:
-    """What was learned, and the tasks where the prior's picks are worst."""
+    """Print what was learned, and the tasks where the prior's picks are worst."""
     rows = [
         (
             one.task,
@@ -154,7 +154,7 @@ def print_learned(console: Console, done: Learned) -> None:
 
 
 def define_hub(hub: Parser) -> None:
-    """What `hone hub` takes."""
+    """Define the arguments of `hone hub`."""
     actions = add_actions(hub)
     _add_owning(actions)
     _add_sharing(actions)
@@ -162,7 +162,7 @@ def define_hub(hub: Parser) -> None:
 
 
 def _add_owning(actions: Any) -> None:
-    """What the maker of a hub does."""
+    """Add the actions of the maker of a hub."""
     _add(
         actions,
         "key",
@@ -201,7 +201,7 @@ def _add_owning(actions: Any) -> None:
 
 
 def _add_sharing(actions: Any) -> None:
-    """What the machines do that share by it."""
+    """Add the actions of the machines that share by a hub."""
     push = _add(
         actions,
         "push",
@@ -305,7 +305,12 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
-    """The hub's list as it is. Raises NotFound where there is none, InvalidArgument for another's."""
+    """Return the hub's list as it is.
+
+    Raises NotFound where there is none, InvalidArgument for a list that another key signed.
+
+    Raises NotFound where there is none, InvalidArgument for the list of another hub.
+    """
     from honed.hub import index, looking, remote
 
     store = remote.store(_url(arguments.url))
@@ -336,7 +341,7 @@ def _listed(
 
 
 def _url(given: str) -> str:
-    """A URL as given, or an absolute path."""
+    """Return a URL as given, or an absolute path."""
     return given if "://" in given else str(Path(given).absolute())
 
 

@@ -130,23 +130,26 @@ def folder(key: PublicKey) -> str:
 
 
 def index_file(key: PublicKey) -> str:
-    """The index of a board, below the hub's address."""
+    """Return the name of a board's index, below the hub's address."""
     return f"{folder(key)}/index.json"
 
 
 def object_file(key: PublicKey, sha256: str) -> str:
-    """A file of records of a board, below the hub's address."""
+    """Return the name of a board's file of records, below the hub's address."""
     return f"{folder(key)}/{sha256}.jsonl.gz"
 
 
 def written(file: BoardIndex | Keyring | Overview) -> bytes:
-    """The file, of which the signature is made where it has one."""
+    """Return the bytes of the file, of which the signature is made where it has one."""
     plain = strict.to_plain(file, omit_defaults=True)
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
 
 
 def read_index(data: bytes, now: float) -> BoardIndex:
-    """An index whose signature was checked; raises InvalidArgument where it is none, or has expired."""
+    """Return an index whose signature was checked.
+
+    Raises InvalidArgument where it is no index, or has expired.
+    """
     index = _read(BoardIndex, data)
     if len(index.files) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
         raise InvalidArgument(f"it names more than {MAX_ENTRIES} files, or withdraws more")
@@ -160,9 +163,10 @@ def read_index(data: bytes, now: float) -> BoardIndex:
 
 
 def read_keyring(data: bytes, now: float | None) -> Keyring:
-    """A keyring whose signature was checked; raises InvalidArgument where it is none, or has expired.
+    """Return a keyring whose signature was checked.
 
-    `now` None: to be signed anew, whenever it is from.
+    Raises InvalidArgument where it is no keyring, or has expired. `now` None: the keyring is to be signed
+    anew, whatever its date.
     """
     keyring = _read(Keyring, data)
     if len(keyring.boards) > MAX_BOARDS or len(keyring.revoked) > MAX_BOARDS:
@@ -175,7 +179,7 @@ def read_keyring(data: bytes, now: float | None) -> Keyring:
 
 
 def read_overview(data: bytes) -> Overview:
-    """Raises InvalidArgument where it is none."""
+    """Return an overview; raise InvalidArgument where the data is none."""
     overview = _read(Overview, data)
     if overview.honed_hub != FORMAT or len(overview.indexes) > MAX_BOARDS:
         raise InvalidArgument(f"it is of another format, or names more than {MAX_BOARDS} boards")
@@ -183,7 +187,10 @@ def read_overview(data: bytes) -> Overview:
 
 
 def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
-    """The same with a board's index as it is now, or one of it alone: where there is none, or it is full."""
+    """Return the overview with a board's index as it is now.
+
+    It has that index alone where there is no overview yet, or the overview is full.
+    """
     before = overview.indexes if overview is not None else {}
     if len(before) >= MAX_BOARDS and key.name not in before:
         before = {}
@@ -214,7 +221,7 @@ def believed(
 
 
 def numbered(key: PublicKey, *, keyring: bool = False) -> str:
-    """What the last number of a key's index, or keyring, is remembered by."""
+    """Return the name by which the last number of a key's index, or keyring, is remembered."""
     return f"{HUB} {key.name}" if keyring else key.name
 
 
@@ -225,13 +232,13 @@ def newer(serial: int, seen: int | None) -> None:
 
 
 def matching(index: BoardIndex, device_key: str, driver: str) -> list[IndexedFile]:
-    """The files of this device; those of this driver first, then as the index has them."""
+    """Return the files of this device; those of this driver first, then in the order of the index."""
     of_device = [entry for entry in index.entries if entry.device_key == device_key]
     return sorted(of_device, key=lambda entry: entry.driver != driver)
 
 
 def withdrawn_by_several(indexes: Iterable[BoardIndex], several: int) -> frozenset[Withdrawn]:
-    """The schedules that so many boards took back."""
+    """Return the schedules that so many boards took back."""
     count: dict[Withdrawn, int] = {}
     for index in indexes:
         for one in set(index.withdrawn):

@@ -51,10 +51,10 @@ def look(
     own: PublicKey | None = None,
     names: Collection[str] = (),
 ) -> list[FoundIndex]:
-    """What each trusted key but this machine's `own` has there; the indexes of `names` are asked for.
+    """Return what each trusted key but this machine's `own` has in the hub; ask for the indexes of `names`.
 
-    The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument where nobody
-    is trusted, Unavailable where the hub cannot be reached. `memory` and `shelf` are changed.
+    The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument where nobody is
+    trusted, Unavailable where the hub cannot be reached. `memory` and `shelf` are changed.
     """
     if not trusted and owner is None:
         raise InvalidArgument("no key is trusted; name the owner's, or boards' keys, in [hub]")
@@ -79,8 +79,10 @@ def look(
 def to_ask(
     files: Mapping[str, str], kept: Mapping[str, KeptFile], listed: Mapping[str, str] | None, now: float
 ) -> set[str]:
-    """Which indexes, given with their key ids, to ask for: all but those that are kept as `listed` has them
-    (None: there is no overview). Of these the ones that were not asked for in a day, the oldest first.
+    """Return which indexes, given with their key ids, to ask for: all but those kept as `listed` has them.
+
+    Where `listed` is None, there is no overview, and all are asked for. Of the indexes kept so, those that
+    were not asked for in a day are asked for, too: at most LOOKS, the oldest first.
     """
     if listed is None:
         return set(files)
@@ -94,7 +96,7 @@ def to_ask(
 
 
 def signed(store: HubStore, name: str, key: PublicKey) -> bytes:
-    """A file that the key has signed. Raises NotFound, Unavailable, or BadSignature."""
+    """Return a file that the key has signed; raise NotFound, Unavailable, or BadSignature."""
     data = store.read(name, indexes.MAX_INDEX_BYTES)
     _check(name, key, data, _signature(store, name))
     return data
@@ -109,7 +111,10 @@ class _Hub:
     away: int = 0  # files that could not be read
 
     def keyring(self, owner: PublicKey) -> tuple[Keyring | None, str]:
-        """The keyring, where there is one; and what is wrong with it. What was revoked once stays so."""
+        """Return the keyring, where there is one, and what is wrong with it.
+
+        Keys that were revoked once stay revoked.
+        """
         number = indexes.numbered(owner, keyring=True)
         seen = self.memory.seen.get(number)
         try:
@@ -126,7 +131,7 @@ class _Hub:
         return ring, ""
 
     def overview(self) -> dict[str, str] | None:
-        """What the overview says each index is, by key id; None where it is of no use."""
+        """Return what the overview says each index is, by key id; None where it is of no use."""
         name = indexes.OVERVIEW
         kept = self.shelf.files.get(name)
         try:
@@ -142,7 +147,10 @@ class _Hub:
         return listed
 
     def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[FoundIndex]:
-        """Raises Unavailable where several cannot be read: others could not, either."""
+        """Return the indexes of the keys.
+
+        Raises Unavailable where several cannot be read: others could not be read, either.
+        """
         found = []
         for name, key in keys.items():
             try:
@@ -174,7 +182,10 @@ class _Hub:
         return FoundIndex(name, key, index, "")
 
     def _read(self, file: str, key: PublicKey, kept: KeptFile) -> BoardIndex | None:
-        """The index, None where there was none. Raises InvalidArgument where it is not right (any more)."""
+        """Return the index, None where there was none.
+
+        Raises InvalidArgument where it is not right (any more).
+        """
         if not kept.text:
             return None
         index = indexes.read_index(_right(file, key, kept), self.now)
@@ -184,7 +195,7 @@ class _Hub:
         return index
 
     def _asked(self, name: str) -> KeptFile:
-        """A file as it is now, unchecked. Raises NotFound, Unavailable or InvalidArgument."""
+        """Return a file as it is now, unchecked; raise NotFound, Unavailable or InvalidArgument."""
         kept = self.shelf.files.get(name)
         tag = kept.tag if kept is not None and kept.text else ""
         try:
@@ -214,7 +225,7 @@ def _check(name: str, key: PublicKey, data: bytes, signature: bytes) -> None:
 
 
 def _right(name: str, key: PublicKey, kept: KeptFile) -> bytes:
-    """What is kept, where the key has signed it."""
+    """Return the data that is kept; raise BadSignature where the key has not signed it."""
     data = kept.text.encode()
     _check(name, key, data, kept.signature.encode())
     return data

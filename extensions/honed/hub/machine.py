@@ -99,7 +99,7 @@ class HubPlace:
         return self.folder / "shelf.json"
 
     def own(self) -> PublicKey | None:
-        """The key of this machine, where it has one."""
+        """Return the key of this machine, where it has one."""
         try:
             return SecretKey.load(self.key).public
         except NotFound:
@@ -107,7 +107,10 @@ class HubPlace:
 
     @contextmanager
     def shelved(self, url: str) -> Iterator[Shelf]:
-        """What is kept of that hub, kept also where the work fails; for whoever is `changing`."""
+        """Yield what is kept of that hub, and save it also where the work fails.
+
+        The caller holds the lock of `changing`.
+        """
         shelf = Shelf.load(self.shelf, url)
         try:
             yield shelf
@@ -116,9 +119,10 @@ class HubPlace:
 
     @contextmanager
     def changing(self) -> Iterator[HubMemory]:
-        """What is remembered, to be changed by nobody else meanwhile; kept also where the work fails.
+        """Yield what is remembered, to be changed by no other process meanwhile.
 
-        Raises Unavailable where somebody else does, PermissionDenied where it is another user's.
+        It is saved also where the work fails. Raises Unavailable where another process changes it,
+        PermissionDenied where it is another user's.
         """
         self.prepare()
         try:
@@ -146,7 +150,7 @@ class HubPlace:
             raise PermissionDenied(self._whose())
 
     def remembered(self) -> HubMemory:
-        """What is remembered, to look at."""
+        """Return what is remembered, to be read only. Raises PermissionDenied where it is another user's."""
         try:
             return HubMemory.load(self.memory)
         except PermissionError:
@@ -157,7 +161,7 @@ class HubPlace:
 
 
 def place(environ: Mapping[str, str], uid: int) -> HubPlace:
-    """The usual one: of systemd's unit, of the system, or of an ordinary user."""
+    """Return the usual place: of systemd's unit, of the system, or of an ordinary user."""
     if given := environ.get("STATE_DIRECTORY"):
         return HubPlace(Path(given))
     home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local/state")
@@ -210,7 +214,10 @@ def push(client: Client, key: SecretKey, memory: HubMemory, url: str) -> Pushed:
 
 
 def devices(client: Client) -> dict[DeviceIdentity, str]:
-    """The GPUs, and what else it tunes for, with their specs. Raises Unavailable while there is none."""
+    """Return the GPUs, and what else the service tunes for, with their specs.
+
+    Raises Unavailable while there is none.
+    """
     found = client.ask(methods.SERVER_STATUS).devices
     here = {each.device: each.spec for each in found if each.engine == "gpu" and each.device is not None}
     if not here:
@@ -219,9 +226,10 @@ def devices(client: Client) -> dict[DeviceIdentity, str]:
 
 
 def measured(client: Client, *, spread: bool = False) -> list[dict[str, Any]]:
-    """What others can use of what was measured here: the fastest of each task, and what is in quarantine.
+    """Return the records measured here that others can use.
 
-    With `spread` what they can learn from: fast, slow and refused schedules.
+    They are the fastest of each task, and what is in quarantine. With `spread` they are records that others
+    can learn from: fast, slow and refused schedules.
     """
     with client.export_hints(spread=spread) as file:
         return [json.loads(line) for line in file]
@@ -237,7 +245,7 @@ def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
 
 
 def models(client: Client) -> frozenset[str]:
-    """The service's models."""
+    """Return the service's models."""
     return frozenset(model.name for model in client.ask(methods.REPOSITORY_INDEX).models)
 
 
@@ -248,7 +256,7 @@ def trials(client: Client) -> int:
 
 
 def withdrawn(client: Client) -> list[Withdrawn]:
-    """The schedules of versions that were taken back from service here."""
+    """Return the schedules of versions that were taken back from service here."""
     found = []
     for model in models(client):
         for version in client.ask(methods.MODEL_HISTORY, HistoryParams(name=model)).versions:

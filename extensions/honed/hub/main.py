@@ -51,7 +51,7 @@ class ServiceView:
 
 
 def due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> Deed | None:
-    """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
+    """Return what is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
     if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
@@ -72,15 +72,16 @@ def apart(hours: float, chance: float) -> float:
 
 
 def failed(memory: HubMemory, problem: str, now: float, chance: float) -> None:
-    """Leave the hub alone for a while: longer each time, up to six hours, and half to all of that, so that
-    machines that found it away together come back one by one.
+    """Leave the hub alone for a while: longer each time, up to six hours.
+
+    The wait is half to all of that, so that machines that found the hub away together come back one by one.
     """
     wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * (1 + chance) / 2
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
 def done(memory: HubMemory) -> None:
-    """It went well."""
+    """Note that the work with the hub went well."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
 
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The program's options."""
+    """Return the parser of the program's options."""
     made = argparse.ArgumentParser(
         prog="honed-hub", description="Share what tuning has learned with other machines, by a hub of files."
     )
@@ -153,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def key_of(place: HubPlace) -> SecretKey:
-    """The key of this machine, made where it has none."""
+    """Return the key of this machine, made where it has none."""
     if not place.key.exists():
         place.prepare()
         made = SecretKey.make()

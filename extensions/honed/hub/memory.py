@@ -50,7 +50,10 @@ class HubMemory:
 
     @classmethod
     def load(cls, path: Path) -> HubMemory:
-        """What is kept at `path`; nothing where nothing is. Raises InvalidArgument where it is damaged."""
+        """Load what is kept at `path`; nothing where nothing is.
+
+        Raises InvalidArgument where it is damaged.
+        """
         try:
             return strict.from_plain(cls, json.loads(path.read_bytes()), where=path.name)
         except FileNotFoundError:
@@ -98,7 +101,7 @@ class Shelf:
 
     @classmethod
     def load(cls, path: Path, url: str) -> Shelf:
-        """What is kept at `path` of that hub. What is damaged is read anew from the hub, and logged."""
+        """Load what is kept at `path` of that hub. Damaged parts are logged, and read anew from the hub."""
         shelf = cls(url)
         try:
             whole = strict.from_plain(_Whole, json.loads(path.read_bytes()), where=path.name)

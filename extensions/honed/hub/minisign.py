@@ -46,7 +46,7 @@ class PublicKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A key as `minisign` prints it, "RW" and 54 more; raises InvalidArgument."""
+        """Parse a key as `minisign` prints it, "RW" and 54 more characters; raise InvalidArgument."""
         line = text.strip().splitlines()[-1].strip() if text.strip() else ""
         data = _decoded(line, "a public key")
         if len(data) != _KEY_BYTES or data[:2] != _SIGNED:
@@ -54,7 +54,7 @@ class PublicKey:
         return cls(data[2:10], data[10:])
 
     def __str__(self) -> str:
-        """The key as `minisign` prints it."""
+        """Return the key as `minisign` prints it."""
         return base64.b64encode(_SIGNED + self.id + self.key).decode()
 
     @property
@@ -63,7 +63,10 @@ class PublicKey:
         return self.id[::-1].hex().upper()
 
     def check(self, data: bytes, signature: bytes) -> str:
-        """The trusted comment of a signature file over `data`; raises BadSignature where it is none."""
+        """Return the trusted comment of a signature file over `data`.
+
+        Raises BadSignature where the file is no such signature.
+        """
         algorithm, key_id, signed, comment, whole = _read(signature)
         if algorithm != _PREHASHED:
             raise BadSignature("its signature is of an old kind; sign with minisign 0.8 or newer")
@@ -90,7 +93,7 @@ class SecretKey:
 
     @classmethod
     def make(cls) -> Self:
-        """A new one."""
+        """Make a new key."""
         return cls(os.urandom(8), bytes(SigningKey.generate()))
 
     @classmethod
@@ -138,7 +141,7 @@ class SecretKey:
         return PublicKey(self.id, bytes(SigningKey(self.seed).verify_key))
 
     def sign(self, data: bytes, comment: str) -> bytes:
-        """A signature file over `data` and a comment of one line."""
+        """Return a signature file over `data` and a comment of one line."""
         key = SigningKey(self.seed)
         signed = key.sign(_hashed(data)).signature
         whole = key.sign(signed + comment.encode()).signature

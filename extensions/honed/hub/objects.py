@@ -29,25 +29,25 @@ _SHARED: Final = (
 
 
 def shared(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What others may know of one line of an export."""
+    """Return what others may know of one line of an export."""
     kept = {name: record[name] for name in _SHARED}
     kept |= {name: record[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
     return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
 
 
 def schedule(record: Mapping[str, Any]) -> Withdrawn:
-    """What a record's schedule is known by."""
+    """Return what identifies a record's schedule."""
     return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
 
 
 def packed(records: Iterable[dict[str, Any]]) -> bytes:
-    """The file; equal records give equal bytes."""
+    """Return the file of these records; equal records give equal bytes."""
     lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
     return gzip.compress(b"".join(lines), mtime=0)
 
 
 def sha256(data: bytes) -> str:
-    """What a file is known by."""
+    """Return the digest that identifies a file."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -86,9 +86,10 @@ def unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
-    """A line as it is imported, from a compiler that is not here, so that it is measured first; its schedule.
+    """Return a line as it is imported, and its schedule.
 
-    `source` is the name of the key that signed it. Raises InvalidArgument where it is no record.
+    The line is from a compiler that is not here, so that it is measured first. `source` is the name of the
+    key that signed it. Raises InvalidArgument where the line is no record.
     """
     try:
         plain = json.loads(line)

@@ -33,8 +33,10 @@ TakeIn = Callable[[str, Iterator[bytes]], Imported]  # of a device's spec, and l
 
 @dataclass(slots=True, kw_only=True)
 class Pulled:
-    """What one pull brought: records that are new, that were here, that two boards took back, and sentences
-    about those that were refused. `held` are there, and were not taken; `lines` were looked at.
+    """What one pull brought: records that are new, that were here, and that two boards took back.
+
+    It also has sentences about records that were refused. `held` are there, and were not taken; `lines` were
+    looked at.
     """
 
     added: int = 0
@@ -137,7 +139,10 @@ def _wanted(
 
 
 def _known(source: FoundIndex, entry: IndexedFile) -> str:
-    """What a file is remembered by: another key may name the same one, and say of it what is not so."""
+    """Return the name by which a file is remembered.
+
+    Another key may name the same file, and say something wrong of it.
+    """
     return f"{source.key.name} {entry.sha256[:32]}"
 
 
@@ -146,8 +151,11 @@ def _problem(entry: IndexedFile, error: object) -> str:
 
 
 def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
-    """How many records were taken in. Raises InvalidArgument where it is no such file, and what `take_in`
-    raises.
+    """Take records in, and return how many were taken.
+
+    Raises InvalidArgument where it is no file of records, and what `take_in` raises.
+
+    Raises InvalidArgument where it is no such file, and what `take_in` raises.
     """
     lines = iter(hints)
     first = next(lines, None)

@@ -125,7 +125,10 @@ def _serial(before: int, now: float) -> int:
 
 
 def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> None:
-    """The signature first: whoever reads between the two takes neither, and comes again."""
+    """Write the signature first, then the file.
+
+    Whoever reads between the two takes neither, and comes again.
+    """
     store.write(name + indexes.SIGNATURE, key.sign(data, name))
     store.write(name, data)
 
@@ -162,7 +165,10 @@ def _overview(store: HubStore) -> indexes.Overview | None:
 
 
 def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | None, bytes]:
-    """What this board has there now, and the file; None where nothing is, or nothing that is right."""
+    """Return the index that this board has in the hub now, and its file.
+
+    Returns None where there is none, or none that is right.
+    """
     try:
         data = signed(store, indexes.index_file(key.public), key.public)
         return indexes.read_index(data, now), data
@@ -185,7 +191,10 @@ class _RecordsFile(NamedTuple):
 
 
 def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn] = ()) -> list[_RecordsFile]:
-    """A file for each device, driver and compiler, in the order given; old drivers and compilers are left."""
+    """Return a file for each device, driver and compiler, in the order given.
+
+    Old drivers and compilers are left out.
+    """
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if objects.schedule(record) in withdrawn:

@@ -31,14 +31,17 @@ class HubStore(ABC):
         self._end = time.monotonic() + _PATIENCE_SECONDS
 
     def read(self, name: str, most: int) -> bytes:
-        """A file. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most` bytes."""
+        """Read a file.
+
+        Raises NotFound, Unavailable, or InvalidArgument for a file of more than `most` bytes.
+        """
         data = self.look(name, most).data
         assert data is not None, "there is no tag that it could be unchanged by"
         return data
 
     @abstractmethod
     def look(self, name: str, most: int, tag: str = "") -> Looked:
-        """A file, unless it is as it was when it had this tag; raises what `read` does."""
+        """Read a file, unless it is as it was when it had this tag; raise what `read` raises."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -182,8 +185,10 @@ class _TooLate(Exception):
 
 
 def _in_time(work: Callable[[], T]) -> T:
-    """What it gives. Libraries wait as long as a server sends a byte now and then: theirs is a thread of its
-    own, which is left behind then. Raises _TooLate, and what it raises.
+    """Return what `work` returns, within a limit of time.
+
+    Libraries wait as long as a server sends a byte now and then, so `work` has a thread of its own, which is
+    left behind when time is up. Raises _TooLate, and what `work` raises.
     """
     given: Future[T] = Future()
 

@@ -66,7 +66,7 @@ def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
 
 
 def said(what: object) -> str:
-    """What comes of a server, fit for a log."""
+    """Return what a server sent, made fit for a log."""
     return "".join(c if c.isprintable() else "?" for c in str(what)[:_MOST_SAID])
 
 
@@ -76,8 +76,10 @@ class _Moved:
 
 
 def get(address: str, most: int, tag: str = "") -> Looked:
-    """The file at an address. Raises NotFound, Unavailable, or InvalidArgument for one of more than `most`
-    bytes, or one that is at another server.
+    """Return the file at an address.
+
+    Raises NotFound, Unavailable, or InvalidArgument for a file of more than `most` bytes, or one that is at
+    another server.
     """
     with _Alarm(WHOLE_SECONDS) as alarm:
         for _ in range(_REDIRECTIONS + 1):
@@ -131,7 +133,7 @@ def _followed(address: str, location: str) -> str:
 
 
 def _tag(headers: Message) -> str:
-    """What to ask by, the next time: an ETag, or else the time of the change."""
+    """Return the tag to ask by the next time: an ETag, or else the time of the change."""
     modified, etag = str(headers.get("Last-Modified", "")), str(headers.get("ETag", "")).strip()
     if modified and not (_DATE.fullmatch(modified) and _settled(headers.get("Date", ""), modified)):
         return ""
@@ -226,7 +228,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 @functools.cache
 def _checking() -> ssl.SSLContext:
-    """Reads all certificates of the system, which takes a while: once."""
+    """Return a context with all certificates of the system, read once, since that takes a while."""
     return ssl.create_default_context()
 
 

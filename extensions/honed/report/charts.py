@@ -43,7 +43,7 @@ class Scale:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """The place of a value between 0 and 1; what is beyond an end is there."""
+        """Return the place of a value between 0 and 1; values beyond an end are placed at that end."""
         if self.logarithmic:
             inside = min(self.end, max(self.begin, value))
             return math.log(inside / self.begin) / math.log(self.end / self.begin)
@@ -51,7 +51,7 @@ class Scale:
 
 
 def heights(least: float, most: float) -> Scale:
-    """A scale from 0 to `most`, or a logarithmic one around both where they are far apart."""
+    """Return a scale from 0 to `most`, or a logarithmic one around both where they are far apart."""
     if least > 0 and most > _LOG_FROM * least and math.isfinite(most):
         return _logarithmic(least, most)
     values = ticks(most, 4)
@@ -69,20 +69,23 @@ def _logarithmic(least: float, most: float) -> Scale:
 
 
 def counts(most: float) -> Scale:
-    """A scale of whole numbers from 0."""
+    """Return a scale of whole numbers from 0."""
     values = [value for value in ticks(most, 5, whole=True) if value <= most]
     return Scale(0.0, max(most, 1.0), tuple((value, number(value)) for value in values))
 
 
 def times(begin: float, end: float) -> Scale:
-    """A scale of moments in seconds since 1970, told in local time; around them where they are close."""
+    """Return a scale of moments in seconds since 1970, shown in local time.
+
+    It extends around the moments where they are close.
+    """
     missing = max(0.0, _SHORTEST - (end - begin)) / 2
     begin, end = begin - missing, end + missing
     return Scale(begin, end, tuple(_moments(begin, end)))
 
 
 def _moments(begin: float, end: float) -> list[tuple[float, str]]:
-    """Some four to six round moments."""
+    """Return some four to six round moments."""
     span = end - begin
     step = next((step for step in _STEPS if span / step <= 6), None)
     first = datetime.fromtimestamp(begin)
@@ -130,7 +133,7 @@ class Chart:
 
 
 def drawn(chart: Chart, ids: Ids) -> Element:
-    """The chart."""
+    """Return the chart as an element."""
     title, text = ids.new("chart"), ids.new("chart")
     return element(
         "svg",
@@ -174,7 +177,7 @@ def _grid(chart: Chart) -> Iterator[Element]:
 
 
 def _rules(chart: Chart) -> Iterator[Element]:
-    """The name of one that is close behind another is left out."""
+    """Yield the rules of a chart; leave out the name of a rule that is close behind another."""
     last = -1.0
     for rule in chart.rules:
         at = chart.x.at(rule.x)
@@ -260,7 +263,7 @@ def _kind(scale: Scale) -> str:
 
 
 def tuned(model: str, told: History | None) -> Chart | None:
-    """The estimated time of one inference over trials; None where nothing was tuned."""
+    """Return the estimated time of one inference over trials; None where nothing was tuned."""
     if told is None or not told.points:
         return None
     measured = [version for version in told.versions if version.us]

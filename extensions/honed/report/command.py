@@ -28,7 +28,7 @@ _PARTS = (
 
 
 def page(report: Report) -> str:
-    """An HTML document that needs nothing from elsewhere and runs nothing."""
+    """Return an HTML document that needs nothing from elsewhere and runs nothing."""
     ids = Ids()
     anchors = [f"model-{number}" for number in range(1, len(report.models) + 1)]
     cards = [card(model, anchor, ids) for model, anchor in zip(report.models, anchors, strict=True)]
@@ -88,7 +88,7 @@ def _tiles(report: Report) -> Element:
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str, str]]:
-    """The name of a tile, its figure, and what there is to say of that."""
+    """Yield the name of a tile, its figure, and a remark on the figure."""
     whole, models = report.metrics.whole, report.models
     ready = sum(model.figures.ready for model in models)
     yield "Models", str(len(models)), "all ready" if ready == len(models) else f"{ready} of them ready"
@@ -121,7 +121,7 @@ def _footer(report: Report) -> Element:
 
 
 def define_report(report: Parser) -> None:
-    """What `hone report` takes."""
+    """Define the arguments of `hone report`."""
     define(
         report,
         _report,

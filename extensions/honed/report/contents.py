@@ -102,20 +102,23 @@ def gain(history: ModelHistory) -> float | None:
 
 
 def _before(history: ModelHistory, number: int) -> int:
-    """The version that was served when this one first came; 0: none is known."""
+    """Return the version that was served when this one first came; 0: none is known."""
     numbers = [span.number for span in history.stints]
     first = numbers.index(number) if number in numbers else 0
     return numbers[first - 1] if first else 0
 
 
 def served_median(history: ModelHistory, number: int) -> float | None:
-    """What inferences of a version took in service, in microseconds: the median over its spans of time."""
+    """Return the time that inferences of a version took in service, in microseconds.
+
+    It is the median over the version's spans of time.
+    """
     times = [point.us for point in history.latency if point.version == number]
     return median(times) if times else None
 
 
 def task_shares(models: Sequence[ReportedModel]) -> list[TaskShare]:
-    """The tasks of all models and the time of models outside of tasks, the longest first."""
+    """Return the tasks of all models and the time of models outside of tasks, the longest first."""
     whole = sum(model.figures.spent.seconds for model in models)
     if not whole > 0:
         return []
@@ -148,11 +151,12 @@ def _of_model(model: ReportedModel, whole: float) -> list[TaskShare]:
 def gather(
     client: Client, *, records: bool = True, told: Callable[[str, float], None] = lambda _, __: None
 ) -> Report:
-    """A report of the service that `client` asks; `told` each model meanwhile, and the share that is done.
+    """Return a report of the service that `client` asks.
 
-    What the records of tuning have is for who may change models; without that right, or without a tuner, the
-    notes say so. Without `records` they are not asked for: a process of the service reads them for each
-    model. Raises HonedError where the service does not answer.
+    Calls `told` with each model meanwhile, and the share that is done. The records of tuning are for users
+    who may change models; without that right, or without a tuner, the notes say so. Without `records` they
+    are not asked for: a process of the service reads them for each model. Raises HonedError where the service
+    does not answer.
     """
     status, metrics = client.ask(SERVER_STATUS), client.ask(METRICS)
     index = client.ask(REPOSITORY_INDEX).models
@@ -231,7 +235,7 @@ class _Records:
     missing: str
 
     def history(self, model: str) -> History | None:
-        """The tuning of a model."""
+        """Return the tuning of a model."""
         return self._asked(ShowHistory, TunerRunParams(command="history", model=model))[0]
 
     def faults(self) -> tuple[Faults | None, KernelLog | None]:

@@ -25,9 +25,9 @@ _STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "goo
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Element:
-    """An element with texts and elements in it; None is nothing. `class_` is class, `stroke_width` a dash.
+    """Return an element with texts and elements in it; None is nothing.
 
-    Lines of a text stay lines.
+    `class_` is class, an underscore in `stroke_width` is a dash. Lines of a text stay lines.
     """
     made = Element(tag)
     for name, value in attributes.items():
@@ -53,7 +53,7 @@ def add(to: Element, *children: Child) -> Element:
 
 
 def document(title: str, style: str, *body: Child) -> str:
-    """A whole page; `style` is ours and taken as it is."""
+    """Return a whole page; `style` is trusted and taken as it is."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -68,7 +68,7 @@ def document(title: str, style: str, *body: Child) -> str:
 
 
 def name_of(text: str) -> Element:
-    """A name that someone chose: kept apart from the text around it, and broken where it may be."""
+    """Return a name that someone chose, kept apart from the text around it. It is broken where it may be."""
     made, part = element("span", class_="name"), ""
     for letter in text:
         part += letter
@@ -79,7 +79,7 @@ def name_of(text: str) -> Element:
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Element:
-    """A table that scrolls where it is too wide.
+    """Return a table that scrolls where it is too wide.
 
     A column whose heading begins with ">" has figures, one with "~" sentences.
     """
@@ -117,12 +117,12 @@ def facts(pairs: Iterable[tuple[str, Cell | None]]) -> Element:
 
 
 def badge(text: str, kind: str = "") -> Element:
-    """A word that stands out; `kind` good, warn or bad."""
+    """Return a word that stands out; `kind` is good, warn or bad."""
     return element("span", text, class_=f"badge {kind}".strip())
 
 
 def more(summary: str, *children: Child) -> Element:
-    """What is shown when it is asked for, and in print."""
+    """Return an element that is shown when it is asked for, and in print."""
     return element("details", element("summary", summary), *children)
 
 
@@ -138,12 +138,12 @@ class Ids:
 
 
 def day(seconds: float) -> str:
-    """A moment of local time."""
+    """Return a moment as a day of local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def moment(seconds: float) -> Element:
-    """The same, for a table."""
+    """Return a moment of local time, for a table."""
     iso = datetime.fromtimestamp(seconds).astimezone().isoformat("T", "seconds")
     return element("time", day(seconds), datetime=iso)
 
@@ -156,5 +156,5 @@ def gain_text(gain: float | None) -> str:
 
 
 def state_badge(state: str) -> Element:
-    """A state in its colour, and in words."""
+    """Return a state in its colour, and in words."""
     return badge(state.lower(), _STATES.get(state, "warn"))

@@ -184,7 +184,7 @@ def _versions(model: ReportedModel) -> Element | None:
 
 
 def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, str, str]:
-    """The version before beside this one, what it won, and what it took in service."""
+    """Return four cells: the former and the new time, the gain, and the time in service; - where unknown."""
     median_us = served_median(history, version.number)
     taken = milliseconds(median_us) if median_us is not None else "-"
     if not version.old_us or not version.new_us:

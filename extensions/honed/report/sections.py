@@ -89,7 +89,10 @@ def _device(device: DeviceStatus) -> Element:
 
 
 def _peaks(peaks: DevicePeaks) -> Iterator[tuple[str, str | None]]:
-    """What it reached at most; from below where kernels have passed what was measured."""
+    """Yield the peaks that the device reached.
+
+    They are bounds from below where kernels have passed what was measured.
+    """
     fp16 = peaks.fp16_gflops
     least = dict.fromkeys(peaks.raised, "at least ")
     yield "peak fp32", f"{least.get('fp32_gflops', '')}{figure_text(peaks.fp32_gflops)} GFLOP/s"
@@ -210,7 +213,7 @@ def _share(share: float, hue: int) -> Element:
 
 
 def tuning_section(report: Report) -> Element:
-    """What came of all trials, and how tuners shared the device with requests."""
+    """Return the section on the results of all trials, and on how tuners shared the device with requests."""
     metrics, status = report.metrics, report.status
     lease, release = metrics.lease, status.lease.release
     late = f", {lease.overdue} too late" if lease.overdue else ""

@@ -33,7 +33,7 @@ AHEAD = 64
 
 
 def predicted(bench: str) -> DeviceProfile:
-    """The profile of one of BENCHES, with an identity that says that its times are predicted."""
+    """Return the profile of one of BENCHES, with an identity that says that its times are predicted."""
     profile = profilefile.load(BENCHES[bench])
     identity = replace(profile.identity, platform=PREDICTED, driver_version=DRIVER, kernel_driver="")
     return replace(profile, identity=identity)
@@ -49,7 +49,7 @@ class BenchMeasurer:
     rate = 0.0  # none was seen
 
     def __init__(self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Begin) -> None:
-        """Takes over the compiler. Raises InvalidArgument where `profile` has no peaks.
+        """Take over the compiler; raise InvalidArgument where `profile` has no peaks.
 
         `begin` is called once a candidate is built: until then nothing can go wrong that should be known.
         """
@@ -88,7 +88,7 @@ class BenchMeasurer:
         return {}
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
-        """The verdict on a candidate; raises InvalidArgument before `load`."""
+        """Return the verdict on a candidate; raise InvalidArgument before `load`."""
         began = time.monotonic()
         refusal = self._refusal(candidate)
         if refusal is not None:
@@ -127,7 +127,7 @@ class BenchMeasurer:
 
 
 def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Instrument:
-    """A bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
+    """Return a bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
     assert job.bench is not None
     compiler, profile = OfflineCompiler(job.bench_root or ROOT), predicted(job.bench)
     return Instrument(

@@ -72,7 +72,7 @@ class OfflineCompiler:
     """
 
     def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
-        """Raises DeviceError where the compiler has not been made."""
+        """Set up the compiler; raise DeviceError where it has not been made."""
         if not (root / _SERVER.lstrip("/")).exists():
             raise DeviceError(
                 f"the offline compiler is not in {root}; make it with `benchmarks/valhall/build {root}`"
@@ -104,7 +104,7 @@ class OfflineCompiler:
         self._folder.cleanup()
 
     def build(self, source: str) -> Future[Dump]:
-        """The dump of a program, in time; its exception is NotBuilt where there is none."""
+        """Return a future of the dump of a program; its exception is NotBuilt where there is none."""
         self._count += 1
         return self._pool.submit(self._built, Path(self._folder.name) / f"{self._count}.cl", source)
 

@@ -100,7 +100,7 @@ def _block(block: BasicBlock) -> Counts:
 
 
 def pipe_of(opcode: str) -> Pipe:
-    """The pipe of an opcode as a dump names it, with or without its modifiers (FMA.v2f16)."""
+    """Return the pipe of an opcode as a dump names it, with or without its modifiers (FMA.v2f16)."""
     base = opcode.split(".", maxsplit=1)[0]
     if base.startswith(_LS):
         return "ls"

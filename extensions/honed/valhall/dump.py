@@ -37,7 +37,7 @@ class _LoopValues:
         self.operations: dict[str, tuple[str, list[str]]] = {}
 
     def number(self, operand: str) -> int | None:
-        """A constant operand; a dump shows its value in parentheses."""
+        """Return the value of a constant operand; a dump shows it in parentheses."""
         shown = _CONSTANT.search(operand)
         if shown:
             value = int(shown.group(1), 0)
@@ -47,7 +47,7 @@ class _LoopValues:
 
 
 def trip_counts(lines: list[str]) -> list[int | None]:
-    """Turns of every loop in program order; None where they are not constant."""
+    """Return the turns of every loop in program order; None where they are not constant."""
     values = _LoopValues()
     loops = _loops(lines, values)
     return [_trips(loop, values) for loop in loops]
@@ -107,7 +107,7 @@ def _trips(loop: _Loop, values: _LoopValues) -> int | None:
 
 
 def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
-    """A phi of a constant and of itself plus a constant."""
+    """Return the induction of a phi of a constant and of itself plus a constant; None for other phis."""
     sources = [part.split(":", 1)[1] for part in phi.split(", ") if ":" in part]
     if len(sources) != 2:
         return None
@@ -166,7 +166,10 @@ class Unreadable(ValueError):
 
 
 def kernels(dump: Dump) -> dict[str, KernelDump]:
-    """The kernels of a program by name. The compiler makes each more than once; the last one counts."""
+    """Return the kernels of a program by name.
+
+    The compiler makes each more than once; the last one counts.
+    """
     lines = dump.code.split("\n")
     starts = [n for n, line in enumerate(lines) if line.startswith(_KERNEL)]
     totals = [match.groups() for match in _TOTALS.finditer(f"{dump.code}\n{dump.stats}")]
@@ -205,7 +208,7 @@ def _nir(section: list[str]) -> list[str]:
 
 
 def _final_blocks(section: list[str]) -> tuple[BasicBlock, ...]:
-    """The blocks of the last form that is printed."""
+    """Return the blocks of the last version that is printed."""
     begin = max(n for n, line in enumerate(section) if line.startswith("block0 {"))
     found: list[BasicBlock] = []
     number, instructions = -1, list[str]()

@@ -68,7 +68,9 @@ class Bound:
 
 
 def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int, *, packs: bool) -> Bound:
-    """The bound of one launch that moves `nbytes`. With `packs` its arithmetic on halves goes in pairs.
+    """Return the bound of one launch that moves `nbytes`.
+
+    With `packs` its arithmetic on halves goes in pairs.
 
     Arm's own driver packs what is written as vectors (clpeak on this chip: half4 910, half 442 GFLOP/s);
     Mesa never does.
@@ -110,7 +112,10 @@ class MachineCodeJudge:
     def judge(
         self, source: str, launches: Sequence[KernelLaunch], dump: Future[Dump] | None = None
     ) -> list[JudgedLaunch]:
-        """The launches of a program, in order; raises NotBuilt where the compiler does not give its code."""
+        """Return the launches of a program, in order.
+
+        Raises NotBuilt where the compiler does not give its code.
+        """
         try:
             found = kernels((dump or self.begin(source)).result())
         except Unreadable as error:
@@ -135,5 +140,5 @@ class MachineCodeJudge:
 
 
 def seconds(judged: Sequence[JudgedLaunch]) -> float:
-    """What the launches take one after the other, each with its cost."""
+    """Return how long the launches take one after the other, each with its cost."""
     return sum(one.packed.seconds + LAUNCH_SECONDS for one in judged)

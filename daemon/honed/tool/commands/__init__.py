@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cache
 def _of_extensions() -> dict[str, EntryPoint]:
-    """The commands of installed extensions. Reading them takes long; most commands go without."""
+    """Return the commands of installed extensions. Reading them takes long; most commands go without."""
     from importlib.metadata import entry_points
 
     return {each.name: each for each in entry_points(group="honed.commands")}

@@ -27,7 +27,7 @@ _BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}
 
 
 def define_add(add: Parser) -> None:
-    """What `hone add` takes."""
+    """Define the arguments of `hone add`."""
     define(
         add,
         _add,

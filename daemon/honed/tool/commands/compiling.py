@@ -18,7 +18,7 @@ from honed.tool.parser import Parser, UsageError, add_compile_options, count, de
 
 
 def define_compile(compile_: Parser) -> None:
-    """What `hone compile` takes."""
+    """Define the arguments of `hone compile`."""
     define(
         compile_,
         _compile,
@@ -51,7 +51,7 @@ def define_compile(compile_: Parser) -> None:
 
 
 def define_demo(demo: Parser) -> None:
-    """What `hone demo` takes."""
+    """Define the arguments of `hone demo`."""
     define(
         demo,
         _demo,
@@ -110,7 +110,7 @@ _ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
 
 def define_fit(fit: Parser) -> None:
-    """What `hone fit` takes."""
+    """Define the arguments of `hone fit`."""
     define(
         fit,
         _fit,

@@ -18,7 +18,7 @@ from honed.tool.parser import Parser, define
 
 
 def define_config(config: Parser) -> None:
-    """What `hone config` takes."""
+    """Define the arguments of `hone config`."""
     define(
         config,
         _config,

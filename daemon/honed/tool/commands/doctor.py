@@ -23,7 +23,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def define_doctor(doctor: Parser) -> None:
-    """What `hone doctor` takes."""
+    """Define the arguments of `hone doctor`."""
     define(
         doctor,
         _doctor,
@@ -65,7 +65,7 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
 
 
 def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
-    """What can be read, and what stands in the way of reading more."""
+    """Return all that can be read, and findings on what stands in the way of reading more."""
     uid = os.getuid()
     troubles = []
     path = arguments.socket or transport.default_socket(os.environ)
@@ -89,7 +89,10 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
 
 
 def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
-    """The folders this user's service writes to; those of another user's service are not ours to judge."""
+    """Return the folders this user's service writes to.
+
+    The folders of another user's service are not judged.
+    """
     if status:
         told = status.places
         if uid not in (0, _owner(told.state_dir)):

@@ -26,7 +26,7 @@ REACH = {
 
 
 def define_faults(faults: Parser) -> None:
-    """What `hone faults` takes."""
+    """Define the arguments of `hone faults`."""
     define(
         faults,
         _faults,
@@ -59,7 +59,10 @@ def _faults(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _read(where: Where) -> tuple[Faults, KernelLog]:
-    """What the records have in quarantine, and the kernel log: as the service reads it, where it is asked."""
+    """Return what the records hold in quarantine, and the kernel log.
+
+    Where the service is asked, the kernel log is as the service reads it.
+    """
     if where.by_service:
         with started_in_service(where.socket, ListFaults) as child:
             return followed(child, "faults"), child.answered.kernel_log or kernel_log()

@@ -31,7 +31,7 @@ _HEIGHT = 16  # lines of the curve in a terminal
 
 
 def define_history(history: Parser) -> None:
-    """What `hone history` takes."""
+    """Define the arguments of `hone history`."""
     define(
         history,
         _history,
@@ -94,7 +94,11 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
-    """What the service remembers; None where a folder was named instead, or none answers or knows it."""
+    """Return the history that the service remembers.
+
+    Returns None where a folder was named instead, where no service answers, or where it does not know the
+    model.
+    """
     if arguments.state_dir is not None:
         return None
     try:
@@ -107,7 +111,10 @@ def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
 def _of_records(
     arguments: argparse.Namespace, served: ModelHistory | None
 ) -> tuple[History, tuple[str, ...]]:
-    """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
+    """Return the history that the records of tuning hold.
+
+    Where it cannot be had, and the service told of the model, a note says why.
+    """
     try:
         return _recorded(find_records(arguments), arguments.model), ()
     except HonedError as error:
@@ -146,7 +153,7 @@ def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
 
 
 def _curve(model: str, told: History) -> Curve | None:
-    """The estimates over trials, in the unit that fits; None where there is none."""
+    """Return the estimates over trials, in the unit that fits; None where there are none."""
     if not told.points:
         return None
     measured = [(version, version.us) for version in told.versions if version.us is not None]
@@ -193,7 +200,7 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
 
 
 def version_state(history: ModelHistory) -> str:
-    """What is to be said of the version that is served."""
+    """Return the states of the version that is served: served, and also pinned or on trial."""
     states = ["served"]
     if history.pinned:
         states.append("pinned")

@@ -45,7 +45,7 @@ class ArraySummary:
 def collect(
     inputs: Tensors, files: Mapping[str, Path], *, model: str, random: bool, seed: int
 ) -> dict[str, Array]:
-    """An array for every input: from its file, or made up where `random`.
+    """Return an array for every input: from its file, or made up where `random`.
 
     Raises UsageError for unknown and missing names, and what `load` raises.
     """
@@ -72,7 +72,7 @@ def described(tensors: Tensors) -> str:
 
 
 def load(file: Path, tensor: TensorMetadata) -> Array:
-    """The array of a .npy file, which must have the tensor's type and shape; never unpickles."""
+    """Load the array of a .npy file, which must have the tensor's type and shape; never unpickle."""
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
@@ -130,7 +130,10 @@ def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
 
 
 def file_names(names: Sequence[str]) -> dict[str, str]:
-    """A file name for each output, all different: what file names should not hold becomes "_"."""
+    """Return a file name for each output, all different.
+
+    Characters that file names should not hold become "_".
+    """
     found: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:200] or "output"
@@ -141,7 +144,7 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def summary(array: Array) -> ArraySummary:
-    """What can be said of an array in a line."""
+    """Return the summary of an array that is shown in a line."""
     if is_text(array):
         return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
     finite = np.isfinite(array)
@@ -160,7 +163,7 @@ def _type(tensor: TensorMetadata) -> str:
 
 
 def define_infer(infer: Parser) -> None:
-    """What `hone infer` takes."""
+    """Define the arguments of `hone infer`."""
     define(
         infer,
         _infer,
@@ -184,7 +187,7 @@ def define_infer(infer: Parser) -> None:
 
 
 def add_input_options(parser: Parser) -> None:
-    """The model and what to run it on, as infer and bench take them."""
+    """Add the model and the options of what to run it on, as infer and bench take them."""
     parser.add_argument("model", metavar="M", help="name of the model")
     parser.add_argument(
         "--input",
@@ -199,7 +202,7 @@ def add_input_options(parser: Parser) -> None:
 
 
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
-    """An array for every input of the model: from its file, or made up where `random`."""
+    """Return an array for every input of the model: from its file, or made up where `random`."""
     return collect(
         client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
         unique("--input", arguments.input),
@@ -249,7 +252,7 @@ def _number(value: float | None) -> str:
 
 
 def define_bench(bench: Parser) -> None:
-    """What `hone bench` takes."""
+    """Define the arguments of `hone bench`."""
     define(
         bench,
         _bench,

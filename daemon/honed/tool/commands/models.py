@@ -75,17 +75,17 @@ _DELAY_MS = 2.0  # where requests are to be run together, and nothing says how l
 
 
 def define_status(status: Parser) -> None:
-    """What `hone status` takes."""
+    """Define the arguments of `hone status`."""
     define(status, _status, examples="hone status\nhone status --json")
 
 
 def define_list(models: Parser) -> None:
-    """What `hone list` takes."""
+    """Define the arguments of `hone list`."""
     define(models, _list, examples="hone list\nhone list --json")
 
 
 def define_show(show: Parser) -> None:
-    """What `hone show` takes."""
+    """Define the arguments of `hone show`."""
     define(
         show,
         _show,
@@ -107,7 +107,7 @@ def define_show(show: Parser) -> None:
 
 
 def define_remove(remove: Parser) -> None:
-    """What `hone remove` takes."""
+    """Define the arguments of `hone remove`."""
     define(remove, _remove, examples="hone remove lightglue")
     _add_model(remove)
 
@@ -158,7 +158,7 @@ def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault
 
 
 def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
-    """What the kernel log says of the GPU, where this user may read it."""
+    """Return rows on what the kernel log says of the GPU, where this user may read it."""
     if not found:
         return []
     ours = sum(fault.whose == SERVICE for fault in found)
@@ -167,7 +167,7 @@ def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
 
 
 def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
-    """What is said of sources of a hub whose records failed."""
+    """Return sentences on the sources of a hub whose records failed."""
     return [
         f"the hub's records by {name}: {each.failed} of {each.tried} failed here, so no more are tried"
         for name, each in hints.items()
@@ -228,7 +228,7 @@ def _list(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _mean_ms(entry: ServedRequests | None) -> float | None:
-    """The mean time of an inference on the device."""
+    """Return the mean time of an inference on the device, in milliseconds."""
     spent = entry.inference_stats.compute_infer if entry is not None else None
     return spent.ns / spent.count / 1e6 if spent is not None and spent.count else None
 
@@ -315,7 +315,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
 
 
 def _compiled(model: ModelShown) -> list[tuple[str, str]]:
-    """What is known of the compiled form."""
+    """Return rows on what is known of the compiled model."""
     device, kernels = model.device, sum(kernel.launches > 0 for kernel in model.kernels)
     return [
         ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
@@ -330,7 +330,7 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
 
 
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
-    """What the service keeps from one request of a sequence to the next."""
+    """Return rows on what the service keeps from one request of a sequence to the next."""
     told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
     return [("in sequences", f"state is kept: {told}")] if told else []
 
@@ -349,7 +349,7 @@ def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:
-    """What is computed out of constants when the model is loaded, where something is."""
+    """Return rows on what is computed out of constants when the model is loaded, if anything is."""
     if not model.prepared_bytes:
         return []
     launches = sum(kernel.prepared for kernel in model.kernels)
@@ -364,7 +364,7 @@ def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
 
 
 def _proof(model: ModelShown) -> list[tuple[str, str]]:
-    """What the compiled form was compared with, when compiled and when loaded here."""
+    """Return rows on what the compiled model was compared with, when compiled and when loaded here."""
     proof, checked = model.proof, model.checked
     rows = []
     if proof is None:
@@ -386,7 +386,7 @@ def _compared(entry: ComparedOutput) -> str:
 
 
 def define_set(parser: Parser) -> None:
-    """What `hone set` takes."""
+    """Define the arguments of `hone set`."""
     define(
         parser,
         _set,
@@ -440,7 +440,7 @@ def _set(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def described(settings: ModelSettings) -> str:
-    """A model's settings in words."""
+    """Return a model's settings in words."""
     parts = []
     if settings.max_batch:
         delay = settings.batch_delay_us / 1000
@@ -451,7 +451,7 @@ def described(settings: ModelSettings) -> str:
 
 
 def define_metrics(metrics: Parser) -> None:
-    """What `hone metrics` takes."""
+    """Define the arguments of `hone metrics`."""
     define(
         metrics,
         _metrics,
@@ -469,7 +469,7 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def define_rollback(rollback: Parser) -> None:
-    """What `hone rollback` takes."""
+    """Define the arguments of `hone rollback`."""
     define(
         rollback,
         _rollback,
@@ -484,7 +484,7 @@ def define_rollback(rollback: Parser) -> None:
 
 
 def define_pin(pin: Parser) -> None:
-    """What `hone pin` takes."""
+    """Define the arguments of `hone pin`."""
     define(
         pin,
         _pin,
@@ -505,7 +505,7 @@ def define_pin(pin: Parser) -> None:
 
 
 def define_unpin(unpin: Parser) -> None:
-    """What `hone unpin` takes."""
+    """Define the arguments of `hone unpin`."""
     define(unpin, _unpin, examples="hone unpin lightglue")
     _add_model(unpin)
 

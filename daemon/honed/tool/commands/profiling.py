@@ -26,7 +26,7 @@ Event = dict[str, Any]  # or a part of one
 
 
 def trace(profile: ModelProfile, shown: ModelShown) -> Event:
-    """The trace of a profile with a timeline (ModelProfile) of a model (ModelShow)."""
+    """Return the trace of a profile with a timeline (ModelProfile) of a model (ModelShow)."""
     device = profile.device
     events = [
         _metadata("process_name", _HOST, profile.name),
@@ -64,7 +64,7 @@ def _commands(profile: ModelProfile, shown: ModelShown) -> Iterator[Event]:
 
 
 def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> Event:
-    """What is known of a command besides its times."""
+    """Return what is known of a command besides its times."""
     if kernel is None:
         return {}
     told = {"task": row.task, "schedule": row.schedule, "share of peak": row.peak_share}
@@ -92,7 +92,7 @@ def _metadata(kind: str, row: int, value: str | int) -> Event:
 
 
 def define_profile(profile: Parser) -> None:
-    """What `hone profile` takes."""
+    """Define the arguments of `hone profile`."""
     define(
         profile,
         _profile,

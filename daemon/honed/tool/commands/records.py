@@ -23,7 +23,7 @@ _SHOWN = 5  # refused lines that are shown to people
 
 
 def define_records(records: Parser) -> None:
-    """What `hone records` takes."""
+    """Define the arguments of `hone records`."""
     actions = add_actions(records)
     export = add_action(
         actions,

@@ -25,7 +25,7 @@ _NARROW = 70  # columns below which only what matters most is shown
 
 
 def define_tasks(tasks: Parser) -> None:
-    """What `hone tasks` takes."""
+    """Define the arguments of `hone tasks`."""
     define(
         tasks,
         _tasks,
@@ -55,7 +55,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _told(child: RunningJob[Done], title: str) -> TasksFound:
-    """The event with the tasks."""
+    """Return the event of the child that holds the tasks."""
     found: list[TasksFound] = []
     with Reporter(title) as reporter:
 
@@ -71,7 +71,7 @@ def _told(child: RunningJob[Done], title: str) -> TasksFound:
 
 
 def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:
-    """`served` is the schedule of each task in the version that is served."""
+    """Print the tasks; `served` is the schedule of each task in the version that is served."""
     columns: list[_Column] = [
         (">runs", lambda row: str(row.weight)),
         (">MFLOP", lambda row: f"{row.flops / 1e6:,.1f}"),
@@ -103,7 +103,10 @@ def origin(schedule: str | None) -> str:
 
 
 def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
-    """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
+    """Return the table of tasks, shown during tuning and afterwards, in `width` columns.
+
+    In fewer columns it shows less.
+    """
     wide, narrow = width >= _WIDE, width < _NARROW
     columns: list[_Column] = [
         (">best us", lambda row: _time(row.best_us)),
@@ -121,7 +124,7 @@ def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
 
 
 def _tasks_table(rows: Iterable[TaskRow], columns: Sequence[_Column], room: int) -> Table:
-    """A row for each task, its name in `room` characters."""
+    """Return a table with a row for each task, its name in `room` characters."""
     return table(
         ("task", *(heading for heading, _ in columns)),
         [(short(row.name, room), *(cell(row) for _, cell in columns)) for row in rows],
@@ -129,7 +132,7 @@ def _tasks_table(rows: Iterable[TaskRow], columns: Sequence[_Column], room: int)
 
 
 def state_text(row: TaskRow) -> str:
-    """A task's state; "waits" for one that is to be tuned and was not yet."""
+    """Return a task's state; "waits" for a task that is to be tuned and was not yet."""
     return "waits" if row.state == "tuning" and not row.trials else str(row.state)
 
 
@@ -148,7 +151,7 @@ def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
 
 
 def print_forms(console: Console, forms: Iterable[TwoFormsRow]) -> None:
-    """What is one kernel or several, and what both take."""
+    """Print which tasks can be one kernel or several, and the time that both variants take."""
     forms = list(forms)
     for form in forms:
         joined, apart = "one kernel", f"{len(form.apart)} kernels"
@@ -167,7 +170,7 @@ def counted(rows: Iterable[TaskRow]) -> str:
 
 
 def latency_text(estimate: Estimate) -> str:
-    """The estimated time of one inference, then and now."""
+    """Return the estimated time of one inference, at first and now."""
     before, now = estimate.before_us, estimate.now_us
     if before == now:
         return f"estimated {milliseconds(now)} an inference"

@@ -42,7 +42,7 @@ _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
 def define_top(top: Parser) -> None:
-    """What `hone top` takes."""
+    """Define the arguments of `hone top`."""
     define(
         top,
         _top,
@@ -103,7 +103,10 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Gives a function that waits so many seconds for a key and gives it, or "". The terminal is restored."""
+    """Yield a function that waits so many seconds for a key and returns it, or "".
+
+    The terminal is restored at the end.
+    """
     if not sys.stdin.isatty():
         yield _no_keys
         return
@@ -130,7 +133,7 @@ def _no_keys(wait: float) -> str:
 
 
 def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
-    """The live view for a terminal of this size; `trouble` says why it is not up to date."""
+    """Return the live view for a terminal of this size; `trouble` says why it is not up to date."""
     from rich.console import Group
     from rich.text import Text
 
@@ -148,7 +151,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
-    """The first `room` rows in `width` columns: with fewer it shows less."""
+    """Return a table of the first `room` rows in `width` columns; in fewer columns it shows less."""
     columns: list[_Column] = [
         (">req/s", lambda model: f"{model.recent.per_second:.1f}"),
         (">p50 ms", _latency(lambda spans: spans.p50)),
@@ -191,7 +194,10 @@ def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
 
 
 def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
-    """A cell: of the last minute, or of all time where there was no request in it."""
+    """Return a function that makes a cell of a latency.
+
+    The latency is of the last minute, or of all time where there was no request in that minute.
+    """
 
     def cell(figures: ModelFigures) -> str:
         recent = figures.recent.latency

@@ -130,7 +130,7 @@ class TuningRun:
 
 
 def told(done: Tuned, run: TuningRun) -> dict[str, Any]:
-    """The part of what --json says of a run that is the same wherever it was done."""
+    """Return the part of a run's --json output that does not depend on where the run was done."""
     plain = to_plain(done)
     for name in ("output", "model"):
         del plain[name]
@@ -167,7 +167,7 @@ class TuningView:
                 print(f"tune {self._run.model}: {clean(said)}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """The user asked to stop. May be called from a signal handler."""
+        """Note that the user asked to stop. May be called from a signal handler."""
         self._run.stopping = True
         if self._live is None:
             said = f"tune {self._run.model}: stopping after this candidate; Ctrl-C again to abort\n"
@@ -197,7 +197,7 @@ class TuningView:
 
 
 def rendered(run: TuningRun, now: float, width: int, height: int) -> RenderableType:
-    """The live view, for a terminal of this size."""
+    """Return the live view, for a terminal of this size."""
     from rich.console import Group
     from rich.text import Text
 
@@ -231,7 +231,7 @@ def _summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
 
 
 def _line(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
-    """What is said of an event where there is no terminal; "" where nothing is."""
+    """Return the line printed for an event where there is no terminal; "" where nothing is printed."""
     match event:
         case Stage() if new_stage:
             return run.text or run.stage

@@ -41,7 +41,7 @@ _FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-d
 
 
 def define_tune(tune: Parser) -> None:
-    """What `hone tune` takes."""
+    """Define the arguments of `hone tune`."""
     define(
         tune,
         _tune,
@@ -153,7 +153,7 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
 
 
 def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
-    """The last word of the tuning child, shown while it works."""
+    """Return the final result of the tuning child, and show the run while it works."""
     with TuningView(run) as view, stopping(child, view.stop):
         try:
             done = child.result(view.show)
@@ -167,7 +167,10 @@ def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
 
 @contextmanager
 def stopping(child: RunningJob[Any], stop: Callable[[], None]) -> Iterator[None]:
-    """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
+    """Ask the child to stop, and to use what it has, at the first signal.
+
+    The second signal raises KeyboardInterrupt.
+    """
     asked = False
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -207,7 +210,7 @@ def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -
 
 
 def _result_text(model: str, done: Tuned, published: bool) -> str:
-    """What came of it, in a sentence."""
+    """Return the result of tuning in a sentence."""
     before, after = done.before_us, done.after_us
     if not published or not before or not after:
         told = (
@@ -224,7 +227,7 @@ def _result_text(model: str, done: Tuned, published: bool) -> str:
 
 
 def _add_elsewhere_options(tune: argparse.ArgumentParser) -> None:
-    """What `tune` takes besides with --bench."""
+    """Add the options that `tune` takes besides with --bench."""
     group = tune.add_argument_group("options of tuning a file for a device that is not here")
     group.add_argument(
         "--bench",

@@ -88,7 +88,10 @@ def check_machine(readings: Readings) -> list[Finding]:
 
 
 def bound_gpu(machine: Hardware) -> GpuHardware | None:
-    """The GPU the kernel drives; the first where there are several, systems on chip before PCI."""
+    """Return the GPU that the kernel drives.
+
+    Where there are several, it is the first, systems on chip before PCI.
+    """
     return next((gpu for gpu in machine.gpus if gpu.driver), None)
 
 
@@ -125,7 +128,7 @@ def may_open(node: DeviceNode, account: Account, running: Account) -> bool:
 
 
 def driver_name(gpu: GpuHardware) -> str:
-    """What people call the driver."""
+    """Return the name that people call the driver."""
     return "kbase (mali)" if gpu.driver == "mali" else gpu.driver
 
 
@@ -273,7 +276,7 @@ def _environment(readings: Readings) -> list[Finding]:
 
 
 def _mismatch(readings: Readings) -> list[Finding]:
-    """A driver's library and the kernel's driver must belong together: one excludes the other."""
+    """Find a driver's library that does not belong to the kernel's driver: one excludes the other."""
     gpu = bound_gpu(readings.machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""
     present = {icd.stack for icd in readings.icds} & {"libmali", "rusticl"}
@@ -338,7 +341,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
 
 
 def _named(name: str) -> str:
-    """A device's name, and what it is where the driver gives a Mali an internal name."""
+    """Return a device's name, and what it is where the driver gives a Mali an internal name."""
     model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
         return name
@@ -346,7 +349,7 @@ def _named(name: str) -> str:
 
 
 def _gpu_left_out(readings: Readings) -> list[Finding]:
-    """The kernel has a GPU and OpenCL works, but only without it."""
+    """Find that the kernel has a GPU and OpenCL works, but only without it."""
     gpu = bound_gpu(readings.machine)
     kinds = {d.kind for p in readings.opencl.platforms for d in p.devices if d.usable}
     if gpu is None or "GPU" in kinds:
@@ -356,7 +359,10 @@ def _gpu_left_out(readings: Readings) -> list[Finding]:
 
 
 def _cause(readings: Readings) -> tuple[str, str]:
-    """The likeliest cause of missing devices and what to do; the order is that of the chain of use."""
+    """Return the likeliest cause of missing devices and what to do.
+
+    The causes are tried in the order of the chain of use.
+    """
     machine = readings.machine
     gpu = bound_gpu(machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""

@@ -58,19 +58,19 @@ class AccountNames:
     groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
 
     def user(self, uid: int) -> str:
-        """The name of a user id; the number itself where it has none."""
+        """Return the name of a user id; the number itself where it has none."""
         return self.users[uid][0] if uid in self.users else str(uid)
 
     def group(self, gid: int) -> str:
-        """The name of a group id; the number itself where it has none."""
+        """Return the name of a group id; the number itself where it has none."""
         return self.groups[gid][0] if gid in self.groups else str(gid)
 
     def running(self, uid: int, gids: frozenset[int]) -> Account:
-        """The account of a process with these ids."""
+        """Return the account of a process with these ids."""
         return self._account(self.user(uid), uid, gids)
 
     def named(self, name: str) -> Account | None:
-        """The account of that name as it would log in, None where there is none."""
+        """Return the account of that name as it would log in, None where there is none."""
         for uid, (user, gid) in self.users.items():
             if user == name:
                 gids = {gid} | {g for g, (_, members) in self.groups.items() if name in members}
@@ -87,7 +87,7 @@ class AccountNames:
 
 
 def read_names(root: Path) -> AccountNames:
-    """The users and groups in `root`/etc; malformed lines are passed over, as libc does."""
+    """Read the users and groups in `root`/etc; pass over malformed lines, as libc does."""
     users: dict[int, tuple[str, int]] = {}
     for fields in _entries(root / "etc/passwd", 7):
         if fields[2].isdigit() and fields[3].isdigit():
@@ -115,7 +115,7 @@ _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
 
 
 def read_machine(root: Path, names: AccountNames) -> Hardware:
-    """The hardware and the kernel of the system whose root folder is `root`."""
+    """Read the hardware and the kernel of the system whose root folder is `root`."""
     memory = _meminfo(_text(root / "proc/meminfo"))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
     paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
@@ -223,7 +223,7 @@ def _glob(root: Path, pattern: str) -> list[Path]:
 
 
 def _link_name(link: Path) -> str:
-    """The last part of where a link points, "" where there is none."""
+    """Return the last part of the path that a link points to, "" where there is none."""
     try:
         return os.path.basename(os.readlink(link))
     except OSError:
@@ -231,12 +231,15 @@ def _link_name(link: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
+    """Return a small file's text, "" where it cannot be read.
+
+    The doctor does not tell hidden files from absent ones.
+    """
     return system_text(path) or ""
 
 
 def lines(path: Path) -> Iterable[str]:
-    """The lines of a text file that are neither empty nor comments."""
+    """Return the lines of a text file that are neither empty nor comments."""
     return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
 
 
@@ -246,9 +249,10 @@ State = Literal["answers", "absent", "refused", "forbidden", "silent"]
 
 
 def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | None]:
-    """What a client sees at the socket `path`, and the service's status, None where it does not tell it.
+    """Return what a client sees at the socket `path`, and the service's status.
 
-    With `system` the one expected there is the system's, and systemd is asked where that does not answer.
+    The status is None where the service does not tell it. With `system` the service expected there is the
+    system's, and systemd is asked where it does not answer.
     """
     state, error = _connect(path)
     if state != "answers":
@@ -306,7 +310,7 @@ def _failed_unit() -> str:
 
 
 def explain(unit: dict[str, str]) -> str:
-    """The same from the properties of its unit."""
+    """Explain the state of a service from the properties of its systemd unit."""
     if unit.get("ActiveState") != "failed" and unit.get("SubState") != "auto-restart":
         return ""
     said = unit.get("StatusText", "")
@@ -442,7 +446,7 @@ def stack_of(library: str) -> Stack:
 
 
 def folder(purpose: str, path: Path) -> Folder:
-    """What is known of a folder, or of the nearest one above it that exists."""
+    """Return what is known of a folder, or of the nearest folder above it that exists."""
     exists = os.path.isdir(path)  # Path.is_dir raises where a folder above may not be searched
     nearest = next((p for p in (path, *path.parents) if os.path.isdir(p)), Path("/"))
     return Folder(
@@ -476,7 +480,10 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:
-    """The version of an installed distribution; folders in `first` are looked through before Python's own."""
+    """Return the version of an installed distribution.
+
+    Folders in `first` are looked through before Python's own.
+    """
     found = metadata.distributions(name=name, path=[*first, *sys.path])
     return next((distribution.version for distribution in found), None)
 

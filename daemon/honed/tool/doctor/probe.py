@@ -52,7 +52,7 @@ def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
 
 
 def list_platforms(environ: Mapping[str, str]) -> OpenCL:
-    """What OpenCL looks like to a process of honed with this environment."""
+    """Return what OpenCL looks like to a process of honed with this environment."""
     return strict.like(OpenCL, ask(["platforms"], environ))
 
 
@@ -65,7 +65,10 @@ def _library(library: str) -> ProbeAnswer:
 
 
 def _mapped(part: str) -> str:
-    """The path of the library loaded in this process whose file name holds `part`, "" if there is none."""
+    """Return the path of the library loaded in this process whose file name holds `part`.
+
+    Returns "" if there is none.
+    """
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
         if part in path.rpartition("/")[2]:

@@ -63,7 +63,7 @@ class GraphLayout:
 
 
 def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
-    """The boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
+    """Return the boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
     readers = _readers(model)
     boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
     writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
@@ -98,11 +98,11 @@ class _Writers:
     boxes: dict[int, dict[int, int]]
 
     def add(self, buffer: int, box: int) -> None:
-        """A box wrote a buffer."""
+        """Note that a box wrote a buffer."""
         self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
 
     def of(self, buffer: int) -> list[int]:
-        """The boxes that wrote any of a buffer's bytes."""
+        """Return the boxes that wrote any of a buffer's bytes."""
         written = self.boxes.get(family_of(self.buffers, buffer), {})
         return [box for other, box in written.items() if share_bytes(self.buffers, other, buffer)]
 
@@ -144,7 +144,10 @@ def _box(
 
 
 def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
-    """A part that the CPU engine runs behind all steps, and forms of it that are compiled."""
+    """Return the box of a partition that the CPU engine runs behind all steps.
+
+    Its variants that are compiled are noted.
+    """
     lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
     for form in (form for form in model.forms if form.part == number):
         launches = sum(isinstance(step, Launch) for step in form.model.steps)
@@ -202,7 +205,7 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
 
 
 def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) -> Iterator[str]:
-    """What comes of a part, and out of which constants."""
+    """Yield what a partition computes, and which constants it is computed from."""
     touched = [use for step in _steps(model, part) for use in uses(model.kernels, step)]
     written = list(dict.fromkeys(use.buffer for use in touched if use.writes))
     for index in written:
@@ -218,7 +221,7 @@ def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) ->
 
 
 def _views(model: CompiledModel, index: int) -> Iterator[str]:
-    """What a buffer is, or has in it, that took no step; and the least that it is a part of."""
+    """Yield what a buffer is, or has in it, that took no step; and the least that it is a part of."""
     around: list[View] = []
     mine = bytes_of(model.buffers, index)
     for view in model.views:
@@ -234,7 +237,7 @@ def _views(model: CompiledModel, index: int) -> Iterator[str]:
 
 
 def _readers(model: CompiledModel) -> dict[int, set[int]]:
-    """The numbers of the steps of an inference that read any of each buffer."""
+    """Return the numbers of the steps of an inference that read any of each buffer."""
     read: dict[int, set[int]] = {}
     for n, step in enumerate(model.steps):
         for use in uses(model.kernels, step):

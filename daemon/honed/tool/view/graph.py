@@ -72,7 +72,7 @@ document.getElementById("scale").addEventListener("input", event => {{
 
 
 def checked(path: Path | None) -> Path:
-    """The file to draw to; raises UsageError where its name does not say how."""
+    """Return the file to draw to; raise UsageError where its name does not say how."""
     if path is None:
         raise UsageError("--graph draws to a file; name it with -o FILE.svg or -o FILE.html")
     if path.suffix not in (".svg", ".html"):
@@ -97,7 +97,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
 
 
 def _compiled(client: Client, model: str) -> CompiledModel:
-    """What the compiled file says, which the service hands out to who may change models."""
+    """Return the contents of the compiled file. The service hands them out to users who may change models."""
     with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
         path = files.save_compiled(Path(folder) / "model.honed")
         return modelfile.read(path, verify=False).model
@@ -159,7 +159,7 @@ class Picture:
 
 
 def picture(drawing: GraphLayout, title: str, facts: Sequence[str]) -> Picture:
-    """The graph below a title and facts about it, a row each."""
+    """Return the graph below a title and facts about it, a row each."""
     sizes = [_size(box) for box in drawing.boxes]
     layout = lay_out(sizes, drawing.edges)
     left, top = _MARGIN + _SIDE, 2 * _MARGIN + _ROW * (len(facts) + 1)
@@ -189,7 +189,7 @@ def picture(drawing: GraphLayout, title: str, facts: Sequence[str]) -> Picture:
 
 
 def page(drawn: Picture, title: str) -> str:
-    """The picture in an HTML page that scrolls and scales it."""
+    """Return the picture in an HTML page that scrolls and scales it."""
     return _PAGE.format(title=_safe(title), svg=drawn.svg)
 
 
@@ -198,7 +198,7 @@ def _rows(box: Box) -> list[str]:
 
 
 def _timed(step: BoxLine) -> str:
-    """A step and its time, the time at the right end of a row."""
+    """Return a step and its time, with the time at the right end of a row."""
     if step.prepared:
         return f"{step.text}  once"
     return step.text if step.us is None else f"{step.text}  {step.us:,.1f} us"
@@ -215,7 +215,7 @@ def _size(box: Box) -> BoxSize:
 
 
 def _node(box: Box, corner: Point, size: BoxSize, whole: float, most: float) -> Iterator[str]:
-    """A box with its rows; how much of the time it takes is a bar along its left edge."""
+    """Yield a box with its rows; how much of the time it takes is a bar along its left edge."""
     x, y = corner
     letters = _letters(box)
     share = f"\n{box.us:,.1f} us, {box.us / whole:.1%} of all kernels" if box.us and whole else ""
@@ -264,7 +264,7 @@ def _chips(passes: Sequence[str], x: float, y: float) -> Iterator[str]:
 
 
 def _edge(points: Sequence[Point]) -> str:
-    """A line that bends between layers and runs straight past boxes."""
+    """Return a line that bends between layers and runs straight past boxes."""
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for (x, y), (to_x, to_y) in pairwise(points):
         if x == to_x:
@@ -277,7 +277,7 @@ def _edge(points: Sequence[Point]) -> str:
 
 
 def _bands(boxes: Sequence[Box], layout: Layout) -> Iterator[str]:
-    """A band behind the layers of each group, with its name beside it."""
+    """Yield a band behind the layers of each group, with its name beside it."""
     groups = [_group([boxes[n] for n in layer]) for layer in layout.layers]
     rows = list(zip(groups, layout.layers, strict=True))
     for number, (name, run) in enumerate(groupby(rows, key=lambda row: row[0])):
@@ -293,7 +293,7 @@ def _bands(boxes: Sequence[Box], layout: Layout) -> Iterator[str]:
 
 
 def _group(layer: Sequence[Box]) -> str:
-    """The group of most of a layer's boxes."""
+    """Return the group of most of a layer's boxes."""
     names = [box.group for box in layer]
     return max(names, key=names.count)
 

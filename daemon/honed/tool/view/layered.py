@@ -59,7 +59,7 @@ def lay_out(sizes: Sequence[BoxSize], edges: Sequence[tuple[int, int]]) -> Layou
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The layer of each box: one below the lowest that it reads."""
+    """Return the layer of each box: one below the lowest box that it reads."""
     reads: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for writer, reader in edges:
@@ -87,7 +87,7 @@ def _rows(layer: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[list[_
 
 
 def _neighbours(layer: Sequence[int], edges: Sequence[tuple[int, int]]) -> dict[_Cell, set[_Cell]]:
-    """The cells of the layers above and below that a cell is joined with."""
+    """Return the cells of the layers above and below that each cell is joined with."""
     found: dict[_Cell, set[_Cell]] = {}
     for writer, reader in edges:
         path = [*((writer, at) for at in range(layer[writer], layer[reader])), (reader, layer[reader])]

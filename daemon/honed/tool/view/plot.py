@@ -55,7 +55,7 @@ class Curve:
         return max(*(y for _, y in self.points), *(mark.y for mark in self.marks), 1e-9)
 
     def at(self, x: float) -> float | None:
-        """The curve's value; None to the left of it."""
+        """Return the curve's value; None to the left of the curve."""
         value = None
         for begins, y in self.points:
             if begins > x:
@@ -65,7 +65,7 @@ class Curve:
 
 
 def microseconds(largest: float) -> tuple[float, str]:
-    """The unit in which times up to `largest` us read best, and how many microseconds it has."""
+    """Return the unit in which times up to `largest` us read best, and how many microseconds it has."""
     return next((size, unit) for size, unit in reversed(_UNITS) if largest >= size or size == 1.0)
 
 
@@ -81,12 +81,12 @@ def ticks(largest: float, count: int, *, whole: bool = False) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A tick's label."""
+    """Return a tick's label."""
     return f"{value:,.10g}"
 
 
 def text(curve: Curve, width: int, height: int, *, braille: bool = True) -> list[str]:
-    """The curve in lines of at most `width` characters, `height` lines of it the field it is drawn in.
+    """Return the curve in lines of at most `width` characters; `height` lines are the field it is drawn in.
 
     `braille` False draws with ASCII, for terminals that show no more.
     """
@@ -111,7 +111,7 @@ def text(curve: Curve, width: int, height: int, *, braille: bool = True) -> list
 
 
 def _field(curve: Curve, columns: int, rows: int, top: float) -> set[tuple[int, int]]:
-    """The dots that are set, as (row, column)."""
+    """Return the dots that are set, as (row, column)."""
     found: set[tuple[int, int]] = set()
     before: int | None = None
     for column in range(columns):

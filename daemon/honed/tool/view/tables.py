@@ -33,7 +33,7 @@ def worker_text(worker: WorkerStatus) -> str:
 
 
 def shown(device: DeviceStatus) -> str:
-    """A device's full name, or what it is called in the configuration."""
+    """Return a device's full name, or what it is called in the configuration."""
     return str(device.spec or device.name or "the best device")
 
 
@@ -49,7 +49,10 @@ def devices_table(devices: Sequence[DeviceStatus]) -> Table:
 
 
 def served_by(devices: Sequence[DeviceStatus]) -> dict[str, str]:
-    """The device that serves each model, by the model's name; devices as the configuration calls them."""
+    """Return the device that serves each model, by the model's name.
+
+    Devices are named as the configuration calls them.
+    """
     return {model: each.name or shown(each) for each in devices for model in each.models}
 
 
