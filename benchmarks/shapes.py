@@ -55,9 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's; who answered, and
-    the largest error.
-    """
+    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's; its engine and error."""
 
     sizes: Sizes
     new: bool

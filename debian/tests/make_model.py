@@ -15,7 +15,7 @@ INNER = 256
 
 
 def main(path: str, rows: int = 64) -> None:
-    """The output is relu(x a) b, computed in double precision."""
+    """Write a model whose output is relu(x a) b, computed in double precision."""
     random = np.random.default_rng(7)
     a, b = (random.standard_normal((INNER, INNER)).astype(np.float32) / 16 for _ in range(2))
     x = random.standard_normal((rows, INNER)).astype(np.float32)

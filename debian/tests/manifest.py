@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(file: str, version: str) -> None:
-    """The checksum in the first line is made to fit; owner and mode of the file stay."""
+    """Make the checksum in the first line fit; owner and mode of the file stay."""
     path = Path(file)
     plain = json.loads(path.read_text().partition("\n")[2])
     if version == "older":  # before a model had several versions, and a device

@@ -13,7 +13,7 @@ from honed.runtime.errors import ResourceExhausted, Unavailable
 
 
 def infer_patiently(client: Client, model: str, inputs: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The outputs; tries again for so long while the service is away or its queue is full."""
+    """Return the outputs; try again for so long while the service is away or its queue is full."""
     end = time.monotonic() + seconds
     pause = 0.1
     while True:

@@ -117,7 +117,7 @@ class Operations(Inferences):
 
     @operation
     def status(self) -> Steps[Map]:
-        """What the service is doing, on which device."""
+        """Return what the service is doing, on which device."""
         return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
