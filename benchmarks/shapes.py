@@ -55,7 +55,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's; its engine and error."""
+    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's."""
 
     sizes: Sizes
     new: bool

@@ -1,7 +1,8 @@
 """Rewriting rules, one file for each family of operators.
 
-Every ONNX operator that is compiled has a rule here, or a function body in ONNX itself. A rule gets a call with resolved inputs and emits nodes of the core set (`importing.CORE`) at TARGET_OPSET,
-which are the only ones the importer knows. It is registered by `@rule`, in whatever file of this folder.
+Every ONNX operator that is compiled has a rule here, or a function body in ONNX itself. A rule gets a call
+with resolved inputs and emits nodes of the core set (`importing.CORE`) at TARGET_OPSET, which are the only
+ones the importer knows. It is registered by `@rule`, in whatever file of this folder.
 """
 
 from __future__ import annotations
