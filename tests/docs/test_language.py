@@ -44,7 +44,7 @@ def test_lines_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
-    text = " ".join(prose(page)).lower()
+    text = re.sub(r"`[^`]*`", "", " ".join(prose(page))).lower()  # what programs say is theirs
     assert [term for term in PRIVATE if re.search(rf"\b{re.escape(term)}\b", text)] == []
 
 
