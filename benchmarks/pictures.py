@@ -19,40 +19,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
+from benchmarks.passage.scenario import IDLE, write_model
 from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
-_CONFIG = """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-[tuner]
-spawn = true
-"""
-_SHAPES = {"x": (1, 16, 125, 127), "a": (97, 131), "b": (131, 83)}
+_IMAGE = (1, 16, 125, 127)
 _VERSIONS, _SECONDS, _AFTER = 3, 300.0, 45.0  # versions to wait for, at most so long, and how long then
 _BURST, _PAUSE_SECONDS = 5, 5.0  # requests, and between two bursts
-
-
-def pooling(path: Path) -> None:
-    """Write the model."""
-    window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
-    nodes = [
-        helper.make_node("MaxPool", ["x"], ["highest"], **window),
-        helper.make_node("AveragePool", ["x"], ["mean"], count_include_pad=1, **window),
-        helper.make_node("MatMul", ["a", "b"], ["ab"]),
-        helper.make_node("Softmax", ["ab"], ["y"], axis=0),
-    ]
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in _SHAPES.items()]
-    shapes = {"highest": _SHAPES["x"], "mean": _SHAPES["x"], "y": (97, 83)}
-    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "pooling", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
 def main() -> None:
@@ -62,7 +36,7 @@ def main() -> None:
     hone = [sys.executable, "-m", "honed.tool.main"]
     with tempfile.TemporaryDirectory(prefix="pictures-") as temporary, contextlib.ExitStack() as ended:
         place = Path(temporary)
-        (place / "honed.toml").write_text(_CONFIG)
+        (place / "honed.toml").write_text(IDLE)
         os.environ["HONED_SOCKET"] = str(place / "s")
         service = [sys.executable, "-m", "honed.daemon.service", f"--config={place / 'honed.toml'}"]
         service += [f"--state-dir={place / 'state'}", f"--cache-dir={place / 'cache'}"]
@@ -70,7 +44,7 @@ def main() -> None:
         ended.callback(running.wait)
         ended.callback(running.terminate)
         _until_ready()
-        pooling(place / "pooling.onnx")
+        write_model(place / "pooling.onnx", _IMAGE)
         with Client() as client:
             client.add(place / "pooling.onnx", name="pooling", engine="gpu")
             stop = threading.Event()

@@ -21,7 +21,7 @@ from honed.runtime.errors import HonedError
 
 REQUESTS = 8  # windows of one request each
 REQUEST, FILE, CANDIDATE, REST = 1, 50, 100, 150  # numbers of windows
-_IDLE = """
+IDLE = """
 [idle]
 quiet_seconds = 0.2
 settle_seconds = 0
@@ -30,12 +30,12 @@ max_load_per_core = 1000
 [tuner]
 spawn = true
 """
-_WAITING = _IDLE.replace("[idle]", "[idle]\nenabled = false")
+_WAITING = IDLE.replace("[idle]", "[idle]\nenabled = false")
 _ASLEEP = _WAITING.replace("spawn = true", "spawn = false")
 _SECONDS = 900.0
 
 
-def write_model(path: Path) -> None:
+def write_model(path: Path, image: tuple[int, ...] = (1, 9, 61, 63)) -> None:
     """A small network with windows, a product and a softmax, which its first schedules leave much to win."""
     window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
     nodes = [
@@ -44,7 +44,7 @@ def write_model(path: Path) -> None:
         helper.make_node("MatMul", ["a", "b"], ["ab"]),
         helper.make_node("Softmax", ["ab"], ["y"], axis=0),
     ]
-    image, product = (1, 9, 61, 63), (97, 83)
+    product = (97, 83)
     inputs = [
         helper.make_tensor_value_info(name, 1, shape)
         for name, shape in {"x": image, "a": (97, 131), "b": (131, 83)}.items()
@@ -109,7 +109,7 @@ class Scenario:
         with self.service(_WAITING) as client:
             wait_for(lambda: client.status()["tuner"]["pid"], "the tuner")
             with self.window(CANDIDATE):
-                (self._folder / "honed.toml").write_text(_IDLE)
+                (self._folder / "honed.toml").write_text(IDLE)
                 client.reload_config()
                 wait_for(lambda: _awake(client) and client.history("m")["version"] > 1, "a tuned version")
 
