@@ -14,6 +14,7 @@ from honed.daemon.config import TABLES, settings
 from honed.runtime import errors
 from honed.tool import main as tool
 
+from . import schemas
 from .commands import all_commands
 from .texts import ROOT, texts
 
@@ -125,3 +126,8 @@ def test_every_code_is_explained_to_app_developers() -> None:
     assert set(explained) == codes - left_out
     for code, name in explained.items():
         assert getattr(errors, name).code == code
+
+
+def test_the_types_of_large_results_are_those_that_are_sent() -> None:
+    page = schemas.PAGE.read_text()
+    assert schemas.written(page) == page, "run 'python -m tests.docs.schemas'"
