@@ -142,9 +142,7 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
-    rechoice = EngineRechoice(
-        changes=base.changes, registry=base.registry, leasing=base.leasing, policy=publisher.policy
-    )
+    rechoice = EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing)
     base.changes.forget = [*known, *(each.forget for each in (*features, rechoice))]
     return ServiceParts(
         base=base,

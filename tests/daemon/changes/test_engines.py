@@ -26,7 +26,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
 from honed.daemon.changes.publish import EngineRechoice
-from honed.daemon.core.model import DRIFT_RUNS, Drift, State
+from honed.daemon.core.machine import Machine
+from honed.daemon.core.model import DRIFT_RUNS, Drift
+from honed.daemon.core.state import Registry
 from honed.daemon.serving.selection import choose, compare, unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
@@ -728,21 +730,12 @@ class _Rechoosing:
     def __init__(self) -> None:
         self.compared = 0
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
-        manifest = SimpleNamespace(times=times, engine_wanted=lambda policy: policy)
-        self.entry = SimpleNamespace(
-            name="m", manifest=manifest, compiled=True, at_home=True, trial=None, comparing=False
-        )
-        self.entry.state = State.READY
-        self.pool = SimpleNamespace(
-            device_of=lambda _: SimpleNamespace(engine=SimpleNamespace(state="ready")),
-            compared=self._compared,
-            handle=lambda _: None,
-        )
+        self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(times=times))
+        self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
         self.rechoice = EngineRechoice(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
             registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
-            policy="fastest",
         )
 
     async def _compared(self, _: Any) -> None:
@@ -765,3 +758,9 @@ def test_engines_are_compared_again_in_idle_time_and_ever_more_seldom(
     world.entry.manifest.times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0)
     now += 1e6
     assert world.rechoice.background(idle=True) is None
+
+
+def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
+    """As where honed-cpu was removed, and models still have times that are provisional."""
+    model = cast(Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None))
+    assert not Machine(Registry(), ("",), "", 8).comparable(model)

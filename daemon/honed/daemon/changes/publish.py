@@ -328,18 +328,13 @@ class Publisher:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRechoice(Feature):
-    """Compares the engines of models again, in idle time, where other programs were busy before.
-
-    `policy` is the setting serve.engine.
-    """
+    """Compares the engines of models again, in idle time, where other programs were busy before."""
 
     changes: Changes
     registry: Registry
     leasing: Leasing
-    policy: str
-    _pauses: dict[str, tuple[float, float]] = field(
-        init=False, default_factory=dict
-    )  # seconds, and their end
+    # By model, seconds of the pause after its last comparison, and when that ends.
+    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
 
     def forget(self, model: str) -> None:
         """Forget a model that was removed."""
@@ -353,17 +348,13 @@ class EngineRechoice(Feature):
         return None
 
     def _due(self, entry: ServedModel) -> bool:
-        times, state = entry.manifest.times, self.changes.pool.device_of(entry).engine.state
-        free = entry.manifest.engine_wanted(self.policy) == "fastest" and entry.compiled is not None
-        able = entry.at_home and state == "ready" and entry.state is State.READY and entry.trial is None
-        waits = time.monotonic() < self._pauses.get(entry.name, (0.0, 0.0))[1]
-        return times is not None and times.provisional and free and able and not (entry.comparing or waits)
+        times = entry.manifest.times
+        if times is None or not times.provisional or not self.changes.pool.comparable(entry):
+            return False
+        return time.monotonic() >= self._pauses.get(entry.name, (0.0, 0.0))[1]
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model again.
-
-        If others are busy again, the next time is twice as far away.
-        """
+        """Compare the engines of a model; while other programs stay busy, each pause is twice the last."""
         pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
         self._pauses[entry.name] = pause, time.monotonic() + pause
         with self.leasing.adding(0, "the engines of a model are being compared"):

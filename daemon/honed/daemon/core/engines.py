@@ -246,19 +246,20 @@ def _outdated(core: Core, model: ServedModel) -> bool:
 
 
 def _compare(core: Core, model: ServedModel) -> None:
-    """Compare the engines of a model if there is a choice and the last time was a while ago.
+    """Compare the engines of a model if that is possible and the last time was a while ago."""
+    if comparable(core, model) and core.now - model.compared >= DRIFT_SECONDS:
+        model.comparing, model.compared = True, core.now
+        core.act(Compare(model))
 
-    Both engines must be able to take part.
-    """
+
+def comparable(core: Core, model: ServedModel) -> bool:
+    """Return whether a model's engine may be chosen by times, and both engines can take part now."""
+    if core.cpu_of(model.manifest.owner) is None or model.comparing or model.trial is not None:
+        return False
     device = core.engines[model.device]
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
     able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
-    cpu = core.cpu_of(model.manifest.owner)
-    if cpu is None or not (free and able and model.takes_open) or model.comparing:
-        return
-    if model.trial is None and core.now - model.compared >= DRIFT_SECONDS:
-        model.comparing, model.compared = True, core.now
-        core.act(Compare(model))
+    return free and able and model.takes_open
 
 
 def optimisation_checked(core: Core, event: OptimisationChecked) -> None:

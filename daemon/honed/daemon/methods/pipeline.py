@@ -120,7 +120,7 @@ class InferencePipeline:
         return made
 
     def rewrap(self, model: str) -> None:
-        """Ask the features of a model anew whether they wrap it."""
+        """Ask the features again whether they wrap a model."""
         self._wrapped.pop(model, None)
 
     async def _run(self, call: InferCall) -> Inferred:
@@ -166,7 +166,7 @@ class InferencePipeline:
 class PlainInference:
     """A request for a model that uses no feature, from one callback to the next.
 
-    Nearly all requests are such. A task would cost each of them two more turns of the event loop.
+    Without a task it takes two turns of the event loop, in the place of four.
     """
 
     __slots__ = ("_begun", "_call", "_counted", "_done", "_pipeline", "_plan", "_task", "_work")

@@ -342,6 +342,10 @@ class Pool:
             return None
         return messages.Inspected(model.number, read)
 
+    def comparable(self, model: ServedModel) -> bool:
+        """Return whether `compared` may be called for a model now."""
+        return self._machine.comparable(model)
+
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; what came of it."""
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
