@@ -35,6 +35,7 @@ from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
 from honed.daemon.worker.supervisor import WorkerDied
+from honed.protocol import strict
 from honed.runtime import Client
 from honed.runtime.comparison import LEAST
 from honed.runtime.compiled import modelfile
@@ -764,3 +765,10 @@ def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
     """As where honed-cpu was removed, and models still have times that are provisional."""
     model = cast(Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None))
     assert not Machine(Registry(), ("",), "", 8).comparable(model)
+
+
+def test_earlier_versions_can_read_the_times_of_a_quiet_machine() -> None:
+    quiet = strict.to_plain(EngineTimes(gpu_ms=1.0, cpu_ms=1.0))
+    assert set(quiet) == {"gpu_ms", "cpu_ms", "device", "runtime", "same_cores"}
+    busy = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
+    assert strict.from_plain(EngineTimes, strict.to_plain(busy), where="times") == busy

@@ -349,7 +349,7 @@ class EngineRechoice(Feature):
 
     def _due(self, entry: ServedModel) -> bool:
         times = entry.manifest.times
-        if times is None or not times.provisional or not self.changes.pool.comparable(entry):
+        if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
             return False
         return time.monotonic() >= self._pauses.get(entry.name, (0.0, 0.0))[1]
 

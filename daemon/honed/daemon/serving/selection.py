@@ -19,6 +19,7 @@ from .engine_server import DeviceServer
 from .loader import Loader
 
 LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
+_BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
 _LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
 Kind = Literal["gpu", "cpu"]
 
@@ -38,7 +39,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     `owner` is that user.
     """
     told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
-    if times.provisional:
+    if times.others_percent is not None:
         told += (
             f" while other programs took {times.others_percent:.0f} % of the processors, "
             "so it is measured again when the machine is idle"
@@ -67,6 +68,7 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
                 ns[which] = await (device.alone(key, turn) if which else cpu.turn(source, compiled, turn))
             runs.add(ns[0] / 1e9, ns[1] / 1e9)
     await asyncio.sleep(looked + _LOOK_SECONDS - time.monotonic())
+    percent = await in_thread(others.percent)
     cpu_seconds, gpu_seconds = runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,
@@ -74,7 +76,7 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
         device=device.engine.fingerprint,
         runtime=cpu.engine.fingerprint,
         same_cores=device.engine.on_processor,
-        others_percent=await in_thread(others.percent),
+        others_percent=percent if percent > _BUSY_PERCENT else None,
     )
 
 

@@ -42,7 +42,6 @@ from .versions import VersionHistory, first
 # 5 has owners.
 FORMAT = 5
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
-BUSY_PERCENT = 10.0  # of all processors taken by other work: above it times of engines are provisional
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
 
@@ -52,8 +51,9 @@ class EngineTimes:
     """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
 
     `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then; with
-    `same_cores` the device is the processor that the CPU engine runs on. `others_percent` of all processors
-    were taken by other work meanwhile.
+    `same_cores` the device is the processor that the CPU engine runs on. If other work took so much of the
+    processors that it may have slowed one engine more than the other, `others_percent` says how much; else it
+    is None, and left out of the manifest, which earlier versions of honed can then read.
     """
 
     gpu_ms: float
@@ -61,12 +61,7 @@ class EngineTimes:
     device: str = ""
     runtime: str = ""
     same_cores: bool = False
-    others_percent: float = 0.0
-
-    @property
-    def provisional(self) -> bool:
-        """Whether other work may have slowed one of them more than the other."""
-        return self.others_percent > BUSY_PERCENT
+    others_percent: float | None = field(default=None, metadata=strict.ABSENT)
 
 
 class NewerFormat(InvalidArgument):
