@@ -1,4 +1,4 @@
-"""The CPU engine's process for parts of models whose rest is compiled; whoever runs the rest starts it.
+"""The CPU engine's process for partitions of models; the process that runs the compiled rest starts it.
 
 python -m honed.cpu.parts THREADS FD
 

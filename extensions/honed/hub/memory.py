@@ -15,7 +15,7 @@ from honed.protocol.errors import InvalidArgument
 MAX_PROBLEM: Final = 300  # letters
 _MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
 MAX_FILE: Final = 1 << 20  # letters of a file, as a list of 10,000 keys has; a larger one is read each time
-MAX_WHOLE: Final = 32 << 20  # likewise, of all
+MAX_WHOLE: Final = 32 << 20  # letters of all files together
 _log = logging.getLogger("honed.hub")
 
 
@@ -31,7 +31,7 @@ class KeyStanding:
 
 @dataclass(slots=True, kw_only=True)
 class HubMemory:
-    """Serials and files seen, and what came of the last pull and push; times are seconds since 1970."""
+    """Serials and files seen, and the results of the last pull and push; times are seconds since 1970."""
 
     serial: int = 0  # of the last index pushed
     index: str = ""  # its SHA-256

@@ -21,9 +21,9 @@ from .minisign import PublicKey
 from .remote import HubStore
 
 MAX_RECORDS: Final = 200_000  # of one pull; what is left comes with the next
-MAX_SOURCE_RECORDS: Final = 50_000  # likewise, of one source, so that none leaves no room for others
-MAX_SOURCE_BYTES: Final = 64 << 20  # likewise, of files as they lie there
-MAX_FILES: Final = 500  # likewise
+MAX_SOURCE_RECORDS: Final = 50_000  # of one pull and one source, so that each leaves room for others
+MAX_SOURCE_BYTES: Final = 64 << 20  # of one pull and one source, of files as they are stored
+MAX_FILES: Final = 500  # of one pull and one source
 MAX_REFUSED: Final = 20  # sentences about lines
 SEVERAL: Final = 2  # boards that must have taken a schedule back, for others to leave it
 _TOO_LARGE: Final = "it has more records or bytes than a file may, and was left"

@@ -127,7 +127,7 @@ def _serial(before: int, now: float) -> int:
 def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> None:
     """Write the signature first, then the file.
 
-    Whoever reads between the two takes neither, and comes again.
+    A reader that comes between the two takes neither, and tries again.
     """
     store.write(name + indexes.SIGNATURE, key.sign(data, name))
     store.write(name, data)

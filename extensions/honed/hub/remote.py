@@ -71,7 +71,7 @@ def store(url: str) -> HubStore:
 
 
 class _Folder(HubStore):
-    """Whoever writes there may be nobody's friend: links, FIFOs and devices are left."""
+    """A hub in a folder. Who writes there is untrusted: links, FIFOs and devices are not read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))

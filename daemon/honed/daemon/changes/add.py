@@ -219,7 +219,7 @@ _log = logging.getLogger(__name__)
 
 
 class AddRequest:
-    """One addition, for whoever waits for it."""
+    """One addition, for the request that waits for it."""
 
     def __init__(self, *, name: str, notify: Notify) -> None:
         self.notify = notify

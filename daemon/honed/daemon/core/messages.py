@@ -98,7 +98,7 @@ class WorkerReady(Event):
 class WorkerLost(Event):
     """An engine's worker ended, and every call to it has failed; a run not told of yet never began.
 
-    `from_outside`: somebody else killed it, or it was for want of memory. `failed`: no worker starts.
+    `from_outside`: another program killed it, or memory ran out. `failed`: no worker starts.
     """
 
     engine: str

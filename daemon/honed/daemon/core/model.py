@@ -276,8 +276,8 @@ class Engine:
     phase: Phase = Phase.STARTING
     worker: int = 0
     spec: str = ""  # the device's full name, once it was seen
-    family: str = ""  # of the device, likewise
-    fingerprint: str = ""  # of the device with its driver, or the CPU engine, likewise
+    family: str = ""  # of the device, once it was seen
+    fingerprint: str = ""  # of the device with its driver, or of the CPU engine, once it was seen
     reason: str = ""  # the last worker ended
     running: Running | None = None
     ended: float = float("-inf")  # when a request ended last, in monotonic seconds

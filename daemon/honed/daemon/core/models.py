@@ -1,4 +1,4 @@
-"""Models that are added, replaced and removed, and what comes of loading them."""
+"""Models that are added, replaced and removed, and the results of loading them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _unable(core: Core, event: Added) -> None:
     versions.fail(core, model, "only the CPU engine can run it, which is not installed; install honed-cpu")
 
 
-# ---- What comes of loading and proving ----
+# ---- Results of loading and verifying ----
 
 
 def loaded(core: Core, event: Loaded) -> None:

@@ -226,7 +226,7 @@ class SizeSpecialiser(Feature):
             _log.info("%s: %s", entry.name, sentence)
 
     async def _made(self, entry: ServedModel, sizes: tuple[MetSizes, ...]) -> str:
-        """Compile the model with these sizes, and have it served; what came of that."""
+        """Compile the model with these sizes, and have it served; return a sentence about the result."""
         manifest = entry.manifest
         assert manifest.compiled is not None
         slower_too = manifest.engine_wanted(self.policy) == "gpu"

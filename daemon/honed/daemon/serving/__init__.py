@@ -1,1 +1,1 @@
-"""The shell around the core: it performs actions by workers and tells what came of them."""
+"""The shell around the core: it has workers perform actions, and reports the results as events."""

@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the 
 
 @dataclass(slots=True, kw_only=True)
 class PendingRequest(Generic[R]):
-    """What a request has workers do, and what came of it so far.
+    """What a request has workers do, and its answers so far.
 
     `call` is for the key the model has when it runs; each of the `runs` is a turn of its own.
     """
@@ -239,7 +239,7 @@ class InFlightRequests:
         self.refuse(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
 
     def run(self, action: Run) -> Coroutine[Any, Any, None] | None:
-        """Run on a worker, and tell what came of it; gives what a task must do for that, if anything.
+        """Run on a worker, and report the result; return the rest of the work, if a task must do it.
 
         It keeps what it needs although nobody may wait for it any more.
         """

@@ -133,7 +133,7 @@ class Loader:
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
-        """Have the worker load a model of the store; what came of it."""
+        """Have the worker load a model of the store; return the event that reports the result."""
         key = action.model.key_on(self.engine.name)
         try:
             path = str(await in_thread(self._store.form, action.model.manifest, key))

@@ -347,7 +347,7 @@ class Pool:
         return self._machine.comparable(model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
-        """Compare both engines once more; what came of it."""
+        """Compare both engines once more; return the event that reports the result."""
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
             try:

@@ -18,7 +18,7 @@ RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
 ENGINES: Final = ("fastest", "gpu", "cpu")
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
-MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
+MAX_TEXT_BYTES = 262_144  # of all str in a message; for the same reason
 # Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
 INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
 CHECKING_MIB = 2048  # a model that is checked while another is compiled
@@ -140,7 +140,7 @@ class HubSettings:
     """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
 
     url: where the hub is read; "": none is. push_url: where this machine's records go; "": the same.
-    owner: the key of whoever made the hub, which may name others; "": nobody may.
+    owner: the key of the hub's owner, which may name others; "": nobody may.
     keys: whose records are taken, by a name for each.
     pull, push: whether honed-hub does so by itself. hold: it looks, and takes nothing.
     hours: between two pulls.

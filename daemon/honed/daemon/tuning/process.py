@@ -42,7 +42,7 @@ class TunerSettings:
 
 
 class TunerChild:
-    """Keeps one tuner running, and knows what tuners report, whoever started them."""
+    """Keeps one tuner running, and remembers the reports of all tuners, its own and others."""
 
     def __init__(self, settings: TunerSettings, socket: Path) -> None:
         self._settings = settings

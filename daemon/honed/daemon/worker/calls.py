@@ -225,7 +225,7 @@ class RunModel(WorkerCall[InferenceResult]):
 
 @dataclass(slots=True, kw_only=True)
 class BatchRan:
-    """What came of each, in their order."""
+    """The result of each call, in their order."""
 
     members: tuple[InferenceResult, ...]
 

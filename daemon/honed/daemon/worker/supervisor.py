@@ -140,7 +140,7 @@ class Supervisor:
         self.starts = 0
         self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
         self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
-        self._from_outside = False  # the last worker was killed by somebody else, or for want of memory
+        self._from_outside = False  # the last worker was killed by another program, or because memory ran out
         self.identity: DeviceIdentity | None = None
         self.profile: DeviceProfile | None = None
 
@@ -209,7 +209,7 @@ class Supervisor:
         return aio.taken(call, await coming)
 
     def ask(self, call: WorkerCall[Any], told: Told, *, seconds: float) -> None:
-        """Have `told` called with what came of a call, at once when it comes: the answer, or its error.
+        """Make a call, and have `told` called with its answer, or its error, as soon as that arrives.
 
         Raises NoWorker where it is known already that there is no worker.
         """

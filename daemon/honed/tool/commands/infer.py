@@ -265,7 +265,7 @@ def define_bench(bench: Parser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benched:
-    """What came of a run: times through the socket, and the means in the engine and in the queue.
+    """The result of a run: times through the socket, and the means in the engine and in the queue.
 
     `std_ms` is of the sample, 0 for a single time. `engines` counts the answers of each meanwhile, with those
     to other clients.

@@ -69,7 +69,7 @@ class Lent:
 
 @dataclass(frozen=True, slots=True)
 class InferenceAnswer:
-    """What came of a request: the outputs by name, and what the service tells of it.
+    """The result of a request: the outputs by name, and what the service tells of it.
 
     `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
     """

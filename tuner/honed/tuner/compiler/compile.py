@@ -131,7 +131,7 @@ class CompileRequest:
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
     sizes: tuple[MetSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
-    slower_too: bool = False  # likewise
+    slower_too: bool = False  # as in `honed.jobs.commands.Compile`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ def run_sets(
     first: First,
     processes: int = 0,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Compile likewise, and run with several sets of inputs, one when its outputs are asked for.
+    """Compile as `run_model` does, and run with several sets of inputs, each when its outputs are asked for.
 
     `processes` is as in `CompileRequest`.
     """

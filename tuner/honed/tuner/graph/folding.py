@@ -150,7 +150,7 @@ class _Linear:
 
     @property
     def value(self) -> str:
-        """What comes of it all."""
+        """The output of the last step."""
         return str((self.root, *self.steps)[-1].output[0])
 
 

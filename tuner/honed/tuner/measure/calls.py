@@ -41,7 +41,7 @@ class PrepareCandidate(Call[None]):
 
 @dataclass(slots=True)
 class Examined:
-    """What came of a candidate.
+    """The result of a candidate.
 
     `tainted`: the device's state cannot be relied on any more. `ran_at`: when its first run ended, by
     time.monotonic; None where there was none. `spent`: wall seconds by phase.
@@ -55,7 +55,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of a candidate, and the device's peaks now. `worn`: the child has grown and is replaced."""
+    """The result of a candidate, and the device's peaks now. `worn`: the child has grown and is replaced."""
 
     examined: Examined
     peaks: DevicePeaks

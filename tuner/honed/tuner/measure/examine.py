@@ -201,7 +201,7 @@ class Examination:
             _demand(refusal)
 
     def _run(self, runnable: BoundCandidate, number: int, poison: int | None) -> Finished:
-        """Prepare and run once on a set of inputs with everything else poisoned, and fetch what came of it.
+        """Prepare and run once on a set of inputs with everything else poisoned, and fetch its outputs.
 
         Without `poison` everything else is left as it is.
         """

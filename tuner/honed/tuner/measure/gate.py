@@ -45,7 +45,7 @@ class LeaseGate(Gate):
         patience: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """patience: seconds to wait for the lease at a time, before the session ends for want of it."""
+        """patience: seconds to wait for the lease at a time, before the session ends without it."""
         self.held = 0.0  # seconds that the lease was held between the first `enter` and the last
         self._lease = lease
         self._seconds = seconds

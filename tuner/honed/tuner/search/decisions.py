@@ -90,12 +90,12 @@ class Drawn:
 
     @property
     def tiles(self) -> list[tuple[int, Tile]]:
-        """In order, with the places of their steps."""
+        """The tiles, in order, with the places of their steps."""
         return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Tile)]
 
     @property
     def choices(self) -> list[tuple[int, Choice]]:
-        """Likewise."""
+        """The choices, in order, with the places of their steps."""
         return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Choice)]
 
     def with_most(self, changed: Mapping[int, Decision]) -> Drawn:

@@ -223,7 +223,7 @@ class Making:
 
 
 class Hunt:
-    """Proposes schedules of one task's function, and learns from what came of them."""
+    """Proposes schedules of one task's function, and learns from their times."""
 
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key

@@ -99,7 +99,7 @@ class SearchBudget:
 
 @dataclass(slots=True)
 class _Batch:
-    """What came of the candidates of a round."""
+    """The results of the candidates of a round."""
 
     ranking: events.Ranking | None = None
     broke: bool = False

@@ -29,7 +29,7 @@ _WINDOW = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a candidate; times are at the device's reference speed."""
+    """The result of a candidate; times are at the device's reference speed."""
 
     verdict: Verdict
     ran: bool  # False: it was refused before anything was given to the device
