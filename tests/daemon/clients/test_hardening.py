@@ -68,7 +68,7 @@ def wide_model(folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(service: Service) -> Iterator[None]:
-    """After each test the service answers others, and holds no more descriptors than before."""
+    """After each test the service answers others, holds no more descriptors, and has met no error of its own."""
     wait_for(lambda: connections(service) == 1, "earlier connections to end")
     before = descriptors(service.process.pid)
     yield
@@ -77,6 +77,7 @@ def nothing_leaks(service: Service) -> Iterator[None]:
         np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
     wait_for(lambda: descriptors(service.process.pid) <= before, "descriptors to be closed", service)
     assert service.process.poll() is None
+    assert "Traceback" not in service.log
 
 
 def connections(service: Service) -> int:
@@ -409,11 +410,19 @@ def test_cancel_of_what_is_not_there(service: Service) -> None:
         assert raw.call("ServerLive", {})[3] == {"live": True}
 
 
-def test_cancelled_requests_are_answered_so(service: Service) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_cancelled_requests_are_answered_so(service: Service, times: int) -> None:
     with Raw(service.socket) as raw:
         batch = b"".join(packed(i, "ModelInfer", INFER) for i in range(1, 8))
         cancels = b"".join(msgpack.packb([2, "Cancel", [{"msgid": i}]]) for i in range(1, 8))
-        raw.send(batch + cancels)
+        raw.send(batch + cancels * times)
         answers = [raw.read() for _ in range(7)]
         assert {answer[2]["code"] for answer in answers if answer and answer[2]} == {"CANCELLED"}
         assert raw.call("ServerLive", {})[3] == {"live": True}
+
+
+def test_requests_are_cancelled_by_a_message_and_by_the_end_of_their_client(service: Service) -> None:
+    with Raw(service.socket) as raw:
+        cancel = msgpack.packb([2, "Cancel", [{"msgid": 1}]])
+        raw.send(packed(1, "ModelInfer", INFER) + cancel + b"\xc1")  # a byte that MessagePack has no use for
+        assert any(message[0] == 2 for message in raw.rest())

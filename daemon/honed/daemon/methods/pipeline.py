@@ -203,11 +203,12 @@ class PlainInference:
             self._end(None, error)
 
     def cancel(self) -> None:
-        """Cancel the request: nobody waits for it any more."""
+        """Cancel the request: nobody waits for it any more. Nothing happens if it has ended."""
+        work, self._work = self._work, None
         if self._task is not None:
             self._task.cancel()
-        elif self._work is not None:
-            self._pipeline.pool.asking.end(self._work, failed=True)
+        elif work is not None:
+            self._pipeline.pool.asking.end(work, failed=True)
             self._end(None, asyncio.CancelledError())
 
     def _told(self, work: PendingRequest[Any], error: HonedError | None) -> None:
