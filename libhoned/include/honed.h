@@ -60,7 +60,7 @@ typedef struct honed_request honed_request;
 /* Memory shared with the service. */
 typedef struct honed_buffer honed_buffer;
 
-/* What came of a call. Those from 1 to 19 are the service's own. More may be added. */
+/* The result of a call. Those from 1 to 19 are the service's own. More may be added. */
 typedef enum honed_code {
     HONED_OK = 0,
     HONED_INVALID_ARGUMENT = 1,    /* a mistake in the program: names, types, shapes, or a function used wrongly */
@@ -226,7 +226,7 @@ HONED_API size_t honed_request_output_count(const honed_request *request);
 HONED_API const honed_tensor *honed_request_output(const honed_request *request, size_t index);
 /* NULL where there is none of that name. */
 HONED_API const honed_tensor *honed_request_output_named(const honed_request *request, const char *name);
-/* What came of the last call; HONED_OK before the first and while one is on its way. */
+/* The result of the last call; HONED_OK before the first and while one is on its way. */
 HONED_API honed_code honed_request_code(const honed_request *request);
 /* Why the last call, or the last function that took this request, failed; "" where it did not. */
 HONED_API const char *honed_request_error(const honed_request *request);
@@ -247,7 +247,7 @@ HONED_API HONED_MUST_CHECK honed_code honed_submit(honed_request *request);
  * ms, or none is on its way. This, and any call that waits, is what sends and receives: there is no thread that does.
  */
 HONED_API honed_request *honed_collect(honed_service *service, int timeout);
-/* Gives up a submitted request; it is still collected, as HONED_CANCELLED, or as what came of it before. */
+/* Gives up a submitted request; it is still collected, as HONED_CANCELLED, or with its result if it ended before. */
 HONED_API void honed_request_cancel(honed_request *request);
 /*
  * A descriptor that poll, epoll and the like report readable when honed_collect(service, 0) has something to do: call it

@@ -248,7 +248,7 @@ public:
     void infer_patiently(int patience) { checked(honed_infer_patiently(c(), patience)); }
     void submit() { checked(honed_submit(c())); }
     void cancel() { honed_request_cancel(c()); }
-    /* Throws what came of a submitted request that was collected, unless it succeeded. */
+    /* Throws the error of a submitted request that was collected, unless it succeeded. */
     void check() { checked(honed_request_code(c())); }
     std::size_t output_count() const noexcept { return honed_request_output_count(c()); }
     tensor output(std::size_t index) const { return found(honed_request_output(c(), index)); }

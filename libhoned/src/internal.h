@@ -146,7 +146,7 @@ bool buffer_known(const honed_buffer *buffer); /* to the service at the other en
 void buffer_tell(honed_buffer *buffer);        /* begins to tell it, unless that is under way */
 void buffer_keep(honed_buffer *buffer);
 
-/* calling.c: what came of telling a buffer, for the requests that are held for it */
+/* calling.c: the result of announcing a buffer, for the requests that wait for it */
 void requests_told(honed_buffer *buffer);
 
 /* tensor.c */

@@ -237,7 +237,7 @@ void honed_request_sequence(honed_request *request, uint64_t id, unsigned flags)
     request->flags = flags;
 }
 
-/* ---- What came of it ---- */
+/* ---- Its result ---- */
 
 size_t honed_request_output_count(const honed_request *request)
 {

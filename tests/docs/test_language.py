@@ -48,6 +48,17 @@ def test_pages_use_the_words_of_the_field(page: Path) -> None:
     assert [term for term in PRIVATE if re.search(rf"\b{re.escape(term)}\b", text)] == []
 
 
+@pytest.mark.parametrize("root", ["daemon", "runtime", "tuner", "extensions", "libhoned"])
+def test_programs_use_the_words_of_the_field(root: str) -> None:
+    terms = re.compile(rf"\b({'|'.join(map(re.escape, PRIVATE))})\b", re.IGNORECASE)
+    programs = (path for path in (ROOT / root).rglob("*.*") if path.suffix in {".py", ".c", ".h", ".hpp"})
+    files = sorted(programs)
+        path for path in sorted((ROOT / root).rglob("*.*")) if path.suffix in {".py", ".c", ".h", ".hpp"}
+    ]
+    assert files
+    assert [(str(file), found) for file in files for found in terms.findall(file.read_text())] == []
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name not in FOR_DEVELOPERS], ids=lambda page: page.name
 )

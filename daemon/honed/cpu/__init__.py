@@ -7,5 +7,5 @@ import os
 from honed.machine import bundle
 
 bundle.use(__file__)
-# With it ONNX Runtime would take its settings from the file, which is nobody's to trust.
+# With it ONNX Runtime would take its settings from the file, which is untrusted.
 os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone, and knows it
+    except BrokenPipeError:  # the reader of our output has gone, and knows it
         _give_up_stdout()
         return BROKEN_PIPE
 

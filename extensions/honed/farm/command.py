@@ -35,7 +35,7 @@ def _add_worker(actions: Any) -> None:
         about="measure on this machine what a farm asks for",
         details=(
             "Candidates are measured on the device while the service here is idle, under its lease, as its "
-            "own tuner does. Whoever has a certificate of the farm can have this machine run what he likes. "
+            "own tuner does. Everybody with a certificate of the farm can run any code on this machine. "
             "Runs until it is stopped; where the scheduler goes away, it is waited for."
         ),
         examples="hone farm worker tls://pc:8786\nhone farm worker tls://pc:8786 --bench mali-g610",

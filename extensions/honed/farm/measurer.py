@@ -357,7 +357,7 @@ def _checked(ruling: rows.Ruling) -> Verdict:
 
 
 # Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
-# are proposed without knowing what came of the others.
+# are proposed without the results of the others.
 _PER_PLACE = 4
 
 

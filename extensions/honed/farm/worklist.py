@@ -1,6 +1,6 @@
 """Which board of a farm judges which candidate, and what becomes of those that come back.
 
-Pure: it does no I/O, is told what happens and when, and gives what is to be done. A candidate waits, or is
+Pure: it does no I/O, takes events with their times, and returns actions. A candidate waits, or is
 out with one board under a ticket of its own, or is settled. A ticket counts while its board has it: what a
 board sends after it was given up is dropped, so that a candidate that was handed out twice is settled once.
 """

@@ -1,12 +1,12 @@
 """What signed files of a hub say: its keyring, and what each board has put there. Pure.
 
-hub.json                          the keyring, signed by whoever made the hub
+hub.json                          the keyring, signed by the hub's owner
 boards/<key id>/index.json        what one board put there, signed by its key
 boards/<key id>/<sha256>.jsonl.gz records, known by their hash, which the index names
 boards.json                       the overview: what each index is, by its hash; nobody signs it
 
-Each board writes in its own folder only, so that pushes need no server and never conflict; whoever reads
-puts together what the keys that it trusts have signed.
+Each board writes in its own folder only, so that pushes need no server and never conflict; a reader
+merges what the keys that it trusts have signed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Keyring(_Signed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What each board's index is, by key id its SHA-256. A hint: whoever writes in the hub can change it."""
+    """What each board's index is, by key id its SHA-256. A hint: writers of the hub can change it."""
 
     honed_hub: int
     indexes: dict[str, str]

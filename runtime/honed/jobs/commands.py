@@ -103,7 +103,7 @@ class Check(OnFile[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(OnFile[Fitted]):
-    """Finds out what of a file would be compiled, and what the CPU engine would run; `profile` likewise."""
+    """Finds out what of a file would be compiled for a `profile`, and what the CPU engine would run."""
 
     command = ("fit",)
     profile: Path | None = None

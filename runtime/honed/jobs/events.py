@@ -355,8 +355,8 @@ class Faults:
 class LearnedTask:
     """How a prior that saw nothing of a task does on it.
 
-    `prior` is the best recorded time over that of its pick, 1 for the best; `without` likewise of the default
-    `rule`, or where that was not recorded of a candidate taken blindly, on average.
+    `prior` is the best recorded time over that of its pick, 1 for the best. `without` is the best recorded
+    time over that of the default `rule`, or of a random candidate on average if the rule was not recorded.
     """
 
     task: str

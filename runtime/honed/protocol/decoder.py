@@ -242,7 +242,7 @@ class _Family(enum.Enum):
     BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes
     TEXT = enum.auto()  # the same, to be read as UTF-8
     ARRAY = enum.auto()  # a count of `extra` bytes (0: it is `items`), then that many values
-    MAP = enum.auto()  # a count likewise, then twice as many values
+    MAP = enum.auto()  # a count of pairs, then twice as many values
     REFUSED = enum.auto()
 
 

@@ -1,6 +1,6 @@
 """One end of a connection, without I/O: bytes in and events out, calls in and bytes out.
 
-The service, its workers and every client speak through it. Whoever owns the socket feeds `receive`, takes
+The service, its workers and every client speak through it. The owner of the socket feeds `receive`, takes
 `next_event` until that is None, and writes what `to_send` gives.
 """
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RequestReceived:
-    """The peer wants a request answered; whoever takes it closes the descriptors."""
+    """The peer wants a request answered; its receiver closes the descriptors."""
 
     msgid: int
     method: str
@@ -47,7 +47,7 @@ class RequestReceived:
 
 @dataclass(slots=True)
 class ResponseReceived:
-    """The answer to a call of this end; whoever takes it closes the descriptors."""
+    """The answer to a call of this end; its receiver closes the descriptors."""
 
     msgid: int
     error: HonedError | None

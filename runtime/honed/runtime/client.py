@@ -175,7 +175,7 @@ class Waiting:
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
         self.news: deque[Map] = deque()  # progress not yet shown
-        self.answer: ResponseReceived | None = None  # whoever takes it closes its descriptors
+        self.answer: ResponseReceived | None = None  # its receiver closes its descriptors
         self.error: HonedError | None = None
 
     @property

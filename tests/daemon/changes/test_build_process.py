@@ -28,7 +28,7 @@ X = np.arange(SIZE, dtype=np.float32)
 
 
 class Adding(threading.Thread):
-    """Adds a model in the background; `error` is what came of it."""
+    """Adds a model in the background; `error` is the result."""
 
     def __init__(self, service: Service, path: Path, name: str) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ def wide_model(folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(service: Service) -> Iterator[None]:
-    """After each test the service answers others, holds no more descriptors, and has met no error of its own."""
+    """After each test the service answers others, holds no more descriptors, and logged no traceback."""
     wait_for(lambda: connections(service) == 1, "earlier connections to end")
     before = descriptors(service.process.pid)
     yield

@@ -120,6 +120,6 @@ def test_a_process_that_has_not_reported_is_not_called_running(tmp_path: Path) -
 
 
 def test_the_daemon_opens_no_records() -> None:
-    """They are the tuner's: what came of tuning is reported, and jobs on records run in children."""
+    """They are the tuner's: results of tuning are reported, and jobs on records run in children."""
     daemon = Path(__file__).parents[3] / "daemon"
     assert [path for path in daemon.rglob("*.py") if "sqlite3" in path.read_text()] == []

@@ -61,7 +61,7 @@ def at_once(service: Service, asked: list[Callable[[Client], Any]]) -> list[Any]
             gate.wait()
             try:
                 return call(client)
-            except Exception as error:  # noqa: BLE001 - what came of it
+            except Exception as error:  # noqa: BLE001 - the result
                 return error
 
     with ThreadPoolExecutor(len(asked)) as pool:

@@ -145,7 +145,7 @@ def test_case_2_is_impossible() -> None:
     assert outcome(checks.possible(task, limit, 29e-6)) is Outcome.IMPOSSIBLE
 
 
-ALONE = [run(1.9e-3, wall=1.0), run(4e-3, wall=1.0)]  # runs proven right one by one, as cold as may be
+ALONE = [run(1.9e-3, wall=1.0), run(4e-3, wall=1.0)]  # runs verified one by one, as cold as may be
 
 
 def series(device: float, wall: float) -> Finished:
@@ -174,7 +174,7 @@ def test_runs_that_were_left_out_are_no_evidence() -> None:
     refused = checks.evident("it", 1e-3, [run(2.1e-3, wall=1.0)] * 3, [series(0.02, 0.02)], 20, 0.0)
     assert outcome(refused) is Outcome.IMPOSSIBLE
     assert refused is not None
-    assert "no run that was proven right took less than 2100 us" in refused.reason
+    assert "no run that was verified took less than 2100 us" in refused.reason
 
 
 def test_guard_bands() -> None:

@@ -98,7 +98,7 @@ def broken(core: Core, event: WorkerFailed) -> None:
     engine.worker_ends()
     core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
-        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be broken
     ticket = running.ticket
     deadly = is_cpu(engine.name) and ticket.attempts >= ATTEMPTS and ticket.empty is not None
     if deadly and _end_by_being_empty(running):

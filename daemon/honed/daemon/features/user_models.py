@@ -287,7 +287,7 @@ class Receiver:
         def read() -> None:
             try:
                 given.set_result(receive(copy, name, folder, limit))
-            except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            except Exception as error:  # noqa: BLE001 - those who wait raise it
                 given.set_exception(error)
             finally:
                 os.close(copy)

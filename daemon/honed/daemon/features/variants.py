@@ -287,7 +287,7 @@ class ShapeVariants(Feature):
     async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
         """Compile a model for the shapes that are asked for with it, one after the other.
 
-        Gives what came of each, unless its client does not wait: then it is done beside what follows.
+        Return the result of each, or nothing if the client does not wait: the work goes on in the background.
         """
         options = params.parameters
         if options is None or not options.variants:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Commits:
-    """Stores what `models` are. Whoever changes the store holds `turn`, until the models follow."""
+    """Stores what `models` are. A caller that changes the store holds `turn` until the models follow."""
 
     def __init__(self, store: Store, models: Registry) -> None:
         self._store = store

@@ -203,7 +203,7 @@ class InFlightRequests:
     ) -> None:
         """Let a request wait for its turn; `work.told` may be called before this returns, or later.
 
-        Whoever is told, or does not wait any longer, calls `end`. Raises as `core.requests.asked`.
+        A caller that is told, or no longer waits, calls `end`. Raises as `core.requests.asked`.
         """
         now, work.number = time.monotonic(), next(self._numbers)
         ticket = Ticket(

@@ -72,7 +72,7 @@ class ProofCache:
             for marker in kept[:-REMEMBERED]:
                 marker.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("that a model was proven right cannot be remembered: %s", error)
+            _log.warning("that a model was verified cannot be remembered: %s", error)
 
     def forget(self, key: str) -> None:
         """Forget that a file was verified, so that it is verified again.

@@ -86,7 +86,7 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
     def view() -> RenderableType:
         return rendered(document, shown.size.width, shown.size.height, trouble)
 
-    # Whoever ends it keeps the last look on the screen.
+    # The last picture stays on the screen when the user ends it.
     with _keys() as pressed, Live(get_renderable=view, console=shown, auto_refresh=False) as live:
         try:
             while True:

@@ -47,9 +47,9 @@ def define_tune(tune: Parser) -> None:
         _tune,
         details=(
             "Searches schedules for the model's kernels, measures them on the service's device, and serves "
-            "the best, proven right, in place of the present ones. It stops when what is left is not worth "
-            "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
-            "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there. "
+            "the best that it has verified. It stops when what is left is not worth it, or when the trials "
+            "or minutes allowed are used up. Ctrl-C stops it and uses what was found until then; a second "
+            "Ctrl-C aborts. What was measured is kept: another run goes on from there. "
             "With --bench no device and no service is used: kernels for a device that is not here are judged "
             "by their machine code. Such times are bounds, and no answer is checked. With --farm the "
             "machines of a farm measure, each on its own device, while this one searches and compiles."

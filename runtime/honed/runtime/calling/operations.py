@@ -148,7 +148,7 @@ class Operations(Inferences):
 
     @operation
     def show(self, model: str) -> Steps[Map]:
-        """Return where `model` comes from, how it was proven right, and its kernels."""
+        """Return where `model` comes from, how it was verified, and its kernels."""
         return (yield Ask(methods.MODEL_SHOW, params.ModelParams(name=model))).result
 
     @operation

@@ -61,7 +61,7 @@ def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
 def _check_forms(model: CompiledModel, split: Split) -> None:
     """Raise ModelFileError unless variants are of partitions that may have some.
 
-    The rules of the variants' own models are checked by whoever checks this model.
+    The rules of the variants' own models are checked by the caller that checks this model.
     """
     known = [(form.part, form.sizes) for form in model.forms]
     known += [(out.part, out.sizes) for out in split.left_out]

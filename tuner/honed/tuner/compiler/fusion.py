@@ -112,7 +112,7 @@ def _told(contest: Contest, seconds: Mapping[str, float]) -> str:
 # not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
 # first, would change with them.
 
-_LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows
+_LOCAL = 0.75  # of the local memory is for scores: the rest holds results of whole rows
 _WEIGHTS, _BYTES = 6, 4  # axes of blocked weights of all channels with all, bytes of an element
 MOST = 2.0  # of one form's roofline, beyond which the other need not be measured
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})

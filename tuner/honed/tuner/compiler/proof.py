@@ -311,7 +311,7 @@ def expect(
         if shown.shape != spec.shape:
             raise ModelRefused(
                 f"output {spec.name!r} has the shape {list(spec.shape)} by the model's operators and "
-                f"{list(shown.shape)} in {found.evaluator}, so that it cannot be proven right"
+                f"{list(shown.shape)} in {found.evaluator}, so that it cannot be verified"
             )
     if found.unproven:
         raise unverified(found.unproven)
@@ -346,7 +346,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
             if not parts.takes(strict.like(PartTensor, spec), shape):
                 raise ModelRefused(
                     f"output {spec.name!r} has the shape {list(shape)} in {found.evaluator}, where "
-                    f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be proven right"
+                    f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be verified"
                 )
     behind = tuple(tuple(np.asarray(one[name], order="C") for name in cut.ends) for one in found.outputs)
     return replace(expected, behind=behind)

@@ -35,7 +35,7 @@ class Role(enum.Enum):
 
     STACKED = "stacked along axis 0, once for each twin"
     BROADCAST = "stacked where it differs, at the rank of the result"
-    BATCHED = "likewise, but constants do not differ"
+    BATCHED = "stacked along axis 0, once for each twin; constants do not differ"
     SAME = "the same for all twins"
 
 

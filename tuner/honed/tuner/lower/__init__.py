@@ -4,5 +4,5 @@
 """
 
 # What OpenCL C calls products of four signed bytes in each of two words, and with a third number added
-# (cl_khr_integer_dot_product). Here, since whoever only reads kernels needs no TVM.
+# (cl_khr_integer_dot_product). Here, since readers of kernels need no TVM.
 DOT, DOT_ADD = "dot_4x8packed_ss_int", "dot_acc_sat_4x8packed_ss_int"

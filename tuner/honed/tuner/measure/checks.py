@@ -364,7 +364,7 @@ def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
 
 
 COMPLETE = 0  # CL_COMPLETE
-# What is beyond the measured peaks takes evidence: runs that were proven right one by one took no longer than
+# What is beyond the measured peaks takes evidence: runs that were verified one by one took no longer than
 # this often the claimed time, however cold their caches were,
 REPEATABLE = 2.0
 # and by the host's clock a long series of runs took no longer than this often the claimed time.
@@ -473,7 +473,7 @@ def evident(
     if alone > REPEATABLE * seconds:
         return Refusal(
             Outcome.IMPOSSIBLE,
-            f"{claim}, and no run that was proven right took less than {alone * 1e6:.4g} us",
+            f"{claim}, and no run that was verified took less than {alone * 1e6:.4g} us",
             tainted=True,
         )
     run = min(series, key=lambda run: run.wall)

@@ -61,7 +61,7 @@ class ReferenceFailure:
 
     def refusal(self) -> ModelRefused:
         """Return the refusal of a model that this failure leaves without a proof."""
-        why = f"the model's answers cannot be proven right, so it is not served: {self.reason}"
+        why = f"the model's answers cannot be verified, so it is not served: {self.reason}"
         return ModelRefused(why, (self.reason,))
 
 

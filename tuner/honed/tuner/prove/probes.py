@@ -117,7 +117,7 @@ _PLACE = "NaN is ignored; if all elements are NaN, the index is 0"
 _INTEGERS = "NaN and infinities become an arbitrary integer, which depends on the device"
 _TILES = "on Mali GPUs, from 256 channels on, NaN and infinities may spread within tiles of 2 x 2"
 _ROW = "the results of steps after NaN or infinities may differ"
-# By operator: what is made of NaN or infinities, where it is not what ONNX Runtime makes of them.
+# By operator: its results for NaN or infinities, where they differ from ONNX Runtime's.
 OPERATORS: Mapping[str, str] = {
     **dict.fromkeys(("ReduceMax", "ReduceMin", "MaxPool", "NhwcMaxPool", "GlobalMaxPool"), _LEFT_OUT),
     **dict.fromkeys(("MaxRoiPool", "RoiAlign"), _LEFT_OUT),

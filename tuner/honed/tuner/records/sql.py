@@ -168,7 +168,7 @@ DISTIL: Final = f"""WITH ranked AS (
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
 OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
-# Of a hub: such rows never change, and what came of trying one is a row of its own (store.py).
+# Of a hub: such rows never change, and the result of trying one is a row of its own (store.py).
 _HINT: Final = f"measured_by GLOB '{PREFIX}*'"
 _STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
         AND (c.driver <> :driver OR c.compiler <> :compiler)

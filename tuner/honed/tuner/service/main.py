@@ -19,7 +19,7 @@ _EXAMPLES = """examples:
 
 It asks the service for the idle lease, leaves the device within one candidate when a request comes, and
 publishes what it found through the service, which takes only what is right and faster. 'hone status' shows
-what it does, 'hone history M' what came of it.
+what it does, 'hone history M' its results.
 """
 
 

@@ -250,7 +250,7 @@ def likely_next(tasks: list[TaskProgress], present: TaskProgress) -> TaskProgres
 
 
 def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
-    """Call tuned what was tried; `cut`: by the time or trials allowed, or by whoever stopped it."""
+    """Call tuned what was tried; `cut`: by the time or trials allowed, or by a user."""
     for p in tasks:
         if p.stage is TaskState.TUNING:
             if p.trials:

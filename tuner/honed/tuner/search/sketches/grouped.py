@@ -366,7 +366,7 @@ _TILES = (
     _Row((4, 8, 1), (1, 8, 1), 16),
     _Row((4, 4, 1), (1, 8, 1), 16),
 )
-# Likewise for convolutions of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
+# Also for convolutions of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
 # whose windows share their elements, take a third of the time of those of one row.
 _IMAGE_TILES = (
     _Row((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
@@ -375,7 +375,7 @@ _IMAGE_TILES = (
     _Row((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
     _Row((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
 )
-# Likewise at 192 x 512 x 512, by the number of slices; tiles of three rows leave no multiprocessor idle.
+# Also at 192 x 512 x 512, by the number of slices; tiles of three rows leave no multiprocessor idle.
 _SLICED_TILES = {
     4: (
         _Row((3, 8, 1), (1, 8, 1), 16),
