@@ -53,8 +53,6 @@ def test_programs_use_the_words_of_the_field(root: str) -> None:
     terms = re.compile(rf"\b({'|'.join(map(re.escape, PRIVATE))})\b", re.IGNORECASE)
     programs = (path for path in (ROOT / root).rglob("*.*") if path.suffix in {".py", ".c", ".h", ".hpp"})
     files = sorted(programs)
-        path for path in sorted((ROOT / root).rglob("*.*")) if path.suffix in {".py", ".c", ".h", ".hpp"}
-    ]
     assert files
     assert [(str(file), found) for file in files for found in terms.findall(file.read_text())] == []
 

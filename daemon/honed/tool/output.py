@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Console: TypeAlias = "rich.console.Console"
 RenderableType: TypeAlias = "rich.console.RenderableType"
 Table: TypeAlias = "rich.table.Table"
-_WIDTH = (100, 24)  # where the output is no terminal
+_WIDTH = (200, 24)  # where the output is no terminal: tables need not be folded for a reader of columns
 
 
 @dataclass(frozen=True, slots=True)
