@@ -40,7 +40,7 @@ def schemas() -> str:
 
 
 def _described(kind: Any, found: list[Any]) -> str:
-    """Return the fields of a dataclass; neighbours of one type share its name, and a base stands for its own."""
+    """Return the fields of a dataclass: neighbours share their type, and a base stands for its own fields."""
     hints = typing.get_type_hints(kind)
     bases = [base for base in kind.__bases__ if dataclasses.is_dataclass(base) and dataclasses.fields(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
