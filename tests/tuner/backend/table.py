@@ -105,8 +105,8 @@ Some of these have limits:
 _LIMITED = """
 BatchNormalization Cast CastLike CenterCropPad Clip Compress Constant ConstantOfShape Conv ConvTranspose Det
 Dropout DynamicQuantizeLSTM EyeLike GRU If LSTM Loop LpNormalization MatMulNBits MaxPool Pow QLinearAdd
-QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid QLinearSoftmax QLinearWhere RNN Range Reshape
-Scan Shape Size Slice TopK
+QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid QLinearSoftmax
+QLinearWhere RNN Range Reshape Scan Shape Size Slice TopK
 """
 _FLOW = {
     "If": "The branch of a constant condition; else both and a selection, if types and shapes agree",
