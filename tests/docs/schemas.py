@@ -6,6 +6,7 @@ They are written from the dataclasses that the service sends, so that the page c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import textwrap
 import types
@@ -30,15 +31,27 @@ def schemas() -> str:
         title, kind = waiting.pop(0)
         if title in done:
             continue
-        hints = typing.get_type_hints(kind)
-        names = [field.name for field in dataclasses.fields(kind)]
-        fields = [f'"{name}": {_shown(hints[name], waiting)}' for name in names]
-        done[title] = f"{title} = {{{', '.join(fields)}}}"
+        done[title] = f"{title} = {_described(kind, waiting)}"
     lines = [
         textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for line in done.values()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _described(kind: Any, found: list[Any]) -> str:
+    """Return the fields of a dataclass: neighbours share their type, and a base stands for its own fields."""
+    hints = typing.get_type_hints(kind)
+    bases = [base for base in kind.__bases__ if dataclasses.is_dataclass(base) and dataclasses.fields(base)]
+    inherited = {field.name for base in bases for field in dataclasses.fields(base)}
+    shown = [
+        (f'"{field.name}"', _shown(hints[field.name], found))
+        for field in dataclasses.fields(kind)
+        if field.name not in inherited
+    ]
+    groups = itertools.groupby(shown, key=lambda field: field[1])
+    fields = [f"{', '.join(name for name, _ in group)}: {each}" for each, group in groups]
+    return "".join(f"{_shown(base, found)} and " for base in bases) + f"{{{', '.join(fields)}}}"
 
 
 def _shown(hint: Any, found: list[Any]) -> str:
