@@ -149,13 +149,13 @@ def test_an_older_index_is_a_replay() -> None:
         indexes.newer(2, 3)
 
 
-def test_whom_a_keyring_names_is_believed_until_revoked() -> None:
+def test_whom_a_keyring_names_is_trusted_until_revoked() -> None:
     trusted = {"me": KEY.public}
     ring = keyring(boards=(NamedKey("me", str(OTHER.public)),))
-    assert indexes.believed(trusted, []) == trusted
-    assert indexes.believed(trusted, [ring]) == trusted | {f"me {OTHER.public.name}": OTHER.public}
-    assert indexes.believed(trusted, [ring, keyring(revoked=(OTHER.public.name.lower(),))]) == trusted
-    assert indexes.believed(trusted, [keyring(revoked=(KEY.public.name,))]) == {}
+    assert indexes.trusted_keys(trusted, []) == trusted
+    assert indexes.trusted_keys(trusted, [ring]) == trusted | {f"me {OTHER.public.name}": OTHER.public}
+    assert indexes.trusted_keys(trusted, [ring, keyring(revoked=(OTHER.public.name.lower(),))]) == trusted
+    assert indexes.trusted_keys(trusted, [keyring(revoked=(KEY.public.name,))]) == {}
 
 
 @given(st.lists(INDEXES, max_size=5), st.randoms())

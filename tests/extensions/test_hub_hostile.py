@@ -193,7 +193,7 @@ def test_a_list_of_another_owner_has_numbers_of_its_own(hub: Path) -> None:
 def test_a_key_with_the_id_of_another_is_none_of_the_two(hub: Path, tmp_path: Path) -> None:
     """An id is its owner's to choose: it would spoil the other's folder and numbers, and its revocation."""
     liar = PublicKey(CELLAR.id, ATTIC.public.key)
-    assert indexes.believed({"cellar": CELLAR.public, "liar": liar}, []) == {"cellar": CELLAR.public}
+    assert indexes.trusted_keys({"cellar": CELLAR.public, "liar": liar}, []) == {"cellar": CELLAR.public}
 
 
 def test_nobody_comes_on_the_list_with_the_id_of_another(

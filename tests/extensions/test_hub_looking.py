@@ -243,7 +243,7 @@ def test_what_is_kept_is_checked_like_what_comes_from_the_hub(hub: Path) -> None
     assert attic.index.entries[0].records == 1
 
 
-def test_another_key_of_that_name_is_not_believed_by_what_is_kept(hub: Path) -> None:
+def test_another_key_of_that_name_is_not_trusted(hub: Path) -> None:
     """A key's id is its owner's to choose."""
     board = Machine(hub, attic=ATTIC)
     board.pull()

@@ -190,7 +190,7 @@ def _add_owning(actions: Any) -> None:
         actions,
         "revoke",
         _revoke,
-        about="take a key off the hub's list, and have nobody believe it any more",
+        about="take a key off the hub's list, so that boards no longer trust it",
         examples="hone hub revoke /srv/www/hub attic",
     )
     for parser in (init, trust, revoke):
@@ -420,11 +420,7 @@ def _sources(sources: Mapping[str, KeyStanding], hints: Mapping[str, HintFigures
         source, hint = sources.get(name), hints.get(name)
         counts = [str(hint.taken), str(hint.tried), str(hint.failed)] if hint else ["0", "0", "0"]
         state = (
-            source.problem
-            if source and source.problem
-            else "set aside"
-            if hint and hint.aside
-            else "believed"
+            source.problem if source and source.problem else "set aside" if hint and hint.aside else "trusted"
         )
         return [name, source.key_id if source else "", *counts, state]
 

@@ -110,7 +110,7 @@ class NamedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring(_Signed):
-    """Whose records the hub's maker believes; `revoked` are key ids that nobody is to believe any more."""
+    """The keys that the owner of the hub trusts; `revoked` are ids of keys that are no longer trusted."""
 
     boards: tuple[NamedKey, ...] = ()
     revoked: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
     return Overview(honed_hub=FORMAT, indexes=before | {key.name: sha256})
 
 
-def believed(
+def trusted_keys(
     trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring], before: Iterable[str] = ()
 ) -> dict[str, PublicKey]:
     """Keys by name, those of the configuration first, with those that signed keyrings name; none revoked.

@@ -60,7 +60,7 @@ def look(
         raise InvalidArgument("no key is trusted; name the owner's, or boards' keys, in [hub]")
     hub = _Hub(store, memory, shelf, now)
     ring, why = (None, "") if owner is None else hub.keyring(owner)
-    keys = indexes.believed(trusted, [ring] if ring else [], memory.revoked)
+    keys = indexes.trusted_keys(trusted, [ring] if ring else [], memory.revoked)
     keys = {name: key for name, key in keys.items() if key != own}
     files = {indexes.index_file(key): key for key in keys.values()}
     listed = hub.overview()
@@ -271,7 +271,7 @@ def gather(
     if owner is not None:
         rings = [indexes.read_keyring(signed(store, indexes.HUB, owner), now)]
         indexes.newer(rings[0].serial, memory.seen.get(indexes.numbered(owner, keyring=True)))
-    keys = indexes.believed(trusted, rings, memory.revoked)
+    keys = indexes.trusted_keys(trusted, rings, memory.revoked)
     if not keys:
         raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
     for name, key in keys.items():

@@ -39,7 +39,7 @@ class BadSignature(InvalidArgument):
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Who may be believed: an Ed25519 key and the number it is known by."""
+    """Who may be trusted: an Ed25519 key and the number it is known by."""
 
     id: bytes  # 8 bytes
     key: bytes  # 32 bytes

@@ -296,7 +296,7 @@ class TunerStopParams:
 
 
 PREFIX: Final = "hub: "
-# A key's name, and its id where another has that name, too (honed.hub.index.believed).
+# A key's name, and its id where another has that name, too (honed.hub.index.trusted_keys).
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
 
 

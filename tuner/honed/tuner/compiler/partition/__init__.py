@@ -46,7 +46,7 @@ class Extractor:
             declared = next((v.type.tensor_type for v in self._model.graph.output if v.name == name), None)
             if declared is None or not declared.HasField("shape"):
                 raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
-            # Sizes are not believed: files state those of other inputs.
+            # Sizes are not trusted: files state those of other inputs.
             open_ = (-1,) * len(declared.shape.dim)
             known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
         if known.dtype not in CARRIED:
