@@ -184,21 +184,19 @@ DRIVERS = [driver for driver in Driver if driver is not Driver.KERNEL]
 
 
 def described(driver: Driver) -> str:
-    """The line of the page that tells what is known of `driver`."""
+    """The item of the page's list that tells what is known of `driver`."""
     own = [pattern for table, pattern in ROWS if (pattern.driver or table.driver) is driver]
     kinds = [
-        f"{severity}: {', '.join(sorted({pattern.kind for pattern in own if pattern.severity is severity}))}"
+        f"**{severity}** {', '.join(sorted({row.kind for row in own if row.severity is severity}))}"
         for severity in Severity
-        if any(pattern.severity is severity for pattern in own)
+        if any(row.severity is severity for row in own)
     ]
-    return f"| `{driver}` | {len(own)} | {'; '.join(kinds)} |"
+    return f"- `{driver}` ({len(own)}): {'; '.join(kinds)}"
 
 
 def test_the_page_tells_what_the_tables_hold() -> None:
-    lines = PAGE.read_text().splitlines()
-    assert [line for line in lines if re.match(r"\| `[\w-]+` \| \d+ \|", line)] == [
-        described(driver) for driver in DRIVERS
-    ]
+    items = re.findall(r"^- `[\w-]+` \(\d+\): .*(?:\n  .*)*", PAGE.read_text(), re.M)
+    assert [" ".join(item.split()) for item in items] == [described(driver) for driver in DRIVERS]
 
 
 def test_a_format_without_enough_conversions_is_refused() -> None:
