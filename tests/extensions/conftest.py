@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from tests.daemon.conftest import small_model, start_service
 from tests.daemon.running import Service, serving
 
+Main = Callable[[list[str]], int]  # of a bridge's program
 __all__ = ["small_model", "start_service"]
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -62,6 +64,21 @@ def start_bridge(tmp_path: Path) -> Iterator[Callable[[str, str, Path], Bridge]]
     for bridge in started:
         with contextlib.suppress(ProcessLookupError):
             bridge.stop()
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[Main, str], str]]:
+    """What a bridge says about settings that it refuses. It runs in this process."""
+    mask = os.umask(0o077)  # a bridge sets it for its process
+
+    def run(main: Main, config: str) -> str:
+        file = tmp_path / "settings.toml"
+        file.write_text(config)
+        assert main([f"--config={file}", f"--socket={tmp_path / 'none'}"]) == 1
+        return capsys.readouterr().err
+
+    yield run
+    os.umask(mask)
 
 
 @pytest.fixture(scope="module")

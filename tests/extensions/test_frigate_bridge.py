@@ -16,10 +16,11 @@ import onnxruntime
 import pytest
 import zmq
 
+from honed.frigate.main import main
 from tests.daemon.running import Service, wait_for
 
 from . import frigate_reference
-from .conftest import CPU_ENGINE, YOLOX, Bridge
+from .conftest import CPU_ENGINE, YOLOX, Bridge, Main
 from .detector import Detector
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -219,9 +220,17 @@ def test_only_its_group_may_connect_and_it_stops_when_told(
     ],
 )
 def test_wrong_settings_are_one_sentence(
-    start_bridge: Callable[[str, str, Path], Bridge], config: str, sentence: str, tmp_path: Path
+    refused: Callable[[Main, str], str], config: str, sentence: str
 ) -> None:
-    bridge = start_bridge("honed.frigate.main", config, tmp_path / "none")
+    said = refused(main, config)
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_the_program_ends_with_wrong_settings(
+    start_bridge: Callable[[str, str, Path], Bridge], tmp_path: Path
+) -> None:
+    bridge = start_bridge("honed.frigate.main", "= 3", tmp_path / "none")
     assert bridge.process.wait(60) == 1
-    assert sentence in bridge.log
+    assert "is not TOML" in bridge.log
     assert bridge.log.count("\n") == 1

@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from honed.http.main import main
 from tests.daemon.running import Service, serving, wait_for
 
-from .conftest import Bridge
+from .conftest import Bridge, Main
 from .test_http_client import listening_at
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -364,9 +365,17 @@ def test_it_listens_on_this_machine_only(bridge: Bridge, address: tuple[str, int
     ],
 )
 def test_wrong_settings_are_one_sentence(
-    start_bridge: Callable[[str, str, Path], Bridge], config: str, sentence: str, tmp_path: Path
+    refused: Callable[[Main, str], str], config: str, sentence: str
 ) -> None:
-    bridge = start_bridge("honed.http.main", config, tmp_path / "none")
+    said = refused(main, config)
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_the_program_ends_with_wrong_settings(
+    start_bridge: Callable[[str, str, Path], Bridge], tmp_path: Path
+) -> None:
+    bridge = start_bridge("honed.http.main", "= 3", tmp_path / "none")
     assert bridge.process.wait(60) == 1
-    assert sentence in bridge.log
+    assert "is not TOML" in bridge.log
     assert bridge.log.count("\n") == 1
