@@ -1,6 +1,6 @@
 """Works off a list in children: one that crashes, hangs or faults costs one of the list, and not the rest.
 
-Of each the child prints two lines: its number before it is begun, then what came of it, as JSON.
+Of each the child prints two lines: its number before it is begun, then its result, as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOSSES = 5  # children that may be lost before the rest is left out
 
 
 class Outcome(Protocol):
-    """A dataclass of what came of one: `failed` says why there is nothing else to say of it."""
+    """The result of one: `failed` says why there is nothing else to say of it."""
 
     def __init__(self, *, failed: str) -> None: ...
 
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=Outcome)
 def work_off(
     kind: type[T], command: Sequence[str], count: int, seconds: float, *, each_seconds: float
 ) -> list[T]:
-    """What came of each of `count`, as `kind`; none is begun after `seconds`.
+    """The result of each of `count`, as `kind`; none is begun after `seconds`.
 
     `command` is run with the number to begin with as its last argument. A child that ends or takes longer
     than `each_seconds` is lost, with the one it was at.

@@ -59,7 +59,7 @@ def main() -> int:
                 print(text, end="", flush=True)
                 file.write(text)
                 file.flush()
-    print(f"\n{options.output} is written. Read it, and send it to whoever asked for it.", file=sys.stderr)
+    print(f"\n{options.output} is written. Read it, and send it to those who asked for it.", file=sys.stderr)
     return 0
 
 

@@ -32,7 +32,7 @@ _LEAST, _MOST = 7, 100  # runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of one kernel: the median and the shortest run by the device's clock, or why there is none.
+    """The result of one kernel: the median and the shortest run by the device's clock, or why there is none.
 
     `differs` is how far its answers are from those of the task's first schedule, of the largest value;
     None where there is nothing to compare with.

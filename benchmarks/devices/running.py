@@ -25,7 +25,7 @@ from honed.runtime.execution.executor import Executor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """What came of one file: the largest error over probes and outputs, of an output's range.
+    """The result of one file: the largest error over probes and outputs, of an output's range.
 
     `wrong` is what the worst of them differs by where that is more than is allowed.
     """

@@ -57,7 +57,7 @@ owner = "{owner}"
 
 @dataclass(kw_only=True)
 class Machine:
-    """A service, and what came of it."""
+    """A service and its results."""
 
     name: str
     folder: Path

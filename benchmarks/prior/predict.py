@@ -1,7 +1,7 @@
 """Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.jsonl [--layers N] [--seed S]`.
 
 Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them: predicted
-times, for want of a Mali to measure on.
+times, as there is no Mali to measure on.
 """
 
 from __future__ import annotations

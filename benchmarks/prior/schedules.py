@@ -50,7 +50,7 @@ def record(
     *,
     quarantined: bool = False,
 ) -> bytes:
-    """What came of a schedule, as a line of `hone records export`."""
+    """The result of a schedule, as a line of `hone records export`."""
     now = time.time()
     return written(
         Line(

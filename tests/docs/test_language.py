@@ -48,7 +48,7 @@ def test_pages_use_the_words_of_the_field(page: Path) -> None:
     assert [term for term in PRIVATE if re.search(rf"\b{re.escape(term)}\b", text)] == []
 
 
-@pytest.mark.parametrize("root", ["daemon", "runtime", "tuner", "extensions", "libhoned"])
+@pytest.mark.parametrize("root", ["daemon", "runtime", "tuner", "extensions", "libhoned", "benchmarks"])
 def test_programs_use_the_words_of_the_field(root: str) -> None:
     terms = re.compile(rf"\b({'|'.join(map(re.escape, PRIVATE))})\b", re.IGNORECASE)
     programs = (path for path in (ROOT / root).rglob("*.*") if path.suffix in {".py", ".c", ".h", ".hpp"})
