@@ -97,7 +97,7 @@ def circular_name(which: str, of: Type) -> str:
     """Return the name of the function for a sine, cosine or tangent of singles or halves.
 
     Of singles up to 4095 quarter turns, sine and cosine err by at most 0.81 ulp and tangent by 2.4; beyond
-    that by 2.0 and 3.0. A tangent errs more where the device's division does. Halves are computed as singles
+    that by 1.9 and 3.4. A tangent errs more where the device's division does. Halves are computed as singles
     and rounded. NaN and infinities give NaN; of -0, sine and tangent are -0.
     """
     return f"honed_{which}_{terms.name(of)}"
