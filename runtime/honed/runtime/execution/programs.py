@@ -26,8 +26,19 @@ _DIGEST_BYTES = 32
 _log = logging.getLogger(__name__)
 
 
+class NotBuilt(DeviceError):
+    """The driver does not compile a kernel; `complaint` is the line of its log that says most."""
+
+    def __init__(self, device: Device, complaint: str) -> None:
+        super().__init__(
+            f"{device.spec} cannot compile a kernel of this model ({complaint}); "
+            "compile the model again for this device"
+        )
+        self.complaint = complaint
+
+
 def build(device: Device, source: str, cache_dir: Path | None) -> Any:
-    """Return the built pyopencl Program of `source`; raise DeviceError with the compiler's first error."""
+    """Return the built pyopencl Program of `source`; raise NotBuilt with the compiler's first error."""
     kept = _kept_at(device, source, cache_dir) if cache_dir else None
     if kept is not None:
         program = _from_binary(device, kept)
@@ -36,10 +47,7 @@ def build(device: Device, source: str, cache_dir: Path | None) -> Any:
     try:
         program = cl.Program(context(device.cl), source).build(options=list(OPTIONS), cache_dir=False)
     except cl.Error as error:
-        raise DeviceError(
-            f"{device.spec} cannot compile a kernel of this model ({_complaint(error)}); "
-            "compile the model again for this device"
-        ) from error
+        raise NotBuilt(device, _complaint(error)) from error
     if kept is not None:
         _keep(program, kept)
     return program

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
+from tvm import tirx
+from tvm.target import Target
 
 from honed.jobs.events import Fitted, FittedPart
 from honed.machine.bundle import has_cpu_engine
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.onnxfile.reading import shown
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import MetSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
+from honed.runtime.execution import programs
+from honed.runtime.execution.programs import NotBuilt
 from honed.tuner import frontend
 from honed.tuner.frontend import ImportedModule, Normalised, Precision
 from honed.tuner.frontend.survey import survey
+from honed.tuner.graph import made_from
 from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.program import FunctionCall
 from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.lower.workload import task_key
 from honed.tuner.mixed import choose
 from honed.tuner.prove.graphs import bind_shapes
 
@@ -39,12 +49,16 @@ from .schedules import NOTHING, first_kernels, recorded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None."""
+    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None.
+
+    `unbuilt` is as in `prepare`.
+    """
 
     whole: onnx.ModelProto
     given: onnx.ModelProto
     normalised: Normalised
     cut: Cut | None
+    unbuilt: Mapping[str, str]
 
 
 def prepare(
@@ -52,11 +66,13 @@ def prepare(
     shapes: Mapping[str, tuple[int, ...]],
     precision: Precision,
     profile: DeviceProfile,
+    unbuilt: Mapping[str, str] = MappingProxyType({}),
 ) -> Prepared:
     """Normalise a checked model for a device, and partition it where it cannot be compiled whole.
 
-    Partitions need the CPU engine. Raises as `frontend.normalise` does, with the reason why the model was
-    not cut among the reasons.
+    Partitions need the CPU engine. `unbuilt` says by values of the normalised graph why the driver builds no
+    kernel that makes them. Raises as `frontend.normalise` does, with the reason why the model was not cut
+    among the reasons.
     """
     limits = profile.limits
     normalised = partial(
@@ -64,22 +80,32 @@ def prepare(
     )
     try:
         whole = normalised(model)
-    except ModelRefused as refused:
-        if not has_cpu_engine():
-            raise
-        made = cut(model, shapes)
-        if isinstance(made, str):
-            raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
-        try:
-            rest = normalised(made.program, parts=made.between)
-        except ModelRefused as again:
-            why = f"it is not cut in parts: {again}"
-            raise ModelRefused(str(refused), (*refused.reasons, why)) from again
-        if not made.parts:
-            return Prepared(whole=model, given=model, normalised=rest, cut=None)
-        noted = replace(rest, notes=(*rest.notes, _told(made)))
-        return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
-    return Prepared(whole=model, given=model, normalised=whole, cut=None)
+        if not unbuilt:
+            return Prepared(whole=model, given=model, normalised=whole, cut=None, unbuilt=unbuilt)
+        refused = _unbuildable(unbuilt)
+    except ModelRefused as error:
+        refused = error
+    if not has_cpu_engine():
+        raise refused
+    made = cut(model, shapes, unbuilt=unbuilt)
+    if isinstance(made, str):
+        raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused
+    try:
+        rest = normalised(made.program, parts=made.between)
+    except ModelRefused as again:
+        why = f"it is not cut in parts: {again}"
+        raise ModelRefused(str(refused), (*refused.reasons, why)) from again
+    if not made.parts:
+        return Prepared(whole=model, given=model, normalised=rest, cut=None, unbuilt=unbuilt)
+    noted = replace(rest, notes=(*rest.notes, _told(made)))
+    return Prepared(whole=model, given=made.given, normalised=noted, cut=made, unbuilt=unbuilt)
+
+
+def _unbuildable(unbuilt: Mapping[str, str]) -> ModelRefused:
+    return ModelRefused(
+        "the device's driver does not build kernels of the model, with no schedule; update the driver",
+        tuple(dict.fromkeys(unbuilt.values())),
+    )
 
 
 def compiled_before(like: Path | None, prepared: Prepared, precision: Precision) -> CompiledModel | None:
@@ -108,6 +134,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 
 _TOLD = 500  # characters of why a part is not compiled for sizes
+_PRODUCTS = frozenset({"Conv", "ConvInteger", "MatMul", "MatMulInteger"})
 Report = Callable[[str, float, str], None]
 
 
@@ -146,12 +173,18 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     """Compile, prove and write a model.
 
     Where schedules recorded or picked by the prior give wrong answers on the device, default rules replace
-    them all, which the file's notes say. `report(stage, fraction of the whole, text)` is called meanwhile.
+    them all, which the file's notes say. Where the driver does not build a function, default rules replace
+    its schedule alone; where it builds neither, the CPU engine runs what it computes.
+    `report(stage, fraction of the whole, text)` is called meanwhile.
     Raises ModelRefused with every reason found, InvalidArgument, DeviceError or ResourceExhausted. The output
     is written whole or not at all.
     """
-    stage = _Stages(report)
-    prepared = _prepare(request, stage)
+    return _compile_without(request, _Stages(report), {})
+
+
+def _compile_without(request: CompileRequest, stage: _Stages, unbuilt: Mapping[str, str]) -> CompileResult:
+    """Compile what is not `unbuilt`, as in `prepare`."""
+    prepared = _prepare(request, stage, unbuilt)
     like, choice = compiled_before(request.like, prepared, request.precision), None
     if request.precision == "auto":
         stage("normalise", 0.5, "find out what can be computed in fp16")
@@ -178,8 +211,19 @@ def _compile(
     stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
     prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
     imported = _import(normalised, stage)
-    lowered = _lower(imported, request, stage)
-    tried, first, fell_back = prover.attempt(lowered, first_kernels, tell, 0.4), first_kernels, ""
+    lowered, first, fell_back = _lower(imported, request, stage), first_kernels, ""
+    try:
+        tried = prover.attempt(lowered, first, tell, 0.4)
+    except NotBuilt:
+        products = {o for node in own.model.graph.node if node.op_type in _PRODUCTS for o in node.output}
+        lowered, unbuilt = _rebuilt(lowered, imported, products, request, stage)
+        if unbuilt is None:
+            raise
+        if unbuilt:
+            if unbuilt.keys() <= prepared.unbuilt.keys():
+                raise _unbuildable(unbuilt) from None
+            return _compile_without(request, stage.rest(), {**prepared.unbuilt, **unbuilt})
+        tried = prover.attempt(lowered, first, tell, 0.6)
     if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
         fell_back = f"better schedules gave wrong answers on {name} ({tried.wrong[0]})"
         why = f"compiled with default rules, because {fell_back}"
@@ -373,11 +417,13 @@ class _Stages:
         return _Stages(lambda _stage, done, text: tell(done, text))
 
 
-def _prepare(request: CompileRequest, stage: _Stages) -> Prepared:
+def _prepare(
+    request: CompileRequest, stage: _Stages, unbuilt: Mapping[str, str] = MappingProxyType({})
+) -> Prepared:
     stage("check", 0.0, f"read {request.filename}")
     model = frontend.load(request.path)
     stage("normalise", 0.0, "normalise the graph and fold constants")
-    return prepare(model, request.shapes, request.precision, request.profile)
+    return prepare(model, request.shapes, request.precision, request.profile, unbuilt)
 
 
 def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
@@ -385,22 +431,83 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
     return frontend.import_named(normalised)
 
 
-def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
-    """Lower a model with recorded schedules, else with those that need no trial."""
+def _lower(
+    given: ImportedModule, request: CompileRequest, stage: _Stages, by_rules: Container[str] = ()
+) -> LoweredModel:
+    """Lower a model with recorded schedules, else with those that need no trial; some tasks `by_rules`."""
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
     joining = joins(profile, known.times)
+
+    def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
+        return None if task in by_rules else known.schedules(task, func)
+
+    def first(
+        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    ) -> tuple[str, Lowered, list[str]]:
+        kernels = default_kernels if by_rules and task_key(func) in by_rules else first_kernels
+        return kernels(func, name, target, profile)
+
     lowered = lower_module(
         given.module,
         profile,
         stage.of("lower"),
-        known.schedules,
-        first_kernels,
+        choose,
+        first,
         given.names,
         request.processes,
         joining,
     )
     return replace(lowered, notes=(*lowered.notes, *joining.notes()))
+
+
+def _rebuilt(
+    lowered: LoweredModel,
+    given: ImportedModule,
+    products: Container[str],
+    request: CompileRequest,
+    stage: _Stages,
+) -> tuple[LoweredModel, Mapping[str, str] | None]:
+    """Return the model with default rules for the functions that the driver does not build.
+
+    Also says, by the values that they make, why it builds some with those neither; None where it builds all
+    functions of the given model. Of a product or convolution and what is fused with it, the latter is named:
+    the former, which takes the time, may build alone.
+    """
+    device = request.device
+    assert device is not None  # nothing is built without one
+    refused = _not_built(lowered, {one.task for one in lowered.functions.values()}, device)
+    if not refused:
+        return lowered, None
+    plain = _lower(given, request, stage.rest(), refused)
+    left = _not_built(plain, refused, device)
+    name = device.profile.identity.name
+    notes = tuple(
+        f"{one.name} keeps its default schedule, {name} does not build a better one: {refused[one.task]}"
+        for one in plain.functions.values()
+        if one.task in refused and one.task not in left
+    )
+    unbuilt = {}
+    for call in plain.program.calls:
+        if isinstance(call, FunctionCall) and (one := plain.functions[call.function]).task in left:
+            why = f"{name} does not build its kernel {one.name} ({left[one.task]})"
+            lesser = [value for value in call.operators if value not in products]
+            unbuilt.update({value: why for made in lesser or call.operators for value in made_from(made)})
+    if left and not unbuilt:
+        raise _unbuildable(left)
+    return replace(plain, notes=(*plain.notes, *notes)), unbuilt
+
+
+def _not_built(lowered: LoweredModel, tasks: Container[str], device: Device) -> Mapping[str, str]:
+    """Return the driver's complaints about those of the tasks that it does not build."""
+    found = {}
+    for function in lowered.functions.values():
+        if function.task in tasks:
+            try:
+                programs.build(device, function.source, None)
+            except NotBuilt as refused:
+                found[function.task] = shown(refused.complaint)
+    return found
 
 
 def _by_rules(

@@ -85,12 +85,13 @@ def survey(
     assumed: int | None = None,
     *,
     as_met: bool = False,
+    unbuilt: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
     `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
     the data are taken to be that, or `as_met` in its run, which tells what could be compiled if they were
-    known.
+    known. `unbuilt` says by values of the normalised graph why no kernel that makes them can be built.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -99,6 +100,7 @@ def survey(
     if found.general:
         return None
     surveyor.learnt, surveyor.assumed, surveyor.as_met = learnt, assumed, as_met
+    surveyor.unbuilt = unbuilt
     surveyor.found, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.walk()
@@ -121,6 +123,7 @@ class _Surveyor(Walker):
     learnt: Mapping[str, Learnt]
     assumed: int | None
     as_met: bool
+    unbuilt: Mapping[str, str]
     found: list[SurveyedNode]
     open: dict[str, onnx.TypeProto | None]  # types of values that are not static, if known
 
@@ -176,7 +179,11 @@ class _Surveyor(Walker):
             elif any(isinstance(scope[name], Unknown) for name in node.output if name):
                 why = f"{node.op_type}: it works on what honed does not carry"
             else:
-                return ""
+                made = (*node.output, *(name for one in self.builder.nodes[kept:] for name in one.output))
+                unbuilt = next((self.unbuilt[name] for name in made if name in self.unbuilt), "")
+                if not unbuilt:
+                    return ""
+                why = f"{node.op_type}: {unbuilt}"
         finally:
             self._reasons = reasons
         del self.builder.nodes[kept:]

@@ -19,7 +19,7 @@ from .pairs import join_pairs
 from .products import combine_siblings, permute_columns, slice_first, split_parts
 from .twins import merge_twins
 
-__all__ = ["PASSES", "Applied", "Pass", "improve", "passes_behind"]
+__all__ = ["PASSES", "Applied", "Pass", "improve", "made_from", "passes_behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,15 @@ def improve(
     return (graph.proto() if any(a.times for a in applied) else proto), tuple(applied)
 
 
-def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
-    """Return the passes behind a value: those that made or changed its operator, or what that was made from.
+def made_from(value: str) -> tuple[str, ...]:
+    """Return the names of the values that a value may have been made from, and its own.
 
     Passes name a value after the one it replaces: `a/twins/columns` was made from `a/twins`.
     """
-    names = list(accumulate(value.split("/"), lambda before, part: f"{before}/{part}"))
+    return tuple(accumulate(value.split("/"), lambda before, part: f"{before}/{part}"))
+
+
+def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
+    """Return the passes behind a value: those that made or changed its operator, or what it was made from."""
+    names = made_from(value)
     return tuple(one.name for one in applied if not one.values.isdisjoint(names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper
@@ -231,12 +232,17 @@ class Cut:
         return 1 - left / max(1, self.flops + sum(part.flops for part in self.parts))
 
 
-def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
+def cut(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    worth: Worth = WORTH,
+    unbuilt: Mapping[str, str] = MappingProxyType({}),
+) -> Cut | str:
     """Cut a checked model into as few partitions as are worth it, or return why it is not cut.
 
-    The reason is a clause, and "" where the model's inputs are the reason.
+    The reason is a clause, and "" where the model's inputs are the reason. `unbuilt` is as in `survey`.
     """
-    found = survey(model, shapes)
+    found = survey(model, shapes, unbuilt=unbuilt)
     if found is None:
         return ""
     refused = {name for one in found.nodes if one.why for name in one.node.output if name}
@@ -244,7 +250,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     if refused:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
         learnt = valuetypes.ask(bound, refused)
-        found = survey(model, shapes, learnt) or found
+        found = survey(model, shapes, learnt, unbuilt=unbuilt) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = _needed(found.nodes, outputs)
     if len(nodes) > MAX_NODES:

@@ -6,7 +6,6 @@ that of int. Parts of an integer expression that change in no loop around it are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from honed.tuner.lower.target import is_dot
 
 from . import terms
 from .blocks import Block, Blocks
+from .library import CIRCULAR, circular_name, extreme_name
 from .terms import (
     ADD,
     AND,
@@ -43,37 +43,6 @@ from .terms import (
     lane,
     number,
 )
-
-# OpenCL leaves `max` and `min` undefined for NaN and infinities (OpenCL C 3.0, 6.15.4); `fmax` and `fmin`
-# leave NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives,
-# and compilers make the device's own instruction of it where there is one with that meaning.
-
-_USED = re.compile(r"\bhoned_(nan)?(max|min)_(float|half|double)(\d*)\b")
-_MASKS = {"half": "short", "float": "int", "double": "long"}
-
-
-def extreme_name(which: str, of: Type) -> str:
-    """Return the name of the function for a larger or smaller value.
-
-    `max` and `min` return the first number where it is NaN, and ignore a second number that is NaN; `nanmax`
-    and `nanmin` return NaN where either is.
-    """
-    return f"honed_{which}_{terms.name(of)}"
-
-
-def extreme_definitions(source: str) -> list[str]:
-    """Return the definitions of the functions that a source uses, in the order of their names."""
-    found = sorted({match.groups(default="") for match in _USED.finditer(source)})
-    return [_definition(*parts) for parts in found]
-
-
-def _definition(nan: str, which: str, element: str, lanes: str) -> str:
-    of, better = f"{element}{lanes}", f"y {'>' if which == 'max' else '<'} x"
-    value = f"select(x, y, {better})" if lanes else f"{better} ? y : x"
-    if nan:  # scalars without a branch, which PoCL would not make vectors of
-        mask = "" if lanes else f"({_MASKS[element]})"
-        value = f"select(x, y, {mask}({better}) | {mask}(y != y))"
-    return f"static inline {of} honed_{nan}{which}_{of}({of} x, {of} y) {{ return {value}; }}"
 
 
 def never_nan(expr: Any) -> bool:
@@ -446,6 +415,8 @@ class Expressions:
         if name.startswith("atomic"):
             raise Unprintable("a kernel uses atomic operations")
         given = [self.full(a) for a in arguments]
+        if name in CIRCULAR and given[0].type.bits < 64:
+            name = circular_name(name, given[0].type)
         text = f"{_RENAMED.get(name, name)}({', '.join(term.text for term in given)})"
         return self.joined(text, terms.type_of(call), PRIMARY, *given)
 

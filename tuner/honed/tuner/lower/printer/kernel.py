@@ -14,10 +14,11 @@ from tvm_ffi import structural_map
 
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 
-from . import expressions, terms
+from . import terms
 from .blocks import Block, Blocks, Declaration, Names
 from .bounds import bounded
 from .expressions import FALSE, TRUE, Expressions
+from .library import definitions
 from .memory import ArrayUses, KernelBuffer, KernelMemory, private_uses, register_width, space_of
 from .terms import ADD, Term, Unprintable
 
@@ -320,7 +321,7 @@ def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     ]
     if "AT(" in body:
         before.append(_AT)
-    before += expressions.extreme_definitions(body)
+    before += definitions(body)
     return "\n".join([*before, "", body] if before else [body])
 
 
