@@ -11,7 +11,7 @@ from typing import Any
 from honed.protocol.errors import DeviceError, NotFound
 
 from .families import DeviceFamily, family_of
-from .opencl import cl, driver_call
+from .opencl import accelerates_dots, cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 
 PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
@@ -160,7 +160,7 @@ def _limits(device: Any) -> DeviceLimits:
         base_align_bytes=max(1, device.mem_base_addr_align // 8),  # reported in bits
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
-        int8_dots="cl_khr_integer_dot_product" in extensions,
+        int8_dots=accelerates_dots(device),
         host_unified=bool(device.host_unified_memory),
     )
 
