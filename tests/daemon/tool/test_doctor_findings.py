@@ -128,6 +128,16 @@ def test_both_stacks_installed_is_no_mismatch(tmp_path: Path) -> None:
     about(findings, "mali.icd names libmali.so.1, which does not load", "cannot open shared object file")
 
 
+def test_pocl_and_rusticl_can_crash_a_program_that_loads_both(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    tree.icd("pocl", "libpocl.so.2")
+    told = about(judge(tree.readings(Answers(opencl(POCL, RUSTICL)))), "PoCL and rusticl are both installed")
+    assert told.level == "warn"
+    assert "OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd" in told.remedy
+    broken = Answers(opencl(RUSTICL), {"libpocl.so.2": ("failed", "no such file")})
+    assert not any("both installed" in f.what for f in judge(tree.readings(broken)))
+
+
 def test_rusticl_without_its_variable(tmp_path: Path) -> None:
     empty = dataclasses.replace(RUSTICL, devices=())
     findings = judge(panthor(tmp_path).readings(Answers(opencl(empty))))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from honed.machine.families import mali_model
+from honed.machine.vendors import CLASHING, Stack
 
 from .readings import (
     Account,
@@ -21,7 +22,6 @@ from .readings import (
     OwnPrior,
     Package,
     Readings,
-    Stack,
 )
 
 Level = Literal["ok", "warn", "fail"]
@@ -232,6 +232,7 @@ def check_opencl(readings: Readings) -> list[Finding]:
         *(_icd(icd) for icd in readings.icds),
         *_environment(readings),
         *_mismatch(readings),
+        *_clash(readings),
         *_platforms(readings),
     ]
 
@@ -294,6 +295,20 @@ def _mismatch(readings: Readings) -> list[Finding]:
         OPENCL.fail(
             f"the ICD file is rusticl's, but the kernel drives {gpu.name} with kbase, which Mesa cannot use",
             f"{_INSTALL_LIBMALI}; or boot a mainline kernel with panthor",
+        )
+    ]
+
+
+def _clash(readings: Readings) -> list[Finding]:
+    """Find drivers that can crash a process which loads both."""
+    files = [icd.path for icd in readings.icds if icd.stack in CLASHING and icd.ended == "ok"]
+    if not {icd.stack for icd in readings.icds if icd.ended == "ok"} >= CLASHING:
+        return []
+    return [
+        OPENCL.warn(
+            f"PoCL and rusticl are both installed ({', '.join(files)}): each brings LLVM, and a program that "
+            "loads both can crash; honed loads them in processes of their own",
+            f"for a program that crashes set OCL_ICD_VENDORS={files[0]}, or remove one of the drivers",
         )
     ]
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
 from honed.machine.files import gpu_clocks, system_number, system_text
+from honed.machine.vendors import apart, icd_files, stack_of
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status
@@ -42,7 +43,6 @@ from .readings import (
     Package,
     Part,
     Readings,
-    Stack,
 )
 
 
@@ -238,11 +238,6 @@ def _text(path: Path) -> str:
     return system_text(path) or ""
 
 
-def lines(path: Path) -> Iterable[str]:
-    """Return the lines of a text file that are neither empty nor comments."""
-    return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
-
-
 _TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
 _UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
@@ -328,13 +323,6 @@ VARIABLES = (
     "RUSTICL_ENABLE",
     "RUSTICL_FEATURES",
 )
-_VENDORS = Path("/etc/OpenCL/vendors")
-_STACKS: tuple[tuple[str, Stack], ...] = (
-    ("rusticlopencl", "rusticl"),
-    ("mali", "libmali"),
-    ("pocl", "pocl"),
-    ("nvidia", "nvidia"),
-)
 _PACKAGES: dict[Part, dict[str, str]] = {  # part -> name -> the only version known to work, or ""
     "runtime": {"honed": "", "numpy": "", "msgpack": ""},
     "daemon": {"pyopencl": "", "rich": "", "systemd-python": ""},
@@ -364,8 +352,10 @@ class Children:
         return answer.ended, answer.path, answer.error
 
     def platforms(self) -> OpenCL:
-        """List them in a child."""
-        return probe.list_platforms(self.environ)
+        """List them in a child, or in several where drivers that are installed must not meet in one."""
+        found = [probe.list_platforms({**self.environ, **variables}) for variables in apart(self.environ)]
+        told = next((one for one in found if one.ended != "ok"), found[0])
+        return replace(told, platforms=tuple(platform for one in found for platform in one.platforms))
 
 
 def gather(
@@ -415,34 +405,6 @@ def _own_priors(root: Path, environ: Mapping[str, str]) -> Iterator[OwnPrior]:
                 yield OwnPrior(path=named, digest=priorfile.usable(path).digest, error="")
             except InvalidArgument as error:
                 yield OwnPrior(path=named, digest="", error=str(error))
-
-
-def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(ICD file, library it names) in the loader's order, as ocl-icd reads its variables (libOpenCL(7)).
-
-    OCL_ICD_VENDORS names a folder, one .icd file, or a library itself; OPENCL_VENDOR_PATH a folder.
-    """
-    vendors = environ.get("OCL_ICD_VENDORS", "")
-    folder_name = vendors or environ.get("OPENCL_VENDOR_PATH", "") or str(_VENDORS)
-    place = root / folder_name.lstrip("/")
-    if vendors and not os.path.isdir(place):
-        if not vendors.endswith(".icd"):
-            return [("$OCL_ICD_VENDORS", vendors)]
-        if "/" not in vendors:
-            place = root / str(_VENDORS).lstrip("/") / vendors
-        files = [place]
-    else:
-        files = sorted(place.glob("*.icd"))
-    named = [(file, next(iter(lines(file)), "")) for file in files]
-    found = [(f"/{file.relative_to(root)}", library) for file, library in named]
-    extra = environ.get("OCL_ICD_FILENAMES", "")
-    return found + [("$OCL_ICD_FILENAMES", library) for library in extra.split(":") if library]
-
-
-def stack_of(library: str) -> Stack:
-    """Whose OpenCL a library is, by its name."""
-    name = library.rpartition("/")[2].casefold()
-    return next((stack for part, stack in _STACKS if part in name), "other")
 
 
 def folder(purpose: str, path: Path) -> Folder:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from honed.machine.vendors import Stack
+
 Ended = Literal["ok", "failed", "crashed", "hung"]
 Part = Literal["runtime", "daemon", "tuner"]
-Stack = Literal["libmali", "rusticl", "pocl", "nvidia", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
