@@ -129,11 +129,13 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
         clocks=tuple(map(_clock, gpu_clocks(root))),
         gpu_celsius=temperatures(root).get("gpu-thermal"),
+        kbase=next(filter(None, (_text(root / f"sys/module/{name}/version") for name in _KBASE)), ""),
         panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
 
 
 _DMI_NAME = "sys/class/dmi/id/product_name"
+_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # names of its module
 
 
 def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
@@ -376,8 +378,8 @@ def gather(
         loaded = pool.map(lambda name: _load(prober, name), [LOADER, *(library for _, library in files)])
         ended, path, error = next(loaded)
         icds = tuple(
-            IcdFile(path=file, library=library, stack=stack_of(library), ended=how, error=why)
-            for (file, library), (how, _, why) in zip(files, loaded, strict=True)
+            IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
+            for (file, library), (how, place, why) in zip(files, loaded, strict=True)
         )
     return Readings(
         user=names.running(uid, frozenset(gids)),
@@ -387,6 +389,7 @@ def gather(
         loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
         icds=icds,
         opencl=opencl.result(),
+        mesa=_debian_version(root, "mesa-opencl-icd"),
         machine=read_machine(root, names),
         folders=tuple(folder(purpose, place) for purpose, place in folders),
         daemon=daemon,
@@ -439,6 +442,16 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
     if not library:  # dlopen("") would give the program itself
         return "failed", "", "it names no library"
     return prober.library(library)
+
+
+def _debian_version(root: Path, package: str) -> str:
+    """Return the version of an installed Debian package; "" where there is none, or no dpkg."""
+    try:
+        text = (root / "var/lib/dpkg/status").read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^Package: {re.escape(package)}\n(?:.+\n)*?Version: (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:
