@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from honed.machine import devices
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES, family_of
+from honed.machine.files import gpu_hz
 from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
 from tests.runtime.builder import PROFILE
@@ -119,6 +121,19 @@ def test_the_profile_is_the_devices(device: Device) -> None:
 )
 def test_families(name: str, is_cpu: bool, family: str) -> None:
     assert family_of(name, is_cpu=is_cpu).name == family
+
+
+def test_the_clock_is_that_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, hz in {"dmc": "2112000000", "fb000000.gpu": "850000000"}.items():
+        folder = tmp_path / "sys/class/devfreq" / name
+        folder.mkdir(parents=True)
+        (folder / "cur_freq").write_text(f"{hz}\n")
+    assert gpu_hz(tmp_path) == 850_000_000
+    assert gpu_hz(tmp_path / "nowhere") is None
+    monkeypatch.setattr(devices, "gpu_hz", lambda: 850_000_000)
+    for family, expected in {"mali": 850_000_000, "cpu": None}.items():
+        profile = replace(PROFILE, rules=replace(PROFILE.rules, family=family))
+        assert Device(profile, "", None).clock_hz() == expected
 
 
 def test_mali_rules() -> None:

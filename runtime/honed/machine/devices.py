@@ -16,6 +16,7 @@ from honed.protocol.errors import DeviceError, NotFound
 
 from .children import python, run
 from .families import DeviceFamily, family_of
+from .files import gpu_hz
 from .opencl import accelerates_dots, cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 from .vendors import apart
@@ -39,6 +40,10 @@ class Device:
         if self.cl.type & cl.device_type.GPU:
             return "GPU"
         return "accelerator" if self.cl.type & cl.device_type.ACCELERATOR else "CPU"
+
+    def clock_hz(self) -> int | None:
+        """Return the clock at which it runs now; None for a processor, and where it cannot be read."""
+        return None if self.profile.family.processor else gpu_hz()
 
 
 def discover() -> list[Device]:
