@@ -265,7 +265,7 @@ class Loader:
                     ran = await self._careful(call)
                     seconds[which], wrong, sets = ran.ns / 1e9, ran.wrong, ran.sets
                     clocks[which] = ran.clock_hz
-                runs.add(*seconds, (clocks[0], clocks[1]))
+                runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
         return ComparisonResult(runs=runs, wrong=wrong)
 
     async def turn(self, key: str, compiled: Path, turn: int) -> int:

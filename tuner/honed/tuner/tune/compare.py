@@ -82,7 +82,7 @@ def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | 
             pair[which].run(inputs)
             seconds[which] = time.perf_counter() - began
             clocks[which] = new.device.clock_hz()
-        runs.add(*seconds, (clocks[0], clocks[1]))
+        runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
     before, now = runs.times
     return {"old": before, "new": now, "faster": runs.holds, "runs": len(runs.pairs), "wrong": wrong}
 
