@@ -1,7 +1,8 @@
 """What honed is on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
 
 Doctor's findings, the device and its peaks, a hundred kernels predicted for a Mali-G610 and measured here,
-five models served and tuned for a short time, and the faults in the kernel log meanwhile. It needs no root,
+five models served and tuned for a short time beside what others publish of this chip, and the faults in the
+kernel log meanwhile. It needs no root,
 installs nothing, and leaves nothing but the report, which has no names of hosts or users in it.
 """
 
@@ -26,7 +27,7 @@ from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 
-from . import kernels, measuring, models, report
+from . import anchors, kernels, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
@@ -137,7 +138,8 @@ def _comparable(name: str) -> str:
 def _models(spec: str, cache: Path, end: float) -> Iterator[str]:
     try:
         with Service(spec, cache) as service:  # on a slow machine this takes its time, too
-            yield report.model_table(models.measure(service, end - time.monotonic()))
+            found = models.measure(service, end - time.monotonic())
+            yield report.model_table(found) + anchors.beside(found)
     except Failed as failed:
         yield f"{failed}\n"
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import ctypes.util
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ import pytest
 from honed.machine import devices
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES, family_of
+from honed.machine.files import gpu_hz
+from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
 from tests.runtime.builder import PROFILE
 
@@ -117,6 +123,19 @@ def test_families(name: str, is_cpu: bool, family: str) -> None:
     assert family_of(name, is_cpu=is_cpu).name == family
 
 
+def test_the_clock_is_that_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, hz in {"dmc": "2112000000", "fb000000.gpu": "850000000"}.items():
+        folder = tmp_path / "sys/class/devfreq" / name
+        folder.mkdir(parents=True)
+        (folder / "cur_freq").write_text(f"{hz}\n")
+    assert gpu_hz(tmp_path) == 850_000_000
+    assert gpu_hz(tmp_path / "nowhere") is None
+    monkeypatch.setattr(devices, "gpu_hz", lambda: 850_000_000)
+    for family, expected in {"mali": 850_000_000, "cpu": None}.items():
+        profile = replace(PROFILE, rules=replace(PROFILE.rules, family=family))
+        assert Device(profile, "", None).clock_hz() == expected
+
+
 def test_mali_rules() -> None:
     rules = devices.rules_for(FAMILIES["mali"], PROFILE.limits)
     assert (rules.local_memory, rules.max_vector_bytes, rules.max_threads) == (False, 16, 256)
@@ -202,3 +221,113 @@ def test_no_code_asks_for_a_family_by_name() -> None:
         if asked.search(line)
     ]
     assert found == []
+
+
+# Two drivers that end a process which loads both: PoCL under the names of PoCL and of rusticl.
+_DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void load(void) {
+  if (dlopen(OTHER, RTLD_NOLOAD | RTLD_LAZY)) abort();
+  setenv("POCL_DEVICES", DEVICE, 1);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def clashing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a machine with both: a "pthread" of the one and a "basic" of the other."""
+    pocl, compiler = ctypes.util.find_library("pocl"), shutil.which("cc")
+    if pocl is None or compiler is None:
+        pytest.skip("this needs PoCL and a C compiler")
+    folder = tmp_path_factory.mktemp("vendors")
+    libraries = {"pthread": folder / "libpocl-one.so", "basic": folder / "libRusticlOpenCL.so.1"}
+    for (device, library), other in zip(libraries.items(), reversed(libraries.values()), strict=True):
+        macros = [f'-DDEVICE="{device}"', f'-DOTHER="{other}"']
+        command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", str(library), *macros]
+        subprocess.run(
+            [*command, "-xnone", "-Wl,--no-as-needed", f"-l:{pocl}"], input=_DRIVER.encode(), check=True
+        )
+        (folder / f"{device}.icd").write_text(f"{library}\n")
+    kept = {name: value for name, value in os.environ.items() if name not in ("OCL_ICD_FILENAMES",)}
+    return {**kept, "OCL_ICD_VENDORS": str(folder), "OPENCL_VENDOR_PATH": str(folder)}
+
+
+def python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_the_two_drivers_of_these_tests_clash(clashing: dict[str, str]) -> None:
+    done = python("import pyopencl; pyopencl.get_platforms()", clashing)
+    assert done.returncode == -signal.SIGABRT
+
+
+@pytest.mark.parametrize(("spec", "name"), [("basic", "basic"), ("pthread", "pthread"), ("1", "pthread")])
+def test_drivers_that_clash_never_meet_in_a_process(clashing: dict[str, str], spec: str, name: str) -> None:
+    code = f"""
+import os
+from honed.machine.devices import select
+device = select({spec!r})
+print(device.spec)
+print(os.environ["OCL_ICD_VENDORS"])
+assert select(device.spec).spec == device.spec  # once more, in a process that sees one driver
+"""
+    done = python(code, clashing)
+    assert done.returncode == 0, done.stderr
+    chosen, file = done.stdout.splitlines()
+    assert chosen.startswith(f"Portable Computing Language/{name}")
+    assert file.endswith(f"{name}.icd")
+
+
+def test_the_devices_of_all_drivers_are_told(clashing: dict[str, str]) -> None:
+    code = """
+from honed.machine.devices import select
+from honed.protocol.errors import NotFound
+try:
+    select("mali")
+except NotFound as error:
+    print(error)
+"""
+    done = python(code, clashing)
+    assert done.returncode == 0, done.stderr
+    assert "fits no device; use one of 0: Portable Computing Language/basic" in done.stdout
+    assert "; 1: Portable Computing Language/pthread" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"pocl": "libpocl.so.2"}, [{}]),
+        ({"pocl": "libpocl.so.2", "mali": "libmali.so.1"}, [{}]),
+        ({"mesa": "libRusticlOpenCL.so.1", "nvidia": "libnvidia-opencl.so.1"}, [{}]),
+        (
+            {"pocl": "libpocl.so.2", "rusticl": "libRusticlOpenCL.so.1"},
+            [
+                {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd"},
+                {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"},
+            ],
+        ),
+    ],
+)
+def test_only_drivers_that_clash_are_kept_apart(
+    tmp_path: Path, files: dict[str, str], expected: list[dict[str, str]]
+) -> None:
+    folder = tmp_path / "etc/OpenCL/vendors"
+    folder.mkdir(parents=True)
+    for name, library in files.items():
+        (folder / f"{name}.icd").write_text(f"{library}\n")
+    assert apart({}, tmp_path) == expected
+
+
+def test_a_process_that_sees_one_driver_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/OpenCL/vendors"
+    folder.mkdir(parents=True)
+    for name, library in {"pocl": "libpocl.so.2", "rusticl": "libRusticlOpenCL.so.1"}.items():
+        (folder / f"{name}.icd").write_text(f"{library}\n")
+    assert apart({"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd"}, tmp_path) == [{}]
+    both = {"OCL_ICD_VENDORS": "pocl.icd", "OCL_ICD_FILENAMES": "libRusticlOpenCL.so.1"}
+    assert apart(both, tmp_path) == [
+        {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd", "OCL_ICD_FILENAMES": ""},
+        {"OCL_ICD_VENDORS": "libRusticlOpenCL.so.1", "OCL_ICD_FILENAMES": ""},
+    ]

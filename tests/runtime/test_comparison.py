@@ -37,6 +37,7 @@ def throttled(chance: random.Random, number: int, seconds: float) -> float:
 
 
 LOADS = [quiet, bursts, hiccups, drift, throttled]
+SLOW, FAST = 600_000_000, 1_000_000_000  # Hz
 
 
 def compared(
@@ -97,3 +98,46 @@ def test_a_pair_that_sums_to_the_least_may_be_either_way() -> None:
     assert comparison.times == (1.0, 1.0)
     assert comparison.holds
     assert not comparison.sure
+
+
+def test_pairs_at_two_clocks_are_not_compared() -> None:
+    """The second program is the slower one, and is the faster one wherever the clock rose between the two."""
+    comparison = Comparison(1.0)
+    for number in range(MOST):
+        if comparison.done:
+            break
+        if number % 2:
+            comparison.add(1.0e-3, 1.1e-3, (FAST, FAST))
+        else:
+            comparison.add(1.7e-3, 1.1e-3, (SLOW, FAST))
+    assert comparison.sure
+    assert not comparison.holds
+    assert comparison.times == (1.0e-3, 1.1e-3)
+    assert comparison.tried == 2 * len(comparison.pairs)
+
+
+def test_pairs_of_a_clock_that_is_lower_for_both_are_compared() -> None:
+    comparison = Comparison(1.0)
+    for clock in (SLOW, FAST, SLOW):
+        comparison.add(2e-3, 1e-3, (clock, clock))
+    assert len(comparison.pairs) == 3
+
+
+@pytest.mark.parametrize("clocks", [(None, None), (FAST, None), (None, SLOW)])
+def test_a_clock_that_is_not_known_is_no_reason_to_leave_a_pair_out(
+    clocks: tuple[int | None, int | None],
+) -> None:
+    comparison = Comparison(1.0)
+    comparison.add(2e-3, 1e-3, clocks)
+    assert comparison.pairs == [(2e-3, 1e-3)]
+
+
+@pytest.mark.parametrize("seconds", [1e-3, SECONDS])
+def test_a_clock_that_never_stays_ends_a_comparison_all_the_same(seconds: float) -> None:
+    comparison, number = Comparison(1.0), 0
+    while not comparison.done:
+        comparison.add(2 * seconds, seconds, (SLOW, FAST) if number % 2 else (FAST, SLOW))
+        number += 1
+    assert number == (MOST if seconds < 1 else LEAST)
+    assert comparison.times == (2 * seconds, seconds)
+    assert comparison.holds

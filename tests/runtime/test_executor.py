@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.plan import allocations
 from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
 from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.programs import check
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
@@ -294,6 +296,16 @@ def test_dot_products_the_device_lacks(device: Device, tmp_path: Path) -> None:
     limits = replace(device.profile.limits, int8_dots=False)
     with pytest.raises(DeviceError, match="has no cl_khr_integer_dot_product"):
         loaded(b, replace(device, profile=replace(device.profile, limits=limits)), tmp_path)
+
+
+def test_dot_products_that_a_driver_writes_out_are_computed_all_the_same(device: Device) -> None:
+    b = Builder()
+    call = "int d(uint a) { return dot_acc_sat_4x8packed_ss_int(a, a, 0); }"
+    same = b.kernel(f"{call}\n__kernel void same(__global uint* a) {{}}", "same", "w", 32, groups=1, block=1)
+    b.launch(same, b.output("y", "float32", (8,)))
+    limits = replace(device.profile.limits, int8_dots=False)
+    extended = SimpleNamespace(extensions="cl_khr_integer_dot_product")
+    check(b.build(), replace(device, profile=replace(device.profile, limits=limits), cl=extended))
 
 
 def test_a_refused_launch_is_told_with_its_kernel_and_ends_the_executor(

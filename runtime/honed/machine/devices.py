@@ -1,20 +1,28 @@
-"""The OpenCL devices of this machine and their profiles."""
+"""The OpenCL devices of this machine and their profiles.
+
+python -m honed.machine.devices     writes what there is as JSON, for a process that must not load it
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from honed.protocol.errors import DeviceError, NotFound
 
+from .children import python, run
 from .families import DeviceFamily, family_of
-from .opencl import cl, driver_call
+from .files import gpu_hz
+from .opencl import accelerates_dots, cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
+from .vendors import apart
 
 PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
+_LISTING_SECONDS = 30.0  # for one driver to show its devices
 _KERNEL_DRIVERS = {"mali": "kbase", "panthor": "panthor", "panfrost": "panfrost", "nvidia": "nvidia"}
 
 
@@ -33,11 +41,16 @@ class Device:
             return "GPU"
         return "accelerator" if self.cl.type & cl.device_type.ACCELERATOR else "CPU"
 
+    def clock_hz(self) -> int | None:
+        """Return the clock at which it runs now; None for a processor, and where it cannot be read."""
+        return None if self.profile.family.processor else gpu_hz()
+
 
 def discover() -> list[Device]:
     """Return every device that can compile and run kernels, ordered by platform name, then device name.
 
-    Raises DeviceError where the loader itself fails; no device at all is an empty list.
+    It loads all drivers that this process sees: `select` has it see one where they clash. Raises DeviceError
+    where the loader itself fails; no device at all is an empty list.
     """
     found: list[tuple[DeviceProfile, Any]] = []
     for platform in _platforms():
@@ -56,20 +69,54 @@ def select(spec: str | None = None) -> Device:
     `spec` is a number (of `discover`'s order), a kind ("gpu", "accelerator" or "cpu": the first of it), or
     part of "platform/device", in either case. Raises NotFound where it fits none or several, DeviceError
     where there is no device at all.
+
+    Where drivers are installed that must not meet in one process, this process and its children load the
+    driver of this device alone from now on.
     """
+    spec = spec or os.environ.get("HONED_DEVICE") or None
+    if len(views := apart(os.environ)) > 1:
+        spec = _see_one_driver(spec, views)
     devices = discover()
+    return devices[_chosen(spec, [(device.spec, device.kind) for device in devices])]
+
+
+def _chosen(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
+    """Return which of some devices, given by name and kind, a spec names; raise as `select`."""
     if not devices:
         raise DeviceError("there is no usable OpenCL device on this machine; run `hone doctor` to see why")
-    spec = spec or os.environ.get("HONED_DEVICE") or None
+    names, kinds = [name for name, _ in devices], [kind.casefold() for _, kind in devices]
     if spec is None:
-        return min(devices, key=lambda d: ("GPU", "accelerator", "CPU").index(d.kind))
-    of_kind = [i for i, device in enumerate(devices) if device.kind.casefold() == spec.casefold()]
-    fitting = of_kind[:1] or matching(spec, [d.spec for d in devices])
+        return min(range(len(kinds)), key=lambda i: ("gpu", "accelerator", "cpu").index(kinds[i]))
+    of_kind = [i for i, kind in enumerate(kinds) if kind == spec.casefold()]
+    fitting = of_kind[:1] or matching(spec, names)
     if len(fitting) != 1:
-        names = "; ".join(f"{i}: {devices[i].spec}" for i in (fitting or range(len(devices))))
+        listed = "; ".join(f"{i}: {names[i]}" for i in (fitting or range(len(names))))
         problem = "fits several devices" if fitting else "fits no device"
-        raise NotFound(f"device {spec!r} {problem}; use one of {names}, or see `hone doctor`")
-    return devices[fitting[0]]
+        raise NotFound(f"device {spec!r} {problem}; use one of {listed}, or see `hone doctor`")
+    return fitting[0]
+
+
+def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str:
+    """Have this process see the driver of the device that `spec` names alone; return the device's name.
+
+    Each of the `views`, variables by which a process loads one driver, is looked at in a process of its own.
+    """
+    found = [(*device, view) for view in views for device in _shown(view)]
+    found.sort(key=lambda device: device[:2])
+    names = [f"{platform}/{name}" for platform, name, _, _ in found]
+    devices = [(_numbered(names, i), kind) for i, (_, _, kind, _) in enumerate(found)]
+    chosen = _chosen(spec, devices)
+    os.environ.update(found[chosen][3])
+    return devices[chosen][0]
+
+
+def _shown(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return platform, name and kind of the devices of one driver; none where it fails."""
+    said, _ = run(python(__name__), seconds=_LISTING_SECONDS, environment={**os.environ, **view})
+    try:
+        return [(platform, name, kind) for platform, name, kind in json.loads(said.splitlines()[-1])]
+    except (ValueError, IndexError):
+        return []
 
 
 def matching(spec: str, names: Sequence[str]) -> list[int]:
@@ -160,7 +207,7 @@ def _limits(device: Any) -> DeviceLimits:
         base_align_bytes=max(1, device.mem_base_addr_align // 8),  # reported in bits
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
-        int8_dots="cl_khr_integer_dot_product" in extensions,
+        int8_dots=accelerates_dots(device),
         host_unified=bool(device.host_unified_memory),
     )
 
@@ -175,3 +222,7 @@ def _numbered(names: Sequence[str], i: int) -> str:
 def _text(reported: str) -> str:
     """Return a driver's string without the padding and zero bytes that some drivers put around it."""
     return reported.replace("\0", "").strip()
+
+
+if __name__ == "__main__":
+    print(json.dumps([(d.profile.identity.platform, d.profile.identity.name, d.kind) for d in discover()]))

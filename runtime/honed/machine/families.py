@@ -64,10 +64,6 @@ class DeviceFamily:
     keeps_builds: bool  # its driver is known to keep what another process built
     accumulators: int  # as scalars, beyond which a work-item of the longest vectors spills
 
-    # Kernel drivers whose OpenCL has dot products of bytes as an extension, and writes them out as shifts
-    # and products: no instructions there. None: of no use under any.
-    dots_written_out: tuple[str, ...] | None
-
     # What pays.
     winograd: bool  # convolutions by transformed tiles
     vectors_of_channels: bool  # convolutions with their output channels along the lanes, laid out so
@@ -97,7 +93,6 @@ _ROWS = (
         contracts=False,
         keeps_builds=False,
         accumulators=128,
-        dots_written_out=("panthor", "panfrost"),  # Mesa 25.0: ISA.xml has the instruction, and "unused"
         winograd=True,
         vectors_of_channels=True,
         blocks_of_channels=False,
@@ -118,7 +113,6 @@ _ROWS = (
         contracts=True,  # PoCL 3.1's `mad` is a product and then a sum: half of the speed
         keeps_builds=True,
         accumulators=192,  # 12 registers of 64 bytes with AVX-512
-        dots_written_out=None,
         winograd=False,
         vectors_of_channels=False,
         blocks_of_channels=True,
@@ -140,7 +134,6 @@ _ROWS = (
         contracts=False,
         keeps_builds=True,
         accumulators=128,  # half of the 255 registers that the largest threads have
-        dots_written_out=None,  # NVIDIA's OpenCL has no such extension
         winograd=False,
         vectors_of_channels=False,
         blocks_of_channels=False,

@@ -128,6 +128,11 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
+def gpu_hz(root: Path = Path("/")) -> int | None:
+    """Return the present clock of the first GPU that devfreq scales, in Hz; None where it cannot be read."""
+    return next((system_number(folder / "cur_freq") for folder in gpu_clocks(root)), None)
+
+
 def gpu_clocks(root: Path) -> list[Path]:
     """Return the folders of GPUs in devfreq, which scales their clocks; `root` is the file system's root."""
     folders = entries(root / "sys/class/devfreq")

@@ -22,11 +22,27 @@ except ImportError as error:
 # Some compilers remark on every kernel they build; what fails raises.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
-__all__ = ["LOADER", "cl", "context", "driver_call", "event_seconds", "failure", "most_work_items", "refused"]
+__all__ = [
+    "DOTS_EXTENSION",
+    "LOADER",
+    "accelerates_dots",
+    "cl",
+    "context",
+    "driver_call",
+    "event_seconds",
+    "failure",
+    "most_work_items",
+    "refused",
+]
 
 # The loader that pyopencl itself calls, wherever it came with it: found through what pyopencl's own library
 # is linked to. The interpreter's lock is kept during a call, as pyopencl keeps it while it enqueues.
 LOADER = ctypes.PyDLL(cl._cl.__file__)
+
+DOTS_EXTENSION = "cl_khr_integer_dot_product"
+# CL_DEVICE_INTEGER_DOT_PRODUCT_ACCELERATION_PROPERTIES_4x8BIT_PACKED_KHR, which pyopencl does not know: six
+# cl_bool, of which the fourth is accumulating_saturating_signed_accelerated.
+_DOTS_ACCELERATED, _OF_FOUR_SIGNED_BYTES = 0x1075, 3
 
 
 @functools.cache
@@ -34,6 +50,26 @@ def context(device: Any) -> Any:
     """Return this process's context on a pyopencl device: one for all models, kept until the process ends."""
     with driver_call("open the device"):
         return cl.Context([device])
+
+
+def accelerates_dots(device: Any) -> bool:
+    """Return whether a pyopencl device computes `dot_acc_sat_4x8packed_ss_int` by instructions of its own.
+
+    The driver answers that for each product, so that one that writes them out as shifts and products is not
+    taken for one that has them. The first version of the extension has no such answer: there the extension
+    itself is the answer.
+    """
+    if DOTS_EXTENSION not in device.extensions.split():
+        return False
+    accelerated = (ctypes.c_uint32 * 6)()
+    code = LOADER.clGetDeviceInfo(
+        ctypes.c_void_p(device.int_ptr),
+        _DOTS_ACCELERATED,
+        ctypes.c_size_t(ctypes.sizeof(accelerated)),
+        accelerated,
+        None,
+    )
+    return code != 0 or accelerated[_OF_FOUR_SIGNED_BYTES] != 0
 
 
 def most_work_items(built: Any, device: Any, block: tuple[int, int, int]) -> int:

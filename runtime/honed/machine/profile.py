@@ -24,7 +24,7 @@ class DeviceLimits:
     base_align_bytes: int  # of sub-buffers
     fp16: bool  # cl_khr_fp16
     fp64: bool  # cl_khr_fp64
-    int8_dots: bool  # cl_khr_integer_dot_product
+    int8_dots: bool  # it has instructions for dot products of four bytes (`opencl.accelerates_dots`)
     host_unified: bool  # host and device share memory: map instead of copying
 
 
@@ -57,9 +57,3 @@ class DeviceProfile:
     def family(self) -> DeviceFamily:
         """What its devices can do, and what pays there."""
         return FAMILIES[self.rules.family]
-
-    @property
-    def dots(self) -> bool:
-        """Whether dot products of four bytes are instructions."""
-        without = self.family.dots_written_out
-        return self.limits.int8_dots and without is not None and self.identity.kernel_driver not in without

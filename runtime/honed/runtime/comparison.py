@@ -28,6 +28,9 @@ class Comparison:
     sum. How often each is the longer one is therefore a sign test, which needs no model of the load.
     Every other pair begins with the second program, as a clock that drifts makes later runs longer.
 
+    A pair whose runs the GPU did at two clocks says nothing of the programs and does not count, unless there
+    are hardly others when the comparison has taken as long as it may.
+
     What load does to one of the programs alone (one that runs on all cores, beside one that runs on a GPU)
     no number of pairs can tell: that takes a quiet machine.
     """
@@ -35,21 +38,31 @@ class Comparison:
     allowance: float
     most: int = MOST
     pairs: list[tuple[float, float]] = field(default_factory=list)
+    _uneven: list[tuple[float, float]] = field(default_factory=list)  # at two clocks
 
-    def add(self, first: float, second: float) -> None:
-        """Count one run of each."""
-        self.pairs.append((first, second))
+    def add(self, first: float, second: float, clocks: tuple[int | None, int | None] = (None, None)) -> None:
+        """Count one run of each; `clocks` are those of the GPU right after each, None where not known."""
+        even = None in clocks or clocks[0] == clocks[1]
+        (self.pairs if even else self._uneven).append((first, second))
+
+    @property
+    def tried(self) -> int:
+        """How many pairs have run, those at two clocks among them."""
+        return len(self.pairs) + len(self._uneven)
 
     @property
     def order(self) -> tuple[int, int]:
         """Which program the next pair runs first, 0 or 1, and which then."""
-        return (1, 0) if len(self.pairs) % 2 else (0, 1)
+        return (1, 0) if self.tried % 2 else (0, 1)
 
     @property
     def done(self) -> bool:
         """Whether no more pairs are needed: it is sure, or has taken as long as it may."""
-        count = len(self.pairs)
-        return count >= LEAST and (self.sure or count >= self.most or sum(map(sum, self.pairs)) >= SECONDS)
+        if self.tried < LEAST:
+            return False
+        taken = sum(map(sum, (*self.pairs, *self._uneven)))
+        spent = self.tried >= self.most or taken >= SECONDS
+        return spent or (len(self.pairs) >= LEAST and self.sure)
 
     @property
     def times(self) -> tuple[float, float]:
@@ -81,4 +94,5 @@ class Comparison:
         return sum(second <= self.allowance * first for first, second in quiet), len(quiet)
 
     def _quiet(self) -> list[tuple[float, float]]:
-        return sorted(self.pairs, key=sum)[: (len(self.pairs) + 1) // 2]
+        pairs = self.pairs if len(self.pairs) >= LEAST else [*self.pairs, *self._uneven]
+        return sorted(pairs, key=sum)[: (len(pairs) + 1) // 2]

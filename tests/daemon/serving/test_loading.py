@@ -93,6 +93,22 @@ def test_a_comparison_does_not_pause_for_nobody() -> None:
     assert asked == runs  # asked once after each, and not again
 
 
+class ClocksUp(RunsInTurn):
+    """Runs whose GPU has clocked up after three of them."""
+
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparedTurn:
+        self.ran.append(call.method)
+        return ComparedTurn(ns=2 if len(self.ran) <= 3 else 1, sets=1, clock_hz=min(len(self.ran), 4))
+
+
+def test_runs_at_two_clocks_are_no_pair() -> None:
+    idle = engine(idle=float("inf"))
+    runs = asyncio.run(loader(ClocksUp(), idle).compare("old", "new", 1.0, most=ROUNDS)).runs
+    assert (runs.tried, len(runs.pairs)) == (ROUNDS, 2)
+    assert not runs.sure  # of two pairs; with those at two clocks there are enough
+    assert runs.times == (1e-9, 1e-9)
+
+
 def test_comparisons_do_not_mix() -> None:
     """The worker knows one pair at a time: mixed, each would be judged by runs of the other's versions."""
 

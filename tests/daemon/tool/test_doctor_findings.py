@@ -128,10 +128,83 @@ def test_both_stacks_installed_is_no_mismatch(tmp_path: Path) -> None:
     about(findings, "mali.icd names libmali.so.1, which does not load", "cannot open shared object file")
 
 
+def test_pocl_and_rusticl_can_crash_a_program_that_loads_both(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    tree.icd("pocl", "libpocl.so.2")
+    told = about(judge(tree.readings(Answers(opencl(POCL, RUSTICL)))), "PoCL and rusticl are both installed")
+    assert told.level == "warn"
+    assert "OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd" in told.remedy
+    broken = Answers(opencl(RUSTICL), {"libpocl.so.2": ("failed", "no such file")})
+    assert not any("both installed" in f.what for f in judge(tree.readings(broken)))
+
+
 def test_rusticl_without_its_variable(tmp_path: Path) -> None:
     empty = dataclasses.replace(RUSTICL, devices=())
     findings = judge(panthor(tmp_path).readings(Answers(opencl(empty))))
     assert about(findings, "no OpenCL device", "RUSTICL_ENABLE").level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("version", "needed"),
+    [("25.0.7-2", True), ("26.1.6-1~bpo13+1", True), ("26.2.0-1", False), ("1:27.0.1-1", False), ("", True)],
+)
+def test_mesa_enables_rusticl_by_itself_from_26_2_on(tmp_path: Path, version: str, needed: bool) -> None:
+    tree = panthor(tmp_path)
+    tree.file(
+        "var/lib/dpkg/status",
+        "Package: mesa-libgallium\nStatus: install ok installed\nVersion: 99.0-1\n\n"
+        + f"Package: mesa-opencl-icd\nStatus: install ok installed\nVersion: {version}\n\n" * bool(version)
+        + "Package: zlib1g\nVersion: 1:1.3-1\n",
+    )
+    findings = judge(tree.readings(Answers(opencl(dataclasses.replace(RUSTICL, devices=())))))
+    told = about(findings, "no OpenCL device")
+    assert told.level == "fail"
+    assert ("RUSTICL_ENABLE" in told.what) == needed
+    if not needed:
+        assert "rusticl loads but finds no device" in told.what
+        assert "dmesg" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("library", "kernel", "told"),
+    [
+        ("libmali-valhall-g610-g24p0-x11.so", "g18p0-01eac0 (UK version 11.40)", True),
+        ("libmali-valhall-g610-g13p1-x11.so", "g13p0-01eac0", True),
+        ("libmali-valhall-g610-g24p0-x11.so", "g29p1-12eac0", False),
+        ("libmali-valhall-g610-g24p0-x11.so", "g24p0-00eac0", False),
+        ("libmali-valhall-g610-g24p0-x11.so", "", False),  # the kernel does not say
+        ("libmali.so.1", "g18p0-01eac0", False),  # nor does the library's name
+    ],
+)
+def test_a_libmali_newer_than_the_kernels_driver(
+    tmp_path: Path, library: str, kernel: str, told: bool
+) -> None:
+    tree = kbase(tmp_path)
+    tree.icd("mali", library)
+    if kernel:
+        tree.file("sys/module/bifrost_kbase/version", f"{kernel}\n")
+    findings = judge(tree.readings(Answers(opencl())))
+    mismatch = [f for f in findings if "newer than the kernel's" in f.what]
+    assert bool(mismatch) == told
+    if told:
+        own, release = library.split("-")[3], kernel.partition("-")[0]
+        assert all(own in f.what and release in f.what for f in mismatch)
+        assert f"libmali of {release} or older" in about(mismatch, "no OpenCL device").remedy
+
+
+def test_the_library_itself_says_of_which_release_it_is(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    tree.file("sys/module/mali_kbase/version", "g6p0-01eac0\n")
+    findings = judge(tree.readings(Answers(opencl(LIBMALI))))  # v1.g13p0
+    assert about(findings, "libmali is g13p0, newer than the kernel's driver, g6p0").level == "warn"
+
+
+def test_a_gpu_that_the_kernel_ties_to_850_mhz_is_told_and_no_fault(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    tree.file("sys/class/devfreq/fb000000.gpu/max_freq", "850000000\n")
+    told = about(judge(tree.readings(Answers(opencl(RUSTICL)))), "300 to 850 MHz")
+    assert told.level == "ok"
+    assert "ties it to 850 MHz, where it can reach 1000" in told.what
 
 
 @pytest.mark.parametrize("machine", [kbase, panthor])

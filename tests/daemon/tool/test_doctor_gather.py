@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from honed.machine import vendors
 from honed.tool.doctor import gather, probe
 from honed.tool.doctor.gather import explain, read_daemon, read_machine, read_names
 
-from .doctor_trees import Answers, Tree, kbase, opencl, panthor, pc
+from .doctor_trees import POCL, RUSTICL, Answers, Tree, kbase, opencl, panthor, pc
 
 
 def test_icd_files_are_found_as_the_loader_finds_them(tmp_path: Path) -> None:
@@ -23,35 +24,35 @@ def test_icd_files_are_found_as_the_loader_finds_them(tmp_path: Path) -> None:
     tree.icd("aaa", "# comment\n\nliba.so")
     tree.file("etc/OpenCL/vendors/other.txt", "libno.so")
     tree.file("opt/vendors/b.icd", "libb.so\n")
-    files = gather.icd_files(tmp_path, {})
+    files = vendors.icd_files(tmp_path, {})
     assert files == [
         ("/etc/OpenCL/vendors/aaa.icd", "liba.so"),
         ("/etc/OpenCL/vendors/pocl.icd", "libpocl.so.2.10.0"),
     ]
     only_b = [("/opt/vendors/b.icd", "libb.so")]
-    assert gather.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/opt/vendors"}) == only_b
-    assert gather.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/opt/vendors/b.icd"}) == only_b
-    assert gather.icd_files(tmp_path, {"OPENCL_VENDOR_PATH": "/opt/vendors"}) == only_b
-    assert gather.icd_files(tmp_path, {"OCL_ICD_VENDORS": "aaa.icd"}) == files[:1]
-    assert gather.icd_files(tmp_path, {"OCL_ICD_VENDORS": "libx.so"}) == [("$OCL_ICD_VENDORS", "libx.so")]
-    extra = gather.icd_files(tmp_path, {"OCL_ICD_FILENAMES": "libx.so:liby.so"})
+    assert vendors.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/opt/vendors"}) == only_b
+    assert vendors.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/opt/vendors/b.icd"}) == only_b
+    assert vendors.icd_files(tmp_path, {"OPENCL_VENDOR_PATH": "/opt/vendors"}) == only_b
+    assert vendors.icd_files(tmp_path, {"OCL_ICD_VENDORS": "aaa.icd"}) == files[:1]
+    assert vendors.icd_files(tmp_path, {"OCL_ICD_VENDORS": "libx.so"}) == [("$OCL_ICD_VENDORS", "libx.so")]
+    extra = vendors.icd_files(tmp_path, {"OCL_ICD_FILENAMES": "libx.so:liby.so"})
     assert extra == [*files, ("$OCL_ICD_FILENAMES", "libx.so"), ("$OCL_ICD_FILENAMES", "liby.so")]
-    assert gather.icd_files(tmp_path / "nowhere", {}) == []
+    assert vendors.icd_files(tmp_path / "nowhere", {}) == []
 
 
 def test_an_icd_file_that_is_missing_names_no_library(tmp_path: Path) -> None:
-    assert gather.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/no.icd"}) == [("/no.icd", "")]
+    assert vendors.icd_files(tmp_path, {"OCL_ICD_VENDORS": "/no.icd"}) == [("/no.icd", "")]
     readings = Tree(tmp_path).readings(Answers(opencl()), OCL_ICD_VENDORS="/no.icd")
     assert [(icd.ended, icd.library) for icd in readings.icds] == [("failed", "")]
 
 
 def test_stacks_are_known_by_their_libraries() -> None:
     names = ["/usr/lib/aarch64-linux-gnu/libMaliOpenCL.so.1", "libmali-valhall-g610-g13p0-x11.so"]
-    assert {gather.stack_of(name) for name in names} == {"libmali"}
-    assert gather.stack_of("libRusticlOpenCL.so.1") == "rusticl"
-    assert gather.stack_of("/usr/lib/libnvidia-opencl.so.1") == "nvidia"
-    assert gather.stack_of("libpocl.so.2") == "pocl"
-    assert gather.stack_of("/opt/pocl/libother.so") == "other"
+    assert {vendors.stack_of(name) for name in names} == {"libmali"}
+    assert vendors.stack_of("libRusticlOpenCL.so.1") == "rusticl"
+    assert vendors.stack_of("/usr/lib/libnvidia-opencl.so.1") == "nvidia"
+    assert vendors.stack_of("libpocl.so.2") == "pocl"
+    assert vendors.stack_of("/opt/pocl/libother.so") == "other"
 
 
 def test_a_board_with_kbase(tmp_path: Path) -> None:
@@ -263,3 +264,14 @@ def test_packages_are_read_without_importing_them() -> None:
 )
 def test_why_systemd_has_no_service(unit: dict[str, str], sentence: str) -> None:
     assert explain(unit) == sentence
+
+
+def test_drivers_that_clash_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = [{"OCL_ICD_VENDORS": "/a.icd"}, {"OCL_ICD_VENDORS": "/b.icd"}]
+    listed = {"/a.icd": opencl(POCL), "/b.icd": opencl(RUSTICL)}
+    monkeypatch.setattr(gather, "apart", lambda environ: views)
+    monkeypatch.setattr(probe, "list_platforms", lambda environ: listed[environ["OCL_ICD_VENDORS"]])
+    assert gather.Children({"PATH": ""}).platforms().platforms == (POCL, RUSTICL)
+    listed["/a.icd"] = opencl(ended="crashed", error="SIGSEGV")
+    found = gather.Children({}).platforms()
+    assert (found.ended, found.error, found.platforms) == ("crashed", "SIGSEGV", (RUSTICL,))

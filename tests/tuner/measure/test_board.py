@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from benchmarks import supervising
 from benchmarks.board import __main__ as board
-from benchmarks.board import kernels, measuring, models, report
+from benchmarks.board import anchors, kernels, measuring, models, report
 from benchmarks.board.anonymous import anonymous, secrets
 from benchmarks.board.hone import Failed, Service, hone
 from benchmarks.board.kernels import FAMILIES, Program
@@ -291,3 +291,33 @@ def test_predictions_are_not_taken_for_those_of_another_device() -> None:
 def test_a_command_that_fails_is_told_in_its_words() -> None:
     with pytest.raises(Failed, match="no service"):
         hone("status", seconds=60.0, socket=Path("/nonexistent/s"))
+
+
+def test_every_anchor_has_its_source() -> None:
+    known = anchors.load()
+    figures = [figure for each in known.anchor for figure in (*each.cpu, *each.gpu, *each.npu)]
+    assert {figure.source for figure in figures} == set(known.sources)
+    assert all(figure.value > 0 for figure in figures)
+    names = [each.model for each in known.anchor]
+    assert len(names) == len(set(names)) == 24
+    assert {anchors.SQUEEZENET, anchors.LIGHTGLUE} <= set(names)
+
+
+def test_what_others_get_stands_beside_what_is_measured_here() -> None:
+    found = [
+        Served(name="squeezenet", first_ms=9.0, tuned_ms=4.25),
+        Served(name="lightglue", first_ms=31.5),
+        Served(name="yolox-nano", first_ms=1.0),  # nobody publishes it
+        Served(name="mobilenet", text="no time was left for it"),
+    ]
+    lines = anchors.beside(found).splitlines()
+    row = {line.split("  ")[0]: line.split() for line in lines}
+    assert row["model, ms"][-2:] == ["honed", "here"]
+    assert row["SqueezeNet 1.1"][2:] == ["3.66", "(ncnn-cpu)", "7.1", "(ncnn-vulkan)", "4.25"]
+    assert row["LightGlue-192"] == ["LightGlue-192", "944.6", "(tvm)", "31.50"]
+    assert row["ResNet50"][-3:] == ["(int8,", "rknn)", "-"]
+    assert any(line.startswith("ncnn-cpu: ncnn on an Orange Pi 5") for line in lines)
+
+
+def test_a_model_that_failed_is_not_beside_the_others() -> None:
+    assert "nan" not in anchors.beside([Served(name="squeezenet", text="it failed")])

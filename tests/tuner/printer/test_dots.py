@@ -12,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
-from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import proof
@@ -168,11 +167,9 @@ def test_only_devices_that_have_instructions_for_them_use_them() -> None:
     profile = predicted("mali-g610")
     assert uses_dots(profile)
     assert not uses_dots(replace(profile, limits=replace(profile.limits, int8_dots=False)))
-    assert not uses_dots(replace(profile, identity=replace(profile.identity, kernel_driver="panthor")))
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_families_without_a_row_for_them_have_none(name: str) -> None:
+@pytest.mark.parametrize("driver", ["kbase", "panthor", ""])
+def test_no_driver_is_told_from_another_by_its_name(driver: str) -> None:
     profile = predicted("mali-g610")
-    rules = replace(profile.rules, family=name)
-    assert replace(profile, rules=rules).dots == (name == "mali")
+    assert uses_dots(replace(profile, identity=replace(profile.identity, kernel_driver=driver)))

@@ -102,6 +102,13 @@ def test_a_candidate_from_begin_to_verdict(records: Records) -> None:
     assert records.best("dense", SETUP) == done
 
 
+def test_the_clock_of_a_timing_is_recorded(records: Records) -> None:
+    for n, hz in enumerate((1_000_000_000, None)):
+        records.finish(records.begin(new(n)), dataclasses.replace(right(2.5), clock_hz=hz))
+    rows = records._connection.execute("SELECT clock_hz FROM candidates ORDER BY id").fetchall()
+    assert rows == [(1_000_000_000,), (None,)]
+
+
 def test_everything_is_there_after_opening_again(path: Path) -> None:
     with Records.open(path) as records:
         add(records, 1, right(2))

@@ -270,6 +270,16 @@ def test_speed_follows_what_lasts_and_not_what_passes() -> None:
     assert Speed(None).ratio == 1.0
 
 
+def test_speed_rests_on_yardsticks_of_one_clock() -> None:
+    speed = Speed(1e-3)
+    for _ in range(5):
+        speed.note(1e-3, 1_000_000_000)
+    speed.note(2e-3, 500_000_000)
+    assert (speed.ratio, speed.known) == (pytest.approx(2.0), 1)
+    speed.note(1e-3, 1_000_000_000)
+    assert (speed.ratio, speed.known) == (pytest.approx(1.0), 5)
+
+
 def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, kept: Any) -> None:
     """The last candidate of all was found right; its fault is logged only then."""
     log = InjectedLog()

@@ -258,13 +258,14 @@ class Loader:
         """
         runs, wrong, sets = Comparison(allowance, most), "", 1
         async with self.comparing:
-            while not wrong and (len(runs.pairs) < sets or not runs.done):
-                seconds = [0.0, 0.0]
+            while not wrong and (runs.tried < sets or not runs.done):
+                seconds, clocks = [0.0, 0.0], list[int | None]((None, None))
                 for which in runs.order:
-                    call = CompareTurn(old=old, new=new, pair=len(runs.pairs), which=which)
+                    call = CompareTurn(old=old, new=new, pair=runs.tried, which=which)
                     ran = await self._careful(call)
                     seconds[which], wrong, sets = ran.ns / 1e9, ran.wrong, ran.sets
-                runs.add(*seconds)
+                    clocks[which] = ran.clock_hz
+                runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
         return ComparisonResult(runs=runs, wrong=wrong)
 
     async def turn(self, key: str, compiled: Path, turn: int) -> int:

@@ -95,9 +95,13 @@ class CheckProbe(WorkerCall[CheckedProbe]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTurn:
-    """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due."""
+    """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due.
+
+    `clock_hz` is that of the GPU right after it, None where another device ran it or it cannot be read.
+    """
 
     ns: int = 0
+    clock_hz: int | None = None
     wrong: str = ""
     sets: int = 0
     device_error: str = ""

@@ -258,7 +258,8 @@ class Worker(Host):
             ns, wrong = self._comparison.turn(call.pair, call.which)
         except DeviceError as error:
             return ComparedTurn(device_error=str(error))
-        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))
+        clock_hz = self._device.clock_hz() if self._device is not None else None
+        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets), clock_hz=clock_hz)
 
     def _device_spec(self) -> str:
         return self._device.spec if self._device is not None else ""

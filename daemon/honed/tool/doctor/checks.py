@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from honed.machine.families import mali_model
+from honed.machine.vendors import CLASHING, Stack
 
 from .readings import (
     Account,
@@ -21,7 +23,6 @@ from .readings import (
     OwnPrior,
     Package,
     Readings,
-    Stack,
 )
 
 Level = Literal["ok", "warn", "fail"]
@@ -68,6 +69,7 @@ FIRMWARE_REMEDY = (
     "/lib/firmware/arm/mali/arch10.8/mali_csffw.bin from linux-firmware, then see: dmesg | grep -i panthor"
 )
 LOW_MEMORY_BYTES = 1 << 30  # LightGlue compiles in about this much
+_RK3588, _RK3588_HZ = "fb000000.gpu", 1_000_000_000  # its GPU, and what vendors' kernels run it at
 PASSIVE_CELSIUS = 85.0  # where RK3588's device tree starts to throttle
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -199,6 +201,10 @@ def _clock(clock: Clock) -> Finding:
         return HARDWARE.warn(f"{what}, which keeps it at its slowest", remedy)
     if clock.governor == "simple_ondemand":
         what += ", which is slow to clock up: the first runs take longer"
+    if clock.name == _RK3588 and 0 < clock.maximum < _RK3588_HZ:
+        what += (
+            f"; this kernel ties it to {clock.maximum // 10**6} MHz, where it can reach {_RK3588_HZ // 10**6}"
+        )
     return HARDWARE.ok(what)
 
 
@@ -232,6 +238,7 @@ def check_opencl(readings: Readings) -> list[Finding]:
         *(_icd(icd) for icd in readings.icds),
         *_environment(readings),
         *_mismatch(readings),
+        *_clash(readings),
         *_platforms(readings),
     ]
 
@@ -280,8 +287,11 @@ def _mismatch(readings: Readings) -> list[Finding]:
     gpu = bound_gpu(readings.machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""
     present = {icd.stack for icd in readings.icds} & {"libmali", "rusticl"}
-    if gpu is None or not wanted or not present or wanted in present:
+    if gpu is None or not wanted or not present:
         return []
+    if wanted in present:
+        newer = _newer_libmali(readings)
+        return [OPENCL.warn(*newer)] if newer and wanted == "libmali" else []
     if wanted == "rusticl":
         return [
             OPENCL.fail(
@@ -294,6 +304,48 @@ def _mismatch(readings: Readings) -> list[Finding]:
         OPENCL.fail(
             f"the ICD file is rusticl's, but the kernel drives {gpu.name} with kbase, which Mesa cannot use",
             f"{_INSTALL_LIBMALI}; or boot a mainline kernel with panthor",
+        )
+    ]
+
+
+_RELEASE = re.compile(r"\bg(\d+)p(\d+)\b")  # of Arm's drivers, as libraries' names and both drivers have it
+
+
+def _newer_libmali(readings: Readings) -> tuple[str, str] | None:
+    """Tell that libmali is newer than the kernel's driver, and what to do; None where that is not known."""
+    versions = [platform.version for platform in readings.opencl.platforms]
+    versions += [icd.loaded for icd in readings.icds if icd.stack == "libmali"]
+    library = next(filter(None, map(_RELEASE.search, versions)), None)
+    kernel = _RELEASE.search(readings.machine.kbase)
+    if library is None or kernel is None or _numbers(library) <= _numbers(kernel):
+        return None
+    return (
+        f"libmali is {library[0]}, newer than the kernel's driver, {kernel[0]}: the kernel's may be newer "
+        "than the library, never older",
+        f"install a libmali of {kernel[0]} or older, or boot a kernel with a driver of {library[0]} or newer",
+    )
+
+
+def _numbers(release: re.Match[str]) -> tuple[int, int]:
+    return int(release[1]), int(release[2])
+
+
+def _enabled_by_mesa(version: str) -> bool:
+    """Whether rusticl takes Mali GPUs without RUSTICL_ENABLE, by the version of Mesa's Debian package."""
+    found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", version)
+    return found is not None and _numbers(found) >= (26, 2)
+
+
+def _clash(readings: Readings) -> list[Finding]:
+    """Find drivers that can crash a process which loads both."""
+    files = [icd.path for icd in readings.icds if icd.stack in CLASHING and icd.ended == "ok"]
+    if not {icd.stack for icd in readings.icds if icd.ended == "ok"} >= CLASHING:
+        return []
+    return [
+        OPENCL.warn(
+            f"PoCL and rusticl are both installed ({', '.join(files)}): each brings LLVM, and a program that "
+            "loads both can crash; honed loads them in processes of their own",
+            f"for a program that crashes set OCL_ICD_VENDORS={files[0]}, or remove one of the drivers",
         )
     ]
 
@@ -378,14 +430,19 @@ def _cause(readings: Readings) -> tuple[str, str]:
     problem = node_problem(readings, readings.user) if gpu else None
     if problem:
         return problem
-    if wanted == "rusticl" and not readings.environment.get("RUSTICL_ENABLE"):
+    if wanted == "rusticl" and readings.environment.get("RUSTICL_ENABLE") is None:
+        if _enabled_by_mesa(readings.mesa):
+            return (
+                f"rusticl loads but finds no device, and Mesa {readings.mesa} needs no variable for that",
+                "see: dmesg | grep -i panthor",
+            )
         return (
-            "rusticl takes no device unless RUSTICL_ENABLE names its driver",
+            "before Mesa 26.2 rusticl takes no device unless RUSTICL_ENABLE names its driver",
             "set RUSTICL_ENABLE=panfrost (panthor's devices go by that name too); for the service: "
             "systemctl edit honed, Environment=RUSTICL_ENABLE=panfrost",
         )
     if wanted == "libmali":
-        return (
+        return _newer_libmali(readings) or (
             "libmali loads but finds no device, so it is not the build for this GPU and this kbase",
             "install the libmali build whose name has this GPU (valhall-g610 on RK3588) and kbase's version",
         )

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
 from honed.machine.files import gpu_clocks, system_number, system_text
+from honed.machine.vendors import apart, icd_files, stack_of
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status
@@ -42,7 +43,6 @@ from .readings import (
     Package,
     Part,
     Readings,
-    Stack,
 )
 
 
@@ -129,11 +129,13 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
         clocks=tuple(map(_clock, gpu_clocks(root))),
         gpu_celsius=temperatures(root).get("gpu-thermal"),
+        kbase=next(filter(None, (_text(root / f"sys/module/{name}/version") for name in _KBASE)), ""),
         panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
 
 
 _DMI_NAME = "sys/class/dmi/id/product_name"
+_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # names of its module
 
 
 def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
@@ -238,11 +240,6 @@ def _text(path: Path) -> str:
     return system_text(path) or ""
 
 
-def lines(path: Path) -> Iterable[str]:
-    """Return the lines of a text file that are neither empty nor comments."""
-    return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]
-
-
 _TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
 _UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
@@ -328,13 +325,6 @@ VARIABLES = (
     "RUSTICL_ENABLE",
     "RUSTICL_FEATURES",
 )
-_VENDORS = Path("/etc/OpenCL/vendors")
-_STACKS: tuple[tuple[str, Stack], ...] = (
-    ("rusticlopencl", "rusticl"),
-    ("mali", "libmali"),
-    ("pocl", "pocl"),
-    ("nvidia", "nvidia"),
-)
 _PACKAGES: dict[Part, dict[str, str]] = {  # part -> name -> the only version known to work, or ""
     "runtime": {"honed": "", "numpy": "", "msgpack": ""},
     "daemon": {"pyopencl": "", "rich": "", "systemd-python": ""},
@@ -364,8 +354,10 @@ class Children:
         return answer.ended, answer.path, answer.error
 
     def platforms(self) -> OpenCL:
-        """List them in a child."""
-        return probe.list_platforms(self.environ)
+        """List them in a child, or in several where drivers that are installed must not meet in one."""
+        found = [probe.list_platforms({**self.environ, **variables}) for variables in apart(self.environ)]
+        told = next((one for one in found if one.ended != "ok"), found[0])
+        return replace(told, platforms=tuple(platform for one in found for platform in one.platforms))
 
 
 def gather(
@@ -386,8 +378,8 @@ def gather(
         loaded = pool.map(lambda name: _load(prober, name), [LOADER, *(library for _, library in files)])
         ended, path, error = next(loaded)
         icds = tuple(
-            IcdFile(path=file, library=library, stack=stack_of(library), ended=how, error=why)
-            for (file, library), (how, _, why) in zip(files, loaded, strict=True)
+            IcdFile(path=file, library=library, stack=stack_of(library), ended=how, loaded=place, error=why)
+            for (file, library), (how, place, why) in zip(files, loaded, strict=True)
         )
     return Readings(
         user=names.running(uid, frozenset(gids)),
@@ -397,6 +389,7 @@ def gather(
         loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
         icds=icds,
         opencl=opencl.result(),
+        mesa=_debian_version(root, "mesa-opencl-icd"),
         machine=read_machine(root, names),
         folders=tuple(folder(purpose, place) for purpose, place in folders),
         daemon=daemon,
@@ -415,34 +408,6 @@ def _own_priors(root: Path, environ: Mapping[str, str]) -> Iterator[OwnPrior]:
                 yield OwnPrior(path=named, digest=priorfile.usable(path).digest, error="")
             except InvalidArgument as error:
                 yield OwnPrior(path=named, digest="", error=str(error))
-
-
-def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(ICD file, library it names) in the loader's order, as ocl-icd reads its variables (libOpenCL(7)).
-
-    OCL_ICD_VENDORS names a folder, one .icd file, or a library itself; OPENCL_VENDOR_PATH a folder.
-    """
-    vendors = environ.get("OCL_ICD_VENDORS", "")
-    folder_name = vendors or environ.get("OPENCL_VENDOR_PATH", "") or str(_VENDORS)
-    place = root / folder_name.lstrip("/")
-    if vendors and not os.path.isdir(place):
-        if not vendors.endswith(".icd"):
-            return [("$OCL_ICD_VENDORS", vendors)]
-        if "/" not in vendors:
-            place = root / str(_VENDORS).lstrip("/") / vendors
-        files = [place]
-    else:
-        files = sorted(place.glob("*.icd"))
-    named = [(file, next(iter(lines(file)), "")) for file in files]
-    found = [(f"/{file.relative_to(root)}", library) for file, library in named]
-    extra = environ.get("OCL_ICD_FILENAMES", "")
-    return found + [("$OCL_ICD_FILENAMES", library) for library in extra.split(":") if library]
-
-
-def stack_of(library: str) -> Stack:
-    """Whose OpenCL a library is, by its name."""
-    name = library.rpartition("/")[2].casefold()
-    return next((stack for part, stack in _STACKS if part in name), "other")
 
 
 def folder(purpose: str, path: Path) -> Folder:
@@ -477,6 +442,16 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
     if not library:  # dlopen("") would give the program itself
         return "failed", "", "it names no library"
     return prober.library(library)
+
+
+def _debian_version(root: Path, package: str) -> str:
+    """Return the version of an installed Debian package; "" where there is none, or no dpkg."""
+    try:
+        text = (root / "var/lib/dpkg/status").read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^Package: {re.escape(package)}\n(?:.+\n)*?Version: (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:

@@ -61,7 +61,8 @@ def _library(library: str) -> ProbeAnswer:
         ctypes.CDLL(library)
     except OSError as error:
         return ProbeAnswer(ended="failed", error=str(error))
-    return ProbeAnswer(path=_mapped(os.path.basename(library)) or library)
+    # Its name may be a link to a file that says more: libmali.so.1 to libmali-valhall-g610-g24p0.so.
+    return ProbeAnswer(path=_mapped(os.path.basename(library).partition(".so")[0]) or library)
 
 
 def _mapped(part: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from honed.machine.vendors import Stack
+
 Ended = Literal["ok", "failed", "crashed", "hung"]
 Part = Literal["runtime", "daemon", "tuner"]
-Stack = Literal["libmali", "rusticl", "pocl", "nvidia", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class IcdFile:
     library: str
     stack: Stack
     ended: Ended
+    loaded: str  # the path that it was loaded from
     error: str  # why the library did not load or the child ended
 
 
@@ -118,6 +120,7 @@ class Hardware:
     nodes: tuple[DeviceNode, ...]
     clocks: tuple[Clock, ...]
     gpu_celsius: float | None
+    kbase: str  # release of Arm's kernel driver, "g24p0-00eac0 (...)"; "" where it does not tell
     panthor_firmware: bool  # arm/mali/arch10.8/mali_csffw.bin, without which panthor does not start
 
 
@@ -179,6 +182,7 @@ class Readings:
     loader: OpenCLLoader
     icds: tuple[IcdFile, ...]
     opencl: OpenCL
+    mesa: str  # version of Debian's package of rusticl, "" where it is not installed
     machine: Hardware
     folders: tuple[Folder, ...]
     daemon: Daemon

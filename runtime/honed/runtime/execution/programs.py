@@ -15,7 +15,7 @@ from typing import Any
 
 from honed.machine.devices import Device
 from honed.machine.files import replacing
-from honed.machine.opencl import cl, context, driver_call, most_work_items
+from honed.machine.opencl import DOTS_EXTENSION, cl, context, driver_call, most_work_items
 from honed.protocol.errors import DeviceError, HonedError
 from honed.protocol.strict import to_plain
 from honed.runtime.compiled.model import CompiledModel, Kernel
@@ -116,8 +116,10 @@ def check(model: CompiledModel, device: Device) -> None:
     ):
         if dtype in needs and not has:
             raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
-    if not limits.int8_dots and any(_DOTS in source for source in model.sources):
-        raise _unfit(device, "has no cl_khr_integer_dot_product, which the model's kernels of bytes need")
+    # A driver that has the extension without instructions for it computes the products all the same.
+    has_dots = limits.int8_dots or DOTS_EXTENSION in device.cl.extensions.split()
+    if not has_dots and any(_DOTS in source for source in model.sources):
+        raise _unfit(device, f"has no {DOTS_EXTENSION}, which the model's kernels of bytes need")
     for kernel in model.kernels:
         _check_geometry(kernel, device)
     cut = [

@@ -253,18 +253,25 @@ class Examination:
         if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
-        turns = Turns(runnable, session.yardstick, session.queue, session.read)
-        timing = time_candidate(turns, schedule, limits, without=session.without, slow=slow)
+        turns = Turns(runnable, session.yardstick, session.queue, session.read, session.device.clock_hz)
+        timing = time_candidate(
+            turns, schedule, limits, without=session.without, slow=slow, clock=session.warmth.clock
+        )
         if isinstance(timing, Refusal):
             raise Dropped(timing)
-        session.warmth.note(turns.yardstick)
+        session.warmth.note(turns.yardstick, turns.clock)
         self._check_again(checks.CLAIMED, lambda: self._claimed(timing.median_s), runnable, number)
         self._announce("host", limits.host_seconds)
         self._fetch()
         self._check(checks.LEFT, self._left(self._outputs(number, answers), self._inputs(number)))
         self._check_again(checks.TIMED, lambda: TimedRuns(timing.median_s, self._runs), runnable, number)
         self._check_evidence(runnable, number, timing.median_s)
-        return Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=turns.yardstick)
+        return Verdict(
+            outcome=Outcome.RIGHT,
+            timing=timing,
+            yardstick_s=turns.yardstick,
+            clock_hz=turns.clock or None,
+        )
 
     def _answers(self) -> dict[int, Array]:
         """Return a copy of the outputs as last fetched, by parameter."""

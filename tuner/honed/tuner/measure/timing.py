@@ -239,13 +239,20 @@ _MEMORY = 16  # candidates whose yardsticks are remembered
 
 @dataclass(slots=True)
 class Warmth:
-    """The fastest yardsticks of late, by which to see whether the device's clock is up (seconds)."""
+    """The fastest yardsticks of late (seconds), and the clocks, to see whether the device's clock is up."""
 
     best: list[float] = field(default_factory=list)
+    clocks: list[int] = field(default_factory=list)  # of the candidates of late, in Hz; 0: not known
 
-    def note(self, seconds: float) -> None:
-        """Remember a candidate's yardstick; throttling that lasts becomes the new measure."""
+    def note(self, seconds: float, clock: int = 0) -> None:
+        """Remember a candidate's yardstick and clock; throttling that lasts becomes the new measure."""
         self.best = [*self.best[1 - _MEMORY :], seconds]
+        self.clocks = [*self.clocks[1 - _MEMORY :], clock]
+
+    @property
+    def clock(self) -> int:
+        """The highest clock of late, in Hz; 0 where none is known."""
+        return max(self.clocks, default=0)
 
     def up(self, seconds: float) -> bool:
         """Return whether a yardstick of `seconds` is as fast as of late."""
@@ -284,17 +291,57 @@ class Schedule:
         return cls(runs=runs, group=max(1, min(_GROUP, by_queue, by_time)))
 
 
-class Turns:
-    """A candidate and the yardstick, measured in turns on one queue; what was measured so far."""
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Seconds of one run and of the yardstick before it, and the clock, in Hz: 0 where it is not known."""
 
-    def __init__(self, bound: BoundCandidate, yardstick: Yardstick, queue: Any, read: Reader) -> None:
+    run: float
+    yardstick: float
+    clock: int
+
+
+class Turns:
+    """A candidate and the yardstick, measured in turns on one queue; what was measured so far.
+
+    Only what ran at one clock counts, the highest that was met: a time at another clock is no time of the
+    same device. What ran while the clock changed has none.
+    """
+
+    def __init__(
+        self,
+        bound: BoundCandidate,
+        yardstick: Yardstick,
+        queue: Any,
+        read: Reader,
+        clock: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`clock` reads the device's, in Hz, None where that cannot be."""
         self._bound = bound
         self._yardstick = yardstick
         self._queue = queue
         self._read = read
-        self.runs: list[float] = []  # seconds of one run
-        self.yardsticks: list[float] = []  # seconds
+        self._clock = clock
+        self._samples: list[_Sample] = []
         self.last = Finished((), 0.0)  # the last wait
+
+    def __len__(self) -> int:
+        """Return how many samples were taken, those that do not count among them."""
+        return len(self._samples)
+
+    @property
+    def clock(self) -> int:
+        """The clock of what counts, in Hz; 0 where it is not known."""
+        return max((sample.clock for sample in self._samples), default=0)
+
+    @property
+    def runs(self) -> list[float]:
+        """Seconds of one run, of each sample that counts."""
+        return [sample.run for sample in self._samples if sample.clock == self.clock]
+
+    @property
+    def yardsticks(self) -> list[float]:
+        """The yardstick's seconds, of each sample that counts."""
+        return [sample.yardstick for sample in self._samples if sample.clock == self.clock]
 
     @property
     def yardstick(self) -> float:
@@ -303,6 +350,7 @@ class Turns:
 
     def take(self, schedule: Schedule) -> None:
         """Take one more group of samples."""
+        clock = self._clock()
         began = time.perf_counter()
         taken = []
         for _ in range(schedule.group):
@@ -310,20 +358,30 @@ class Turns:
             taken.append((mark, [event for _ in range(schedule.runs) for event in self._bound.enqueue()]))
         self._queue.finish()
         wall = time.perf_counter() - began
+        steady = clock if clock is not None and clock == self._clock() else 0
         everything = []
         for mark, events in taken:
             launched = tuple(self._read(event) for event in events)
-            self.runs.append(Finished(launched, wall).seconds / schedule.runs)
             measured = self._read(mark)
-            self.yardsticks.append(Finished((measured,), wall).seconds)
+            run, yardstick = (
+                Finished(launched, wall).seconds / schedule.runs,
+                Finished((measured,), wall).seconds,
+            )
+            self._samples.append(_Sample(run, yardstick, steady))
             everything += [measured, *launched]
         self.last = Finished(tuple(everything), wall)
 
 
 def time_candidate(
-    turns: Turns, schedule: Schedule, limits: MeasureLimits, *, without: Container[str], slow: bool
+    turns: Turns,
+    schedule: Schedule,
+    limits: MeasureLimits,
+    *,
+    without: Container[str],
+    slow: bool,
+    clock: int = 0,
 ) -> Timing | Refusal:
-    """Measure until the median is known within `limits.precision`, or a cap is met.
+    """Measure until the median is known within `limits.precision`, at `clock` or above, or a cap is met.
 
     With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs
     before, but for the checks named in `without`.
@@ -336,20 +394,21 @@ def time_candidate(
         refusal = first_refusal(WAITED, Waited(turns.last), without)
         if refusal is not None:
             return refusal
-        if _enough(turns.runs, limits, time.perf_counter() - began, slow):
+        if _enough(turns, limits, time.perf_counter() - began, slow, clock):
             break
     found = interval(turns.runs)
     return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
 
 
-def _enough(runs: list[float], limits: MeasureLimits, elapsed: float, slow: bool) -> bool:
+def _enough(turns: Turns, limits: MeasureLimits, elapsed: float, slow: bool, clock: int) -> bool:
     if slow:
-        return len(runs) >= limits.few_repeats
-    if len(runs) >= limits.max_repeats:
+        return len(turns) >= limits.few_repeats
+    if len(turns) >= limits.max_repeats:
         return True
-    if elapsed >= limits.timing_seconds and len(runs) >= limits.few_repeats:
+    if elapsed >= limits.timing_seconds and len(turns) >= limits.few_repeats:
         return True
-    return len(runs) >= LEAST and interval(runs).spread <= limits.precision
+    runs = turns.runs
+    return turns.clock >= clock and len(runs) >= LEAST and interval(runs).spread <= limits.precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ("ALTER TABLE defaults ADD COLUMN rate REAL CHECK (rate >= 0)",),
     ("ALTER TABLE candidates ADD COLUMN way TEXT",),
     ("CREATE INDEX candidates_again ON candidates (workload, device) WHERE way = 'again'",),
+    ("ALTER TABLE candidates ADD COLUMN clock_hz INTEGER CHECK (clock_hz > 0)",),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -143,7 +144,7 @@ BEGIN: Final = """INSERT INTO candidates
 FINISH: Final = """UPDATE candidates SET
         state = :state, owner = NULL, outcome = :outcome, reason = :reason, story = :story,
         median_s = :median_s, low_s = :low_s, high_s = :high_s, repeats = :repeats,
-        yardstick_ratio = :yardstick_ratio,
+        yardstick_ratio = :yardstick_ratio, clock_hz = :clock_hz,
         finished_s = :now, measured_by = :measured_by
     WHERE id = :id AND state = 'in-flight' AND owner = :owner"""
 CONDEMN: Final = """UPDATE candidates SET

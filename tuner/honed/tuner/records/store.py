@@ -209,6 +209,7 @@ class Records:
             "story": verdict.story,
             "now": self._clock(),
             "measured_by": verdict.host or self.measured_by,
+            "clock_hz": verdict.clock_hz,
             **timing_values(verdict.timing),
         }
         with self._writing():

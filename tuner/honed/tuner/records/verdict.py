@@ -76,6 +76,7 @@ class Verdict:
     reason: str = ""  # one sentence; empty for RIGHT
     timing: Timing | None = None
     yardstick_s: float | None = None  # median of the yardstick kernel, measured in turns with it
+    clock_hz: int | None = None  # of the device while it was timed; None where that cannot be read
     story: str | None = None  # the kernel log's records of its fault
     seconds: float = 0.0  # the measurement took, wall time
     host: str | None = None  # the board of a farm that judged it; None: this machine did

@@ -76,12 +76,13 @@ def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | 
         executor.run(inputs)
     runs = Comparison(1 / GAIN)
     while not runs.done:
-        seconds = [0.0, 0.0]
+        seconds, clocks = [0.0, 0.0], list[int | None]((None, None))
         for which in runs.order:
             began = time.perf_counter()
             pair[which].run(inputs)
             seconds[which] = time.perf_counter() - began
-        runs.add(*seconds)
+            clocks[which] = new.device.clock_hz()
+        runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
     before, now = runs.times
     return {"old": before, "new": now, "faster": runs.holds, "runs": len(runs.pairs), "wrong": wrong}
 

@@ -50,12 +50,16 @@ class Tried:
 
 
 class Speed:
-    """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds."""
+    """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds.
+
+    Yardsticks at another clock than the latest's tell nothing of the present speed.
+    """
 
     def __init__(self, reference: float | None) -> None:
         """Begin with the yardstick's time at the device's reference speed; None where it is not known yet."""
         self.reference = reference
-        self._latest: deque[float] = deque(maxlen=_WINDOW)
+        self._at: dict[int | None, deque[float]] = {}  # the latest, by clock in Hz; None: it is not known
+        self._latest: deque[float] = deque()  # those at the latest's clock
 
     @property
     def known(self) -> int:
@@ -73,8 +77,9 @@ class Speed:
         now = self.now
         return 1.0 if now is None or self.reference is None else now / self.reference
 
-    def note(self, yardstick: float) -> None:
+    def note(self, yardstick: float, clock_hz: int | None = None) -> None:
         """Take in the latest."""
+        self._latest = self._at.setdefault(clock_hz, deque(maxlen=_WINDOW))
         self._latest.append(yardstick)
 
 
@@ -266,7 +271,8 @@ class Trials:
         by the farm's own ratio, because the farm is the device.
         """
         if verdict.yardstick_s is not None:
-            self.speed.note(verdict.yardstick_s)
+            # The clocks of a farm's boards are none of the farm's.
+            self.speed.note(verdict.yardstick_s, verdict.clock_hz if verdict.host is None else None)
         if verdict.timing is None or self.speed.reference is None:
             return verdict
         ratio = (verdict.timing.yardstick_ratio or 1.0) * self.speed.ratio

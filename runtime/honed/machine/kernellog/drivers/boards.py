@@ -16,78 +16,89 @@ _panthor = SourceTree("drivers/gpu/drm/panthor/", "Linux ").rows
 _PANTHOR_ROWS = (
     *_panthor("cs-fatal", _QUEUE, by_code=_FATAL_CODES)(
         ("CSG slot %d CS slot: %d\nCS_FATAL.EXCEPTION_TYPE: 0x%x (%s)",
-         "panthor_sched.c cs_slot_process_fatal_event_locked 6.12 to 6.18", "slot stream code name"),
+         "panthor_sched.c cs_slot_process_fatal_event_locked 6.12 to 7.3", "slot stream code name"),
     ),
     *_panthor("cs-fault", _QUEUE)(
         ("CSG slot %d CS slot: %d\nCS_FAULT.EXCEPTION_TYPE: 0x%x (%s)",
-         "panthor_sched.c cs_slot_process_fault_event_locked 6.12 to 6.18", "slot stream code name"),
+         "panthor_sched.c cs_slot_process_fault_event_locked 6.12 to 7.3", "slot stream code name"),
     ),
     *_panthor("cs-fatal", _QUEUE, announces=True)(
-        ("CS_FATAL: pid=%d, comm=%s", "panthor_sched.c cs_slot_process_fatal_event_locked 6.18", "tgid comm"),
+        ("CS_FATAL: pid=%d, comm=%s",
+         "panthor_sched.c cs_slot_process_fatal_event_locked 6.18 to 7.3", "tgid comm"),
     ),
     *_panthor("cs-fault", _QUEUE, announces=True)(
-        ("CS_FAULT: pid=%d, comm=%s", "panthor_sched.c cs_slot_process_fault_event_locked 6.18", "tgid comm"),
+        ("CS_FAULT: pid=%d, comm=%s",
+         "panthor_sched.c cs_slot_process_fault_event_locked 6.18 to 7.3", "tgid comm"),
     ),
     *_panthor("progress-timeout", _QUEUE, hang=True, announces=True)(
         ("CSG_PROGRESS_TIMER_EVENT: pid=%d, comm=%s",
-         "panthor_sched.c csg_slot_process_progress_timer_event_locked 6.18", "tgid comm"),
+         "panthor_sched.c csg_slot_process_progress_timer_event_locked 6.18 to 7.3", "tgid comm"),
     ),
     *_panthor("progress-timeout", _QUEUE, hang=True)(
         ("CSG slot %d progress timeout",
-         "panthor_sched.c csg_slot_process_progress_timer_event_locked 6.12 to 6.18", "slot"),
+         "panthor_sched.c csg_slot_process_progress_timer_event_locked 6.12 to 7.3", "slot"),
     ),
     *_panthor("job-timeout", _QUEUE, hang=True)(
-        ("job timeout: pid=%d, comm=%s, seqno=%llu", "panthor_sched.c queue_timedout_job 6.18", "tgid comm"),
+        ("job timeout: pid=%d, comm=%s, seqno=%llu",
+         "panthor_sched.c queue_timedout_job 6.18 to 7.3", "tgid comm"),
         ("job timeout", "panthor_sched.c queue_timedout_job 6.12"),
     ),
     *_panthor("tiler-out-of-memory", _QUEUE)(
-        ("Failed to extend the tiler heap", "panthor_sched.c group_process_tiler_oom 6.12 to 6.18"),
+        ("Failed to extend the tiler heap", "panthor_sched.c group_process_tiler_oom 6.12 to 7.3"),
     ),
     *_panthor("suspension-timeout", _QUEUE, hang=True)(
         ("CSG suspend failed, escalating to termination",
-         "panthor_sched.c panthor_sched_suspend 6.12 to 6.18"),
+         "panthor_sched.c panthor_sched_suspend 6.12 to 7.3"),
     ),
     *_panthor("group-timeout", _RESET, hang=True)(
-        ("CSG %d update request timedout", "panthor_sched.c csgs_upd_ctx_apply_locked 6.12 to 6.18", "slot"),
+        ("CSG %d update request timedout", "panthor_sched.c csgs_upd_ctx_apply_locked 6.12 to 7.3", "slot"),
     ),
     *_panthor("page-fault", _CONTEXT)(
         ("Unhandled Page fault in AS%d at VA 0x%016llX",
-         "panthor_mmu.c panthor_mmu_irq_handler 6.12 to 6.18", "address_space address"),
+         "panthor_mmu.c panthor_mmu_irq_handler 6.12 to 7.3", "address_space address"),
     ),
     *_panthor("gpu-fault", _CONTEXT)(
         ("GPU Fault 0x%08x (%s) at 0x%016llx",
-         "panthor_gpu.c panthor_gpu_irq_handler 6.12 to 6.18", "status name address"),
-        ("GPU Fault in protected mode", "panthor_gpu.c panthor_gpu_irq_handler 6.12 to 6.18"),
+         "panthor_gpu.c panthor_gpu_irq_handler 6.12 to 7.3", "status name address"),
+        ("GPU Fault in protected mode", "panthor_gpu.c panthor_gpu_irq_handler 6.12 to 7.3"),
     ),
     *_panthor("mmu-stuck", _RESET)(
-        ("AS_ACTIVE bit stuck", "panthor_mmu.c wait_ready 6.12 to 6.18"),
+        ("AS_ACTIVE bit stuck", "panthor_mmu.c wait_ready 6.12 to 7.3"),
     ),
     *_panthor("flush-stuck", _RESET)(
-        ("Flush caches timeout", "panthor_gpu.c panthor_gpu_flush_caches 6.12 to 6.18"),
+        ("Flush caches timeout", "panthor_gpu.c panthor_gpu_flush_caches 6.12 to 7.3"),
     ),
     *_panthor("power-stuck", _RESET)(
         ("timeout waiting on %s:%llx power transition",
-         "panthor_gpu.c panthor_gpu_block_power_on 6.12 to 6.18"),
-        ("timeout waiting on %s:%llx readiness", "panthor_gpu.c panthor_gpu_block_power_on 6.12 to 6.18"),
-        ("timeout waiting on %s power domain transition", "panthor_pwr.c panthor_pwr_domain_transition 6.18"),
-        ("Retracting %s domain timeout", "panthor_pwr.c retract_domain 6.18"),
-        ("Delegating %s domain timeout", "panthor_pwr.c delegate_domain 6.18"),
+         "panthor_gpu.c panthor_gpu_block_power_on 6.12 to 7.3"),
+        ("timeout waiting on %s:%llx readiness", "panthor_gpu.c panthor_gpu_block_power_on 6.12 to 7.3"),
+        ("timeout waiting on %s power domain transition",
+         "panthor_pwr.c panthor_pwr_domain_transition 6.18 to 7.3"),
+        ("Retracting %s domain timeout", "panthor_pwr.c retract_domain 6.18 to 7.3"),
+        ("Delegating %s domain timeout", "panthor_pwr.c delegate_domain 6.18 to 7.3"),
+        ("%s domain power in transition, pwrtrans(0x%llx)",
+         "panthor_pwr.c panthor_pwr_domain_wait_transition 7.2 to 7.3"),
+        ("%s domain retract pending", "panthor_pwr.c retract_domain 7.2 to 7.3"),
+    ),
+    *_panthor("firmware-fault", _RESET)(
+        ("Invalid state on CSG %d (state=%d)",
+         "panthor_sched.c csg_slot_sync_state_locked 7.2 to 7.3", "slot"),
     ),
     *_panthor("firmware-timeout", _RESET, hang=True)(
-        ("FW ping timeout, scheduling a reset", "panthor_fw.c panthor_fw_ping_work 6.12 to 6.18"),
-        ("Timed out waiting for MCU to halt", "panthor_fw.c panthor_fw_wait_mcu_halted 6.18"),
-        ("Failed to stop MCU", "panthor_fw.c panthor_fw_stop 6.12 to 6.18"),
+        ("FW ping timeout, scheduling a reset", "panthor_fw.c panthor_fw_ping_work 6.12 to 7.3"),
+        ("Timed out waiting for MCU to halt", "panthor_fw.c panthor_fw_wait_mcu_halted 6.18 to 7.3"),
+        ("Failed to stop MCU", "panthor_fw.c panthor_fw_stop 6.12 to 7.3"),
     ),
     *_panthor("soft-reset-failed", _RESET)(
-        ("Soft reset timeout", "panthor_gpu.c panthor_gpu_soft_reset 6.12 to 6.18"),
-        ("RESET timed out (0x%x)", "panthor_pwr.c panthor_pwr_reset 6.18"),
-        ("FW %s reset failed", "panthor_fw.c panthor_fw_post_reset 6.12 to 6.18"),
-        ("Fast reset failed, trying a slow reset", "panthor_device.c panthor_device_resume 6.12 to 6.18"),
+        ("Soft reset timeout", "panthor_gpu.c panthor_gpu_soft_reset 6.12 to 7.3"),
+        ("RESET timed out (0x%x)", "panthor_pwr.c panthor_pwr_reset 6.18 to 7.3"),
+        ("FW %s reset failed", "panthor_fw.c panthor_fw_post_reset 6.12 to 7.3"),
+        ("Fast reset failed, trying a slow reset", "panthor_device.c panthor_device_resume 6.12 to 7.3"),
     ),
     *_panthor("reset-failed", _LOST)(
         ("Failed to boot MCU after reset, making device unusable.",
-         "panthor_device.c panthor_device_reset_work 6.12 to 6.18"),
-        ("Failed to boot MCU (status=%s)", "panthor_fw.c panthor_fw_start 6.12 to 6.18"),
+         "panthor_device.c panthor_device_reset_work 6.12 to 7.3"),
+        ("Failed to boot MCU (status=%s)", "panthor_fw.c panthor_fw_start 6.12 to 7.3"),
     ),
 )
 
@@ -96,43 +107,43 @@ _panfrost = SourceTree("drivers/gpu/drm/panfrost/", "Linux ").rows
 _PANFROST_ROWS = (
     *_panfrost("job-fault", _QUEUE)(
         ("js fault, js=%d, status=%s, head=0x%x, tail=0x%x",
-         "panfrost_job.c panfrost_job_handle_err 5.10 to 6.18", "slot name"),
+         "panfrost_job.c panfrost_job_handle_err 5.10 to 7.3", "slot name"),
     ),
     *_panfrost("job-stopped", _QUEUE, hang=True)(
-        ("Soft-stop failed", "panfrost_job.c panfrost_reset 6.1 to 6.18"),
+        ("Soft-stop failed", "panfrost_job.c panfrost_reset 6.1 to 7.3"),
     ),
     *_panfrost("job-timeout", _RESET, hang=True)(
         ("gpu sched timeout, js=%d, config=0x%x, status=0x%x",
-         "panfrost_job.c panfrost_job_timedout 5.10 to 6.18", "slot"),
+         "panfrost_job.c panfrost_job_timedout 5.10 to 7.3", "slot"),
     ),
     *_panfrost("page-fault", _CONTEXT)(
         ("Unhandled Page fault in AS%d at VA 0x%016llX",
-         "panfrost_mmu.c panfrost_mmu_irq_handler_thread 5.10 to 6.18", "address_space address"),
+         "panfrost_mmu.c panfrost_mmu_irq_handler_thread 5.10 to 7.3", "address_space address"),
     ),
     *_panfrost("gpu-fault", _CONTEXT)(
         ("GPU Fault 0x%08x (%s) at 0x%016llx",
-         "panfrost_gpu.c panfrost_gpu_irq_handler 5.10 to 6.18", "status name address"),
+         "panfrost_gpu.c panfrost_gpu_irq_handler 5.10 to 7.3", "status name address"),
     ),
     *_panfrost("gpu-fault", _CONTEXT, consequence=True)(
         ("There were multiple GPU faults - some have not been reported",
-         "panfrost_gpu.c panfrost_gpu_irq_handler 5.10 to 6.18"),
+         "panfrost_gpu.c panfrost_gpu_irq_handler 5.10 to 7.3"),
     ),
     *_panfrost("mmu-stuck", _RESET)(
-        ("AS_ACTIVE bit stuck", "panfrost_mmu.c wait_ready 5.10 to 6.18"),
+        ("AS_ACTIVE bit stuck", "panfrost_mmu.c wait_ready 5.10 to 7.3"),
     ),
     *_panfrost("power-stuck", _RESET)(
-        ("error powering up gpu", "panfrost_gpu.c panfrost_gpu_power_on 5.10 to 6.18"),
-        ("shader power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 6.18"),
-        ("tiler power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 6.18"),
-        ("l2 power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 6.18"),
+        ("error powering up gpu", "panfrost_gpu.c panfrost_gpu_power_on 5.10 to 7.3"),
+        ("shader power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 7.3"),
+        ("tiler power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 7.3"),
+        ("l2 power transition timeout", "panfrost_gpu.c panfrost_gpu_power_off 6.1 to 7.3"),
     ),
     *_panfrost("soft-reset-failed", _RESET)(
         ("gpu soft reset timed out, attempting hard reset",
-         "panfrost_gpu.c panfrost_gpu_soft_reset 6.12 to 6.18"),
+         "panfrost_gpu.c panfrost_gpu_soft_reset 6.12 to 7.3"),
     ),
     *_panfrost("reset-failed", _LOST)(
         ("gpu soft reset timed out", "panfrost_gpu.c panfrost_gpu_soft_reset 5.10 to 6.1"),
-        ("gpu hard reset timed out", "panfrost_gpu.c panfrost_gpu_soft_reset 6.12 to 6.18"),
+        ("gpu hard reset timed out", "panfrost_gpu.c panfrost_gpu_soft_reset 6.12 to 7.3"),
     ),
 )
 
@@ -142,40 +153,40 @@ _lima = SourceTree("drivers/gpu/drm/lima/", "Linux ").rows
 _LIMA_ROWS = (
     *_lima("job-error", _QUEUE)(
         ("%s error irq state=%x status=%x",
-         "lima_pp.c lima_pp_handle_irq 5.10 to 6.18; lima_gp.c lima_gp_irq_handler 5.10 to 6.18"),
+         "lima_pp.c lima_pp_handle_irq 5.10 to 7.3; lima_gp.c lima_gp_irq_handler 5.10 to 7.3"),
     ),
     *_lima("job-fault", _QUEUE)(
-        ("%s task error int_state=%x status=%x", "lima_gp.c lima_gp_task_error 5.10 to 6.18"),
-        ("%s task error %d int_state=%x status=%x", "lima_pp.c lima_pp_task_error 5.10 to 6.18"),
+        ("%s task error int_state=%x status=%x", "lima_gp.c lima_gp_task_error 5.10 to 7.3"),
+        ("%s task error %d int_state=%x status=%x", "lima_pp.c lima_pp_task_error 5.10 to 7.3"),
     ),
     *_lima("page-fault", _CONTEXT)(
         ("%s page fault at 0x%x from bus id %d of type %s",
-         "lima_mmu.c lima_mmu_irq_handler 5.10 to 6.18", "- address - access"),
+         "lima_mmu.c lima_mmu_irq_handler 5.10 to 7.3", "- address - access"),
     ),
     *_lima("bus-fault", _CONTEXT)(
-        ("%s irq bus error", "lima_mmu.c lima_mmu_irq_handler 6.12 to 6.18"),
+        ("%s irq bus error", "lima_mmu.c lima_mmu_irq_handler 6.12 to 7.3"),
     ),
     *_lima("job-timeout", _RESET, hang=True)(
-        ("%s job timeout", "lima_sched.c lima_sched_timedout_job 5.10 to 6.18"),
+        ("%s job timeout", "lima_sched.c lima_sched_timedout_job 5.10 to 7.3"),
     ),
     *_lima("soft-reset-failed", _RESET)(
-        ("%s soft reset time out", "lima_gp.c lima_gp_soft_reset_async_wait 5.10 to 6.18"),
-        ("%s reset time out", "lima_pp.c lima_pp_soft_reset_async_wait_one 5.10 to 6.18"),
+        ("%s soft reset time out", "lima_gp.c lima_gp_soft_reset_async_wait 5.10 to 7.3"),
+        ("%s reset time out", "lima_pp.c lima_pp_soft_reset_async_wait_one 5.10 to 7.3"),
         ("%s bus stop timeout",
-         "lima_pp.c lima_pp_hard_reset 6.12 to 6.18; lima_gp.c lima_gp_hard_reset 5.10 to 6.18"),
+         "lima_pp.c lima_pp_hard_reset 6.12 to 7.3; lima_gp.c lima_gp_hard_reset 5.10 to 7.3"),
     ),
     *_lima("reset-failed", _LOST)(
         ("%s hard reset timeout",
-         "lima_pp.c lima_pp_hard_reset 5.10 to 6.18; lima_gp.c lima_gp_hard_reset 5.10 to 6.18"),
+         "lima_pp.c lima_pp_hard_reset 5.10 to 7.3; lima_gp.c lima_gp_hard_reset 5.10 to 7.3"),
     ),
     *_lima("mmu-stuck", _RESET)(
-        ("%s command %x timeout", "lima_mmu.c lima_mmu_send_command 5.10 to 6.18"),
+        ("%s command %x timeout", "lima_mmu.c lima_mmu_send_command 5.10 to 7.3"),
     ),
     *_lima("flush-stuck", _RESET)(
-        ("%s wait command timeout", "lima_l2_cache.c lima_l2_cache_wait_idle 5.10 to 6.18"),
+        ("%s wait command timeout", "lima_l2_cache.c lima_l2_cache_wait_idle 5.10 to 7.3"),
     ),
     *_lima("power-stuck", _RESET)(
-        ("%s timeout wait pmu cmd", "lima_pmu.c lima_pmu_wait_cmd 6.12 to 6.18"),
+        ("%s timeout wait pmu cmd", "lima_pmu.c lima_pmu_wait_cmd 6.12 to 7.3"),
         ("timeout wait pmu cmd", "lima_pmu.c lima_pmu_wait_cmd 5.10 to 6.1"),
     ),
 )
@@ -319,7 +330,7 @@ _RKNPU_ROWS = (
 )
 _ROCKET_ROWS = (
     *_rocket("job-timeout", _RESET, hang=True)(
-        ("NPU job timed out", "rocket_job.c rocket_job_timedout 6.12 to 6.18"),
+        ("NPU job timed out", "rocket_job.c rocket_job_timedout 6.12 to 7.3"),
     ),
 )
 # fmt: on

@@ -27,7 +27,7 @@ def multiply_bytes(module: IRModule, profile: DeviceProfile) -> IRModule:
     main = module.get_global_var("main")
     if not any(_is_of_bytes(binding.value) for binding in bindings(module[main])):
         return module
-    mutated = _Bytes(module, dots=profile.dots)
+    mutated = _Bytes(module, dots=profile.limits.int8_dots)
     mutated.builder_.update_func(main, mutated.visit_expr(module[main]))
     return relax.transform.DeadCodeElimination()(mutated.builder_.get())
 

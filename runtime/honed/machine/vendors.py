@@ -1,0 +1,70 @@
+"""The installed OpenCL drivers, as the loader finds them, and those that must not meet in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from .files import system_text
+
+Stack = Literal["libmali", "rusticl", "pocl", "nvidia", "other"]
+_STACKS: tuple[tuple[str, Stack], ...] = (
+    ("rusticlopencl", "rusticl"),
+    ("mali", "libmali"),
+    ("pocl", "pocl"),
+    ("nvidia", "nvidia"),
+)
+_FOLDER = Path("/etc/OpenCL/vendors")
+# Each brings LLVM. Where a process loads both, on Debian 13, it can crash.
+CLASHING: frozenset[Stack] = frozenset({"pocl", "rusticl"})
+
+
+def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(ICD file, library it names) in the loader's order, as ocl-icd reads its variables (libOpenCL(7)).
+
+    OCL_ICD_VENDORS names a folder, one .icd file, or a library itself; OPENCL_VENDOR_PATH a folder.
+    """
+    vendors = environ.get("OCL_ICD_VENDORS", "")
+    folder_name = vendors or environ.get("OPENCL_VENDOR_PATH", "") or str(_FOLDER)
+    place = root / folder_name.lstrip("/")
+    if vendors and not os.path.isdir(place):
+        if not vendors.endswith(".icd"):
+            return [("$OCL_ICD_VENDORS", vendors)]
+        if "/" not in vendors:
+            place = root / str(_FOLDER).lstrip("/") / vendors
+        files = [place]
+    else:
+        files = sorted(place.glob("*.icd"))
+    named = [(file, next(iter(_lines(file)), "")) for file in files]
+    found = [(f"/{file.relative_to(root)}", library) for file, library in named]
+    extra = environ.get("OCL_ICD_FILENAMES", "")
+    return found + [("$OCL_ICD_FILENAMES", library) for library in extra.split(":") if library]
+
+
+def stack_of(library: str) -> Stack:
+    """Whose OpenCL a library is, by its name."""
+    name = library.rpartition("/")[2].casefold()
+    return next((stack for part, stack in _STACKS if part in name), "other")
+
+
+def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, str]]:
+    """Return the variables by which processes look at OpenCL so that no two drivers that clash meet.
+
+    There is one map, without any, where no two installed drivers clash: a process may load them all. Else
+    there is one for each driver, by which a process loads that driver alone.
+    """
+    files = [(file, library) for file, library in icd_files(root, environ) if library]
+    if not {stack_of(library) for _, library in files} >= CLASHING:
+        return [{}]
+    no_others = {"OCL_ICD_FILENAMES": ""} if environ.get("OCL_ICD_FILENAMES") else {}
+    return [
+        {"OCL_ICD_VENDORS": library if file.startswith("$") else file, **no_others} for file, library in files
+    ]
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a text file that are neither empty nor comments."""
+    text = system_text(path) or ""
+    return [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
