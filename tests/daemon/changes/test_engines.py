@@ -382,11 +382,11 @@ def test_memory_that_runs_out_names_the_setting(
         [tensor("y", [1])],
         initializer=[large],
     )
-    service = start_service(config=FASTEST)
+    service = start_service(config=f"{FASTEST}\n[cpu]\nmemory_mib = 1500\n[apps]\nmemory_mib = 1200\n")
     with service.client() as client:
         for add, setting in (
-            (lambda: client.add(path, engine="cpu"), "4096 MiB of cpu.memory_mib"),
-            (lambda: client.bring(path), "2048 MiB of apps.memory_mib"),
+            (lambda: client.add(path, engine="cpu"), "1500 MiB of cpu.memory_mib"),
+            (lambda: client.bring(path), "1200 MiB of apps.memory_mib"),
         ):
             with pytest.raises((ModelRefused, ResourceExhausted)) as refused:
                 add()
