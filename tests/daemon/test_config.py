@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.config import TABLES, Config, lines_of, load, settings, value
+from honed.daemon.config import TABLES, Config, lines_of, load, memory, memory_told, settings, value
 from honed.daemon.observe.usage import UsageSettings
-from honed.daemon.settings.schema import Limits
+from honed.daemon.settings import schema
+from honed.daemon.settings.schema import Limits, own_shares, shares
+from honed.machine.limits import memory_mib
 from honed.runtime.errors import InvalidArgument
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"
@@ -167,7 +170,46 @@ def test_a_user_without_runtime_dir_must_name_the_socket() -> None:
     assert load(environ=environ, uid=7, overrides={"socket": "/s"}).service.socket == Path("/s")
 
 
-def test_the_shipped_file_lists_every_setting_with_its_default(tmp_path: Path) -> None:
+@pytest.fixture
+def documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults as of the machine that documents speak of."""
+    monkeypatch.setattr(schema, "own_shares", lambda: shares(16 << 10))
+
+
+@pytest.mark.parametrize("gib", [1, 2, 4, 8, 16, 32])
+def test_defaults_add_up_to_a_share_of_the_memory(gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "own_shares", lambda: shares(gib << 10))
+    config = load(environ=ENVIRON | {"XDG_CONFIG_HOME": "/nonexistent"}, uid=7)
+    takes = memory(config)
+    assert (0.59 if gib <= 16 else 0.5) * (gib << 10) <= takes <= 0.6 * (gib << 10)
+    assert config.limits.max_message_bytes <= config.limits.max_user_bytes <= config.limits.max_all_bytes
+    assert config.variants.memory_mib < config.limits.worker_memory_mib
+    assert min(config.limits.worker_memory_mib, config.cpu.memory_mib) > (160 if gib > 1 else 64)
+    assert config.apps.memory_mib >= (256 if gib > 2 else 32)
+
+
+def test_more_memory_never_makes_a_limit_smaller() -> None:
+    """But those of single users: there are more of them."""
+    found = [shares(mib) for mib in range(512, 70_000, 97)]
+    for less, more in itertools.pairwise(found):
+        for name in ("message", "messages", "worker", "cpu", "users", "variants", "compiler", "tuner"):
+            assert 1 <= getattr(less, name) <= getattr(more, name)
+        assert less.app * less.users <= more.app * more.users + more.users
+
+
+def test_limits_beyond_the_memory_are_told_and_not_refused(tmp_path: Path) -> None:
+    config = read(write(tmp_path, "[limits]\nworker_memory_mib = 1_000_000\n[tuner]\nmemory_mib = 5"))
+    takes = memory(config)
+    assert 1_000_000 < takes < 1_000_000 + own_shares().compiler + 20_000
+    assert memory_told(takes, 4096).startswith(
+        f"With these limits honed takes at most {takes:,} MiB of memory,"
+    )
+    assert "apps may be ended when memory runs out; lower" in memory_told(takes, 4096)
+    assert memory_told(2457, 4096).endswith("2,457 MiB of memory, 60 % of this machine's 4,096 MiB.")
+    assert memory(read(write(tmp_path, "[cpu]\nmemory_mib = 0"))) == memory_mib()
+
+
+def test_the_shipped_file_lists_every_setting_with_its_default(documented: None, tmp_path: Path) -> None:
     text = SHIPPED.read_text()
     assert tomllib.loads(text) == {table: {} for table in TABLES}, "as shipped it must change nothing"
     uncommented = "\n".join(
@@ -181,7 +223,7 @@ def test_the_shipped_file_lists_every_setting_with_its_default(tmp_path: Path) -
     assert config.service == load(environ={}, uid=0, config=write(tmp_path, "", "empty.toml")).service
 
 
-def test_the_document_lists_every_setting(tmp_path: Path) -> None:
+def test_the_document_lists_every_setting(documented: None, tmp_path: Path) -> None:
     pattern = r"^\| `(\w+\.\w+)` \| `([^|]*)` \| ([^|]*?) ?\| ([^|]*) \| [^|]+ \|$"
     rows = re.findall(pattern, DOCUMENT.read_text(), re.M)
     known = settings()

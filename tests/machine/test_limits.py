@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from honed.machine.children import run
-from honed.machine.limits import thread_stacks
+from honed.machine.limits import memory_mib, thread_stacks
 
 STACK = 512 << 10
 THREADS = 32
@@ -50,3 +51,35 @@ def test_threads_of_libraries_get_small_stacks_and_those_of_python_do_not() -> N
 def test_a_stack_of_no_size_is_refused() -> None:
     with pytest.raises(OSError, match="stacks of 1 bytes"):
         thread_stacks(1)
+
+
+def machine(folder: Path, cgroup: str, limits: dict[str, str]) -> int:
+    """What `memory_mib` makes of 4 GiB and files of limits below /sys/fs/cgroup."""
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/meminfo").write_text(f"MemTotal:       {4 << 20} kB\nMemFree:  5 kB\n")
+    (folder / "proc/self/cgroup").write_text(cgroup)
+    for file, text in limits.items():
+        (folder / "cgroup" / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup" / file).write_text(text)
+    return memory_mib(f"{folder}/proc", f"{folder}/cgroup")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits", "mib"),
+    [
+        ("0::/\n", {}, 4096),
+        ("0::/\n", {"memory.max": "max\n"}, 4096),
+        ("0::/\n", {"memory.max": f"{1 << 30}\n"}, 1024),  # of a container
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": f"{2 << 30}"}, 2048),
+        ("0::/a/b\n", {"a/memory.max": f"{8 << 30}"}, 4096),
+        # The limit of honed's own unit is 60 % of the memory; an administrator's counts.
+        ("0::/s/h.service\n", {"s/h.service/memory.max": f"{(4 << 30) * 6 // 10}"}, 4096),
+        ("0::/s/h.service\n", {"s/h.service/memory.max": f"{600 << 20}"}, 1000),
+        ("5:memory:/c\n0::/\n", {"memory/c/memory.limit_in_bytes": f"{512 << 20}"}, 512),
+        ("5:memory:/c\n0::/\n", {"memory/c/memory.limit_in_bytes": f"{(1 << 63) - 4096}"}, 4096),
+    ],
+)
+def test_the_memory_is_the_machines_or_the_cgroups(
+    tmp_path: Path, cgroup: str, limits: dict[str, str], mib: int
+) -> None:
+    assert machine(tmp_path, cgroup, limits) in (mib, mib - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -13,6 +14,7 @@ import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import onnx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,3 +119,70 @@ def test_each_wheel_goes_into_one_package() -> None:
         "apache-tvm-ffi",
         "xgboost-cpu",
     }
+
+
+PACKAGES = Path(onnx.__file__).parents[1]
+
+
+def recorded() -> dict[str, list[str]]:
+    """The files of each bundled project that is installed here, as its wheel has them."""
+    names = {name.replace("-", "_") for name in locked()}
+    lists = [path for path in PACKAGES.glob("*.dist-info/RECORD") if path.parent.name.split("-")[0] in names]
+    files = {path.parent.name.split("-")[0]: path.read_text().splitlines() for path in lists}
+    return {
+        name: [
+            file
+            for line in lines
+            if "__pycache__" not in (file := line.rpartition(",")[0].rpartition(",")[0])
+        ]
+        for name, lines in files.items()
+    }
+
+
+def staged(folder: Path) -> dict[str, int]:
+    """What `unpack` would leave of them in a folder, and the MiB of each package."""
+    bundle, sizes = script("unpack"), dict.fromkeys(("honed-cpu", "honed-tuner"), 0)
+    for name, files in recorded().items():
+        for file in files:
+            if file.startswith("..") or any(fnmatch.fnmatchcase(file, each) for each in bundle._UNUSED):
+                continue
+            place = folder / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PACKAGES / file, place)
+            sizes[bundle.package_of(Path(f"{name}-1-x.whl"))] += place.stat().st_size
+    return {name: size >> 20 for name, size in sizes.items()}
+
+
+def test_every_pattern_leaves_something_out() -> None:
+    files = [file for each in recorded().values() for file in each]
+    for pattern in script("unpack")._UNUSED:
+        if pattern.partition("/")[0] in ("tvm", "tvm_ffi", "xgboost", "onnx"):  # as in the lock
+            assert any(fnmatch.fnmatchcase(file, pattern) for file in files), pattern
+
+
+@pytest.mark.slow
+@pytest.mark.tvm
+@pytest.mark.opencl
+def test_a_model_is_compiled_and_tuned_with_what_is_left(tmp_path: Path) -> None:
+    """And it is as little as can be: TVM's one library alone has 247 MiB for x86-64, and 229 for arm64."""
+    folder = tmp_path / "bundled"
+    sizes = staged(folder)
+    print(sizes)
+    assert sizes["honed-cpu"] <= 110  # of 120, which the service has a part in
+    library = (folder / "tvm/lib/libtvm_compiler.so").stat().st_size >> 20
+    assert sizes["honed-tuner"] - library <= 36
+    model = ROOT / "tests/models/mobilenet_v2_035_128.onnx"
+    places = ["--records", tmp_path / "records.sqlite", "--cache-dir", tmp_path / "cache"]
+    found = "import tvm, onnx, onnxruntime, xgboost; print(tvm.__file__, onnx.__file__, xgboost.__file__)"
+    environ = os.environ | {"PYTHONPATH": str(folder)}
+    for command in (
+        ["-c", found],
+        ["-m", "honed.tuner", "compile", "-o", tmp_path / "made.honed", model],
+        ["-m", "honed.tuner", "tune", *places, "--trials", "4", "-o", tmp_path / "tuned.honed", model],
+    ):
+        ran = subprocess.run(
+            [sys.executable, *command], env=environ, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        if command[0] == "-c":
+            assert ran.stdout.count(str(folder)) == 3

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from honed.machine.limits import memory_mib
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 
@@ -159,6 +160,34 @@ def _check_placement(service: Service, origin: str) -> None:
                 f"{origin}: [service] placement puts {model} on {device!r}, which is not among the devices; "
                 f"use one of {_listed(placement.names, '{!r}')}, or add it to devices"
             )
+
+
+def memory(config: Config) -> int:
+    """Return the MiB that what runs at a time takes at most, the machine's memory where one has no limit."""
+    limits, machine = config.limits, memory_mib()
+    if not (limits.worker_memory_mib and config.cpu.memory_mib and config.tuner.memory_mib):
+        return machine
+    placed = Placement(config.service.device, config.service.devices, config.service.placement)
+    return limits.memory_mib(
+        devices=len(placed.names),
+        tuner_mib=config.tuner.memory_mib,
+        cpu_mib=config.cpu.memory_mib,
+        apps_mib=config.apps.all_mib if config.apps.enabled else 0,
+    )
+
+
+def memory_told(takes: int, machine: int) -> str:
+    """Return a sentence about the sum of the limits of memory, and what to do where it is too much."""
+    told = (
+        f"With these limits honed takes at most {takes:,} MiB of memory, {takes * 100 / machine:.0f} % of "
+        f"this machine's {machine:,} MiB"
+    )
+    if takes < machine:
+        return f"{told}."
+    return (
+        f"{told}: apps may be ended when memory runs out; lower the settings that end in memory_mib, or "
+        "leave them to their defaults."
+    )
 
 
 def settings() -> dict[str, Setting]:
@@ -430,6 +459,8 @@ def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str 
         files=tuple(map(str, config.files)),
         pending=pending,
         problem=problem,
+        memory_mib=memory(config),
+        machine_mib=memory_mib(),
     )
 
 

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from honed.machine.limits import memory_mib
 from honed.protocol.errors import HonedError
 from honed.runtime import HONED_VERSION
 
 from . import assembly, listener, lock, restoring
-from .config import Config, Reloader, load
+from .config import Config, Reloader, load, memory, memory_told
 from .store.store import Manifest, Store
 from .systemd import Systemd
 
@@ -142,6 +143,8 @@ async def _run(
         _settle_memory()
         base.clients.start_accepting()
         _log.info("listening at %s with %d models", config.service.socket, len(models))
+        if (takes := memory(config)) >= (machine := memory_mib()):
+            _log.warning("%s", memory_told(takes, machine))
         systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
         await stop.wait()
         await _finish(base, parts, systemd)

@@ -14,7 +14,8 @@ import sys
 
 from .limits import die_with, limit, limit_data
 
-_OOM_SCORE = 500  # when memory runs out, the kernel should end the child and not its parent
+# When memory runs out, the kernel should end the child, no app and not its parent; what is nice comes first.
+_OOM_SCORE, _OOM_NICE = 500, 10
 
 
 def main(arguments: list[str]) -> None:
@@ -29,12 +30,12 @@ def main(arguments: list[str]) -> None:
     if cpu_seconds:
         limit(resource.RLIMIT_CPU, cpu_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    score = "/proc/self/oom_score_adj"
+    score, wanted = "/proc/self/oom_score_adj", _OOM_SCORE + _OOM_NICE * max(0, niceness)
     with open(score) as file:
-        low = int(file.read()) < _OOM_SCORE
+        low = int(file.read()) < wanted
     if low:
         with open(score, "w") as file:
-            file.write(str(_OOM_SCORE))
+            file.write(str(wanted))
     os.nice(niceness)
     os.execvp(program[0], program)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
 import threading
+from contextlib import suppress
 
+MEMORY_PERCENT = 60  # of the memory, which honed may take at most; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
@@ -60,6 +63,39 @@ def data_bytes() -> int:
     """Return the bytes of memory that `limit_data` bounds, as they are now."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+
+
+def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """Return the memory of this machine, or of the cgroup where that has less, in MiB.
+
+    The limit of a systemd unit of honed's own is MEMORY_PERCENT of the machine's, and counts as what it is
+    that share of.
+    """
+    with open(f"{proc}/meminfo") as meminfo:
+        most = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemTotal:"))
+    with open(f"{proc}/self/cgroup") as lines:
+        for line in lines:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            root = f"{cgroups}/memory" if controllers else cgroups
+            file = "memory.limit_in_bytes" if controllers else "memory.max"
+            while True:
+                given = _limit_in(f"{root}{path.rstrip('/')}/{file}")
+                if path.endswith(".service"):
+                    given = given * 100 / MEMORY_PERCENT
+                most = int(min(most, given))
+                if path in ("", "/"):
+                    break
+                path = path.rpartition("/")[0]
+    return most >> 20
+
+
+def _limit_in(file: str) -> float:
+    """Return the bytes that a cgroup's file allows; infinity where there is no file, or no limit."""
+    with suppress(OSError, ValueError), open(file) as opened:
+        return int(opened.read())  # "max" is no number
+    return math.inf
 
 
 def no_memory(what: str, said: str, bound: str) -> str:

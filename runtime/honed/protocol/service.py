@@ -410,12 +410,17 @@ class SettingChange:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConfigShown:
-    """The result of ConfigShow."""
+    """The result of ConfigShow.
+
+    `memory_mib` is what the settings in force let honed take at most of the machine's `machine_mib`.
+    """
 
     settings: tuple[ShownSetting, ...]
     files: tuple[str, ...]
     pending: tuple[SettingChange, ...]
     problem: str
+    memory_mib: int
+    machine_mib: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

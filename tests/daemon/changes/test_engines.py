@@ -382,15 +382,44 @@ def test_memory_that_runs_out_names_the_setting(
         [tensor("y", [1])],
         initializer=[large],
     )
-    service = start_service(config=FASTEST)
+    service = start_service(config=f"{FASTEST}\n[cpu]\nmemory_mib = 1500\n[apps]\nmemory_mib = 1200\n")
     with service.client() as client:
         for add, setting in (
-            (lambda: client.add(path, engine="cpu"), "4096 MiB of cpu.memory_mib"),
-            (lambda: client.bring(path), "2048 MiB of apps.memory_mib"),
+            (lambda: client.add(path, engine="cpu"), "1500 MiB of cpu.memory_mib"),
+            (lambda: client.bring(path), "1200 MiB of apps.memory_mib"),
         ):
             with pytest.raises((ModelRefused, ResourceExhausted)) as refused:
                 add()
             assert setting in " ".join((str(refused.value), *getattr(refused.value, "reasons", ())))
+
+
+def test_what_memory_cannot_do_for_is_refused_before_it_starts(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    weights = np.zeros((1 << 10, 25 << 10), np.float32)  # 100 MiB
+    large = write(
+        tmp_path / "large.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [tensor("x", [1, 1 << 10])],
+        [tensor("y", [1, 25 << 10])],
+        initializer=[numpy_helper.from_array(weights, "w")],
+    )
+    bounds = "[limits]\ncompile_memory_mib = 300\n[apps]\nmemory_mib = 170\n"
+    service = start_service(config=f"{FASTEST}\n{bounds}")
+    with service.client() as client:
+        with pytest.raises(
+            ModelRefused, match=r"loading it takes at least 180 MiB.* 170 MiB of apps\.memory_mib;"
+        ):
+            client.bring(large)
+        with pytest.raises(
+            ModelRefused, match=r"compiling it takes .* 300 MiB of limits\.compile_memory_mib;"
+        ):
+            client.add(large, engine="gpu")
+        added = client.add(large)
+        assert "it is not compiled: compiling it takes at least 720 MiB of memory" in str(
+            client.show("large")
+        )
+        assert added["engine"] == "cpu"
 
 
 def test_the_service_itself_loads_no_onnx(both: Service) -> None:

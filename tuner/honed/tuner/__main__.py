@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Emit = Callable[[News], None]
 MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
+_SHARE_MIB = 320  # of each
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,8 +142,13 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
         profile=profile,
         device=device,
         filename=job.name or job.file.name,
-        processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
+        processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0)), _room(job.memory_mib)),
     )
+
+
+def _room(memory_mib: int) -> int:
+    """Return how many processes may lower functions beside the compiler, where it may take so much memory."""
+    return max(0, memory_mib // _SHARE_MIB - 1) if memory_mib else MOST_PROCESSES
 
 
 def _reporting(emit: Emit) -> Callable[[str, float, str], None]:

@@ -42,7 +42,7 @@ from honed.protocol.results import ModelAdded, ModelSettings
 from honed.protocol.strict import Map
 
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
-from .compilation import Staged, copies, stage
+from .compilation import Staged, check_engine_fits, copies, stage
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
@@ -362,6 +362,7 @@ class ModelInstaller:
         manifest = as_given(change.name, staged, wanted, self._registry.find(change.name))
         change.report("load", RECEIVED, "loading it into the CPU engine")
         try:
+            check_engine_fits(sum(file.nbytes for file, _ in staged.sources), cpu)
             proof = await change.load(cpu, manifest.source_key, staged.given)
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":

@@ -41,7 +41,7 @@ from honed.protocol.errors import AlreadyExists, HonedError, ModelRefused, Resou
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
 
-from .compilation import Staged, compile_model, load, stage_again
+from .compilation import Staged, check_compiler_fits, check_engine_fits, compile_model, load, stage_again
 from .optimisations import OptimisationChecks
 
 # Shares of a whole addition, for the progress shown.
@@ -133,6 +133,7 @@ class Change:
             compiled = staged.folder / f"compiled-{steps.index}.honed"
             await self._compile(steps, staged, compiled, server)
         model = await self.changes.inspector.inspect(compiled)
+        check_engine_fits(model.device_bytes, server)
         file = await in_thread(describe, compiled, f"{self.name}.honed")
         steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
 
@@ -149,6 +150,7 @@ class Change:
         def report(stage: Stage) -> None:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
+        check_compiler_fits(sum(file.nbytes for file, _ in staged.sources), changes.limits)
         if changes.compiling.locked() and staged.foreground:
             # What will be refused need not wait for others to be compiled.
             async with changes.checking:

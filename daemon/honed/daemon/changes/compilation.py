@@ -38,6 +38,34 @@ from honed.runtime.compiled import modelfile
 _log = logging.getLogger(__name__)
 
 
+# The least that is needed, by the models of tests/models and LightGlue: compiling each took 330 MiB, and 7
+# to 30 times its file beside that.
+_COMPILER_MIB, _COMPILER_TIMES = 320, 4
+_ENGINE_MIB = 80
+
+
+def check_compiler_fits(nbytes: int, limits: Limits) -> None:
+    """Raise ModelRefused for files of so many bytes that the compiler's memory cannot do for."""
+    needs = _COMPILER_MIB + (_COMPILER_TIMES * nbytes >> 20)
+    _check_fits("compiling it", needs, limits.compile_memory_mib, "limits.compile_memory_mib")
+
+
+def check_engine_fits(nbytes: int, server: DeviceServer) -> None:
+    """Raise ModelRefused for a model of so many bytes in memory that an engine's process cannot hold."""
+    program, profile = server.supervisor.program, server.supervisor.profile
+    if profile is not None and not profile.limits.host_unified:
+        return  # a device with memory of its own
+    _check_fits("loading it", _ENGINE_MIB + (nbytes >> 20), program.memory_mib, program.setting)
+
+
+def _check_fits(doing: str, needs: int, most: int, setting: str) -> None:
+    if most and needs > most:
+        raise ModelRefused(
+            f"{doing} takes at least {needs:,} MiB of memory, more than the {most:,} MiB of {setting}; "
+            "use a smaller model, or raise that in the configuration where the machine has more"
+        )
+
+
 async def compile_model(
     job: Job[R], seconds: float, progress: Callable[[Stage], None], *, niceness: int = 0
 ) -> R:

@@ -143,7 +143,7 @@ class OptimisationChecks:
                 job = CheckOptimisations(
                     file=await in_thread(self._store.linked, manifest, folder),
                     shapes=manifest.shapes,
-                    memory_mib=OPTIMISED_MIB,
+                    memory_mib=min(OPTIMISED_MIB, self._limits.compile_memory_mib),
                 )
                 bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
                 return await compilation.do(job, lambda _: None, bounds, seconds=_SECONDS)

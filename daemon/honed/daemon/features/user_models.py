@@ -80,10 +80,10 @@ class AppsSettings:
     """
 
     enabled: bool = setting(True)
-    max_users: int = setting(16)
+    max_users: int = setting(share=lambda its: its.users)
     max_models: int = setting(128)
     disk_mib: int = setting(4096, unit="MiB")
-    memory_mib: int = setting(2048, unit="MiB", minimum=256, effect="restart")
+    memory_mib: int = setting(share=lambda its: its.app, unit="MiB", minimum=64, effect="restart")
     compile_seconds: float = setting(1800.0, unit="s", minimum=0)
 
     @property
@@ -93,8 +93,8 @@ class AppsSettings:
 
     @property
     def all_mib(self) -> int:
-        """Memory of all users' processes, MiB: for each an engine, and one that tries models out."""
-        return 2 * self.max_users * self.memory_mib
+        """Memory of all users' engines, MiB."""
+        return self.max_users * self.memory_mib
 
     @property
     def memory_bytes(self) -> int:

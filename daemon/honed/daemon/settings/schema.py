@@ -6,12 +6,13 @@ import dataclasses
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from honed.machine.limits import MEMORY_PERCENT, memory_mib
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.engines import PROVING_MIB
 
 Effect = Literal["at once", "new connections", "restart"]
 RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
@@ -19,16 +20,66 @@ ENGINES: Final = ("fastest", "gpu", "cpu")
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
 MAX_TEXT_BYTES = 262_144  # of all str in a message; for the same reason
-# Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
+# Children, and the memory of each where no setting bounds it.
 INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
 CHECKING_MIB = 2048  # a model that is checked while another is compiled
 OPTIMISED_MIB = 2048  # a model of which ONNX Runtime's optimisations are checked, in each of two processes
 RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
 HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
-TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
-BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
-LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
-DAEMON_MIB = 128  # the daemon itself, without messages
+DAEMON_MIB = 96  # the daemon itself, without messages
+
+
+# ---- Defaults that follow from the memory of the machine ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShares:
+    """Defaults in MiB for a machine of that memory, with which what runs at a time takes 60 % at most.
+
+    24 % are for making: compiling or tuning, which take turns. The rest is for serving: the daemon with its
+    messages, the worker, the CPU engine, and the engines of users. What lives for seconds, such as a process
+    that builds kernels, is not counted; the units' MemoryMax= bounds all together.
+    """
+
+    message: int
+    messages: int  # of all users
+    worker: int  # the process that serves a device
+    cpu: int  # the CPU engine
+    app: int  # the CPU engine of one user
+    users: int
+    variants: int  # of the worker's
+    compiler: int
+    tuner: int
+
+
+MAKING_PERCENT = 24  # of MEMORY_PERCENT
+
+
+def shares(mib: int) -> MemoryShares:
+    """Return the defaults for a machine, or cgroup, of `mib` MiB."""
+    message, messages = max(1, min(64, mib // 128)), max(1, min(1024, mib // 32))
+    making = mib * MAKING_PERCENT // 100
+    serving = mib * (MEMORY_PERCENT - MAKING_PERCENT) // 100 - DAEMON_MIB - messages - 2 * message
+    engine = max(1, min(4096, serving * 36 // 100))
+    apps = max(1, serving - 2 * engine)
+    users = max(1, min(16, apps // 360))
+    return MemoryShares(
+        message=message,
+        messages=messages,
+        worker=engine,
+        cpu=engine,
+        app=min(2048, apps // users),
+        users=users,
+        variants=min(1024, engine // 2),
+        compiler=min(6144, making),
+        tuner=min(4096, making),
+    )
+
+
+@cache
+def own_shares() -> MemoryShares:
+    """Return the defaults for this machine."""
+    return shares(memory_mib())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +105,21 @@ class Setting:
 
 
 def setting(
-    default: Any,
+    default: Any = dataclasses.MISSING,
     *,
+    share: Callable[[MemoryShares], Any] | None = None,
     unit: str = "",
     minimum: float = 1,
     effect: Effect = "at once",
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Return a field of a table; the arguments are those of `Setting`."""
+    """Return a field of a table; the arguments are those of `Setting`.
+
+    `share` says which of the shares of memory is the default.
+    """
     metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
+    if share is not None:
+        return dataclasses.field(default_factory=lambda: share(own_shares()), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -132,7 +189,7 @@ class CpuSettings:
     """
 
     threads: int = setting(0, minimum=0, effect="restart")
-    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+    memory_mib: int = setting(share=lambda its: its.cpu, unit="MiB", minimum=0, effect="restart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +233,7 @@ class VariantSettings:
     per_model: int = setting(16, minimum=0)
     sizes: int = setting(4, minimum=0)
     disk_mib: int = setting(4096, unit="MiB", minimum=0)
-    memory_mib: int = setting(1024, unit="MiB", minimum=0)
+    memory_mib: int = setting(share=lambda its: its.variants, unit="MiB", minimum=0)
 
     @property
     def disk_bytes(self) -> int:
@@ -220,21 +277,23 @@ class Limits:
     max_connections: int = setting(256)
     max_user_connections: int = setting(128)
     max_unanswered: int = setting(64)
-    max_message_bytes: int = setting(64 << 20, unit="bytes", minimum=4096, effect="new connections")
-    max_user_bytes: int = setting(256 << 20, unit="bytes", minimum=4096)
-    max_all_bytes: int = setting(1 << 30, unit="bytes", minimum=4096)
+    max_message_bytes: int = setting(
+        share=lambda its: its.message << 20, unit="bytes", minimum=4096, effect="new connections"
+    )
+    max_user_bytes: int = setting(share=lambda its: min(256, its.messages) << 20, unit="bytes", minimum=4096)
+    max_all_bytes: int = setting(share=lambda its: its.messages << 20, unit="bytes", minimum=4096)
     message_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
     write_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
     max_regions: int = setting(64, effect="new connections")
     max_queue: int = setting(256)
     run_seconds: float = setting(60.0, unit="s", minimum=0.1)
     load_seconds: float = setting(300.0, unit="s", minimum=1)
-    worker_memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+    worker_memory_mib: int = setting(share=lambda its: its.worker, unit="MiB", minimum=0, effect="restart")
     max_models: int = setting(256)
     max_model_bytes: int = setting(2 << 30, unit="bytes")
     max_jobs: int = setting(8)
     compile_seconds: float = setting(1800.0, unit="s", minimum=1)
-    compile_memory_mib: int = setting(6144, unit="MiB", minimum=1024)
+    compile_memory_mib: int = setting(share=lambda its: its.compiler, unit="MiB", minimum=128)
     stop_seconds: float = setting(20.0, unit="s", minimum=0)
 
     @property
@@ -243,28 +302,13 @@ class Limits:
         return 2 * self.max_message_bytes
 
     def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int, apps_mib: int) -> int:
-        """Return how much memory the service and all of its children take at most, in MiB.
+        """Return how much memory what runs at a time takes at most, in MiB; `MemoryShares` says what counts.
 
         `tuner_mib` is tuner.memory_mib, `cpu_mib` cpu.memory_mib and `apps_mib` that of all users' engines.
         """
         messages = self.max_all_bytes + devices * self.max_answer_bytes
-        return (
-            DAEMON_MIB
-            + (messages >> 20)
-            + INSPECTIONS * INSPECTION_MIB
-            + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
-            + 2 * cpu_mib  # the CPU engine, and a process that tries models out for it
-            + apps_mib  # users' CPU engines, and the processes that try models out for them
-            + 2 * devices * cpu_mib  # parts of models, of a worker and of the process that builds for it
-            + 2 * PROVING_MIB  # parts of a model being compiled, and of one being tuned
-            + self.compile_memory_mib
-            + CHECKING_MIB
-            + 2 * OPTIMISED_MIB
-            + TUNING_PROCESSES * tuner_mib
-            + BUILDERS * BUILDER_MIB
-            + LOWERING * LOWERING_MIB
-            + RECORDS_COMMANDS * RECORDS_MIB
-        )
+        serving = DAEMON_MIB + (messages >> 20) + devices * self.worker_memory_mib + cpu_mib + apps_mib
+        return serving + max(self.compile_memory_mib, tuner_mib)
 
     def become(self, other: Limits) -> None:
         """Take over every value of `other`."""

@@ -38,7 +38,7 @@ class TunerSettings:
     """
 
     spawn: bool = setting(True, effect="restart")
-    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+    memory_mib: int = setting(share=lambda its: its.tuner, unit="MiB", minimum=0, effect="restart")
 
 
 class TunerChild:

@@ -268,7 +268,7 @@ class TunerRuns:
 
         Raises what it reports, ResourceExhausted where it takes too long, and Internal.
         """
-        memory_mib = RECORDS_MIB if run is None else self.tuner_mib
+        memory_mib = min(RECORDS_MIB, self.tuner_mib or RECORDS_MIB) if run is None else self.tuner_mib
 
         def heard(news: News) -> None:
             if isinstance(news, Totals):

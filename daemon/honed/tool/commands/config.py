@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from honed.daemon.config import load, shown
+from honed.daemon.config import load, memory, memory_told, shown
+from honed.machine.limits import memory_mib
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
@@ -63,6 +64,9 @@ def _check(file: Path, output: Output) -> None:
         "settings": [{"name": name, "origin": origin} for name, origin in given.items()],
     }
     said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
+    takes, machine = memory(config), memory_mib()
+    if takes >= machine:
+        said = f"{said} {memory_told(takes, machine)}"
     output.emit(document, lambda console: line(console, said))
 
 
@@ -87,6 +91,8 @@ def _print(console: Console, running: bool, told: ConfigShown) -> None:
         console.print()
     rows = [(each.name, _value(each.value), each.unit, each.origin) for each in told.settings]
     console.print(table(("setting", "value", "unit", "origin"), rows))
+    console.print()
+    line(console, memory_told(told.memory_mib, told.machine_mib))
     if told.problem:
         console.print()
         line(console, f"The files cannot be used as they are now: {told.problem}", "bold")

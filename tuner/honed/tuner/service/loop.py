@@ -1,4 +1,4 @@
-"""The loop: wait for the lease, choose a model, tune it for a while, publish what is faster."""
+"""The loop: wait for the lease, choose a model, have it tuned for a while."""
 
 from __future__ import annotations
 
@@ -9,39 +9,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from honed.jobs import events
-from honed.jobs.commands import Compile
 from honed.protocol.errors import (
-    AlreadyExists,
     DeadlineExceeded,
     HonedError,
     ModelRefused,
     NotFound,
     Unavailable,
 )
-from honed.protocol.strict import Map
-from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.runtime.compiled.model import Origin
-from honed.tuner.measure.candidate import CANDIDATE_SECONDS, LEASED
-from honed.tuner.measure.gate import LeaseGate
-from honed.tuner.tune.children import compile_apart
-from honed.tuner.tune.opening import OpenedSession
-from honed.tuner.tune.session import SearchBudget
-from honed.tuner.tune.task import headroom, headrooms, lost_by_forms
+from honed.tuner.measure.candidate import CANDIDATE_SECONDS
 
-from .choice import PROFILE_SECONDS, Known, PassPlan, Unprofiled, choose, failed, passed
+from .choice import PROFILE_SECONDS, PassPlan, Unprofiled, choose, failed, passed
 from .view import TunerView, figures_in, look
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
 _SLICE_SECONDS = 0.5
 STOP_SECONDS = 15.0  # within which a session ends that was told to
-# A search that had to wait so long for the lease ends, and gives its memory back.
-_PATIENCE_SECONDS = 900.0
-# A version is published when the estimate is so much better than at the last one, and not more often.
-_WORTH, _LAST, _PUBLISH_SECONDS = 1.05, 1.02, 45.0
-_REPORT_SECONDS = 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -133,6 +117,10 @@ class Tuner:
 
     def _tune(self, client: Client, view: TunerView, plan: PassPlan) -> None:
         known = next(m.known for m in view.wanted if m.name == plan.name)
+        from .passes import (
+            TuningPass,
+        )  # with TVM, which takes 100 MiB: a tuner without models need not have it
+
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")
         try:
@@ -157,155 +145,6 @@ class Tuner:
         finally:
             self._session = None
         view.memory.put(plan.name, known)
-
-
-class TuningPass:
-    """Tunes one model of the service under the lease: every candidate waits for it, gains are published."""
-
-    def __init__(
-        self,
-        client: Client,
-        lease: LeaseHolder,
-        view: TunerView,
-        plan: PassPlan,
-        given: ExportedFiles,
-        folder: Path,
-    ) -> None:
-        """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
-        self._client = client
-        self._view = view
-        self._device = view.devices[plan.name]
-        self._plan = plan
-        self._given = given
-        self._folder = folder
-        self._source = given.save_sources(folder / "source")
-        self._like = given.save_compiled(folder / "given.honed")
-        self._serving = given.sha256  # the compiled file that a successor is made for
-        self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
-        self._stopping = False
-        self._opened: OpenedSession | None = None
-        self._estimate: float | None = None  # of what is served, microseconds
-        self._published_at = float("-inf")
-        self._reported_at = float("-inf")
-
-    def stop(self) -> None:
-        """End after the candidate being measured; call this from a signal handler."""
-        self._stopping = True
-        self._gate.close()
-        if self._opened is not None:
-            self._opened.session.stop()
-
-    def run(self, known: Known) -> Known:
-        """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
-        with (
-            self._gate,
-            OpenedSession(
-                self._plan.name,
-                device=self._device,
-                records=self._view.records,
-                cache_dir=self._view.cache_dir,
-                seed=known.passes,
-                emit=self._heard,
-                gate=self._gate,
-                limits=LEASED,
-                trust_defaults=True,
-                hints=self._view.hints,
-            ) as opened,
-        ):
-            self._opened = opened
-            hints = opened.records.latest_hint(self._plan.name)
-            session = opened.session
-            if self._stopping:
-                session.stop()
-            session.run(
-                lambda: opened.search.extract(
-                    self._source, self._given.shapes, self._given.precision, like=self._like
-                ),
-                SearchBudget(),
-            )
-            self._publish(least=_LAST)
-            if not session.tasks:
-                return known
-            return passed(
-                known,
-                finished=not session.stopped,
-                headroom=headroom(session.tasks),
-                tasks=headrooms(session.tasks),
-                hints=hints,
-            )
-
-    def _heard(self, event: events.News) -> None:
-        """Handle an event of the working session, which waits until this returns."""
-        match event:
-            case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
-                _log.warning("%s: %s", self._plan.name, text)
-            case events.TasksFound() if self._estimate is None:
-                # What is served already has the schedules recorded, or default ones.
-                kernels = self._client.show(self._plan.name)["kernels"]
-                tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
-                lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
-                self._estimate = event.model.now_us + lost if tuned else event.model.before_us
-            case events.Round():
-                self._report(event)
-                if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
-                    self._publish(least=_WORTH)
-
-    def _report(self, event: events.Round) -> None:
-        if time.monotonic() - self._reported_at < _REPORT_SECONDS:
-            return
-        self._reported_at = time.monotonic()
-        before, now = event.model.before_us / 1e3, event.model.now_us / 1e3
-        text = (
-            f"{self._plan.name}: {event.trials} trials, estimated {now:.3g} ms an inference, "
-            f"{before:.3g} ms with default schedules"
-        )
-        _log.info("%s", text)
-        assert self._opened is not None
-        self._client.report(f"tuning {text}", self._opened.records.figures())
-
-    def _publish(self, *, least: float) -> None:
-        """Have the service take the best found so far, if its estimate is `least` times better."""
-        assert self._opened is not None
-        session = self._opened.session
-        now = session.table().model.now_us
-        better = self._estimate is not None and now and self._estimate >= least * now
-        if self._stopping or not (better and session.trials and session.improved):
-            return
-        self._published_at = time.monotonic()
-        self._gate.leave()
-        why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
-        told = self._offered(why)
-        if told is None:
-            session.stop()
-            return
-        self._estimate = now
-        _log.info("%s: %s", self._plan.name, told["sentence"])
-        if told["published"]:
-            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
-        with self._client.export(self._plan.name) as served:
-            self._serving = served.sha256
-
-    def _offered(self, why: str) -> Map | None:
-        """Compile with what was found and publish that; None where the model is another meanwhile."""
-        tuned = self._folder / "tuned.honed"
-        compile_apart(
-            Compile(
-                file=self._source,
-                output=tuned,
-                device=self._device,
-                precision=self._given.precision,
-                shapes=self._given.shapes,
-                records=self._view.records,
-                like=self._like,
-            )
-        )
-        try:
-            return self._client.publish(self._plan.name, tuned, expected=self._serving, why=why)
-        except AlreadyExists as error:
-            _log.info("%s: %s", self._plan.name, error)
-            return None
-        finally:
-            tuned.unlink(missing_ok=True)
 
 
 def _leave(_number: int, _frame: object) -> None:

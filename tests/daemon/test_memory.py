@@ -1,0 +1,127 @@
+"""The memory of small boards: what honed takes at rest, and that no app is ended for it. As root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from honed.daemon.settings.schema import shares
+from honed.machine.limits import MEMORY_PERCENT
+from honed.protocol.params import TunerRunParams
+from honed.runtime import Client
+from honed.runtime.dtypes import from_datatype
+from tests.daemon.running import Service, wait_for
+from tests.models import FOLDER
+
+pytest.importorskip("honed.tuner")
+pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm, pytest.mark.slow]
+REST_MIB = 60  # of the service and its tuner, without models
+APP_MIB = 500
+APP = f"""
+import time
+held = bytearray(b"x") * ({APP_MIB} << 20)
+print("ready", flush=True)
+time.sleep(100_000)
+"""
+FASTEST = '[serve]\nengine = "fastest"\n'
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+def pss(pid: int) -> float:
+    """The proportional share of memory of a process, MiB."""
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) / 1024
+
+
+def test_service_and_tuner_take_little_at_rest(start_service: Callable[..., Service]) -> None:
+    service = start_service(config="[tuner]\nspawn = true\n")
+    with service.client() as client:
+        wait_for(lambda: "nothing is left" in client.status()["tuner"]["text"], "the tuner to rest", service)
+        tuner = client.status()["tuner"]["pid"]
+    took = {"service": pss(service.process.pid), "tuner": pss(tuner)}
+    print(took)
+    assert sum(took.values()) <= REST_MIB
+
+
+@contextlib.contextmanager
+def group(parent: Path, mib: int, name: str) -> Iterator[Path]:
+    """A memory cgroup of so many MiB below another; skips the test where none can be made."""
+    made = parent / name
+    try:
+        made.mkdir()
+        old = parent.is_relative_to(V1) and V1.exists()
+        (made / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(mib << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        yield made
+    finally:
+        for line in (made / "cgroup.procs").read_text().split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(int(line)).kill()
+        wait_for(lambda: not (made / "cgroup.procs").read_text(), "the cgroup to be empty")
+        made.rmdir()
+
+
+def inside(place: Path) -> tuple[str, ...]:
+    """What runs the command that follows in a cgroup."""
+    return ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(place))
+
+
+def answer(client: Client, name: str) -> None:
+    """Have a model answer once on zeros, with 1 for each open size."""
+    inputs = client.metadata(name)["inputs"]
+    zeros = {
+        each["name"]: np.zeros(
+            [max(1, size) for size in each["shape"]], from_datatype(each["datatype"]).numpy
+        )
+        for each in inputs
+    }
+    assert client.infer(name, zeros)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups, which needs root")
+@pytest.mark.parametrize("gib", [2, 4])
+def test_no_app_is_ended_while_models_are_added_tuned_and_served(
+    start_service: Callable[..., Service], gib: int
+) -> None:
+    """In cgroups as systemd makes them: a machine, and in it honed's unit with its share."""
+    root = V1 if V1.exists() else V2
+    with contextlib.ExitStack() as stack:
+        board = stack.enter_context(group(root, gib << 10, f"honed-{uuid.uuid4()}"))
+        if root == V2:
+            (board / "cgroup.subtree_control").write_text("+memory")
+        unit = stack.enter_context(group(board, (gib << 10) * MEMORY_PERCENT // 100, "honed.service"))
+        others = stack.enter_context(group(board, gib << 10, "app.service"))
+        app = stack.enter_context(
+            subprocess.Popen([*inside(others), sys.executable, "-c", APP], stdout=subprocess.PIPE)
+        )
+        stack.callback(app.kill)
+        assert app.stdout is not None
+        assert app.stdout.readline() == b"ready\n"
+        service = start_service(config=f"{FASTEST}[tuner]\nspawn = false\n", prefix=inside(unit))
+        stack.callback(service.kill)
+        with service.client(timeout=1200) as client:
+            settings = {each["name"]: each["value"] for each in client.config()["settings"]}
+            assert abs(settings["limits.compile_memory_mib"] - shares(gib << 10).compiler) <= 1
+            for model in sorted(FOLDER.glob("*.onnx")):
+                added = client.add(model)
+                print(model.stem, {key: added[key] for key in ("engine", "why") if key in added})
+                answer(client, model.stem)
+            tuned = client.run_tuner(
+                TunerRunParams(command="tune", model="mobilenet_v2_035_128", seconds=20.0)
+            )
+            print(tuned)
+            for model in FOLDER.glob("*.onnx"):
+                answer(client, model.stem)
+        assert service.process.poll() is None
+        assert app.poll() is None
