@@ -2,6 +2,9 @@
 
     python -m tests.tuner.backend.run [--filter RE] [--jobs 2] [--json OUT] [--write-list]
 
+`--write-list` makes right.txt of the cases that ran: do not use it with `--filter`, which drops the others.
+It changes nothing for an operator of which ONNX has no node tests.
+
 Prints how many cases were imported, compiled, right, refused with a reason, wrong; then how the CPU engine
 did on those that the compiler refused, as ONNX ships them. Parameters that exporters write as constants are
 frozen for the compiler (cases.PARAMETERS). A case that kills its process counts as a crash.

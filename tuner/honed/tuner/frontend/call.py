@@ -102,7 +102,12 @@ _Rule = TypeVar("_Rule", bound=Rule)
 
 
 def rule(*ops: str, domain: str = "") -> Callable[[_Rule], _Rule]:
-    """Register a rewriting rule for operators."""
+    """Register a rewriting rule for operators.
+
+    The rule returns the value of a single output, or a list with a value for each output, and raises
+    NodeRefused where it cannot rewrite the node. `docs/operators.md` describes operators by the first
+    paragraph of its docstring, if `tests/tuner/backend/table.py` lists them as limited.
+    """
 
     def register(function: _Rule) -> _Rule:
         for op in ops:
