@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_loop_with_a_count_of_the_run_is_a_part() -> None:
 
 def test_a_scalar_after_a_choice_is_a_scalar(device: Device, tmp_path: Path, monkeypatch: Any) -> None:
     """As a speech-quality model gives; its file states another shape, of another input."""
-    monkeypatch.setattr(compiling, "cut", lambda whole, shapes: cut(whole, shapes, CHEAP))
+    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("NonZero", ["a"], ["places"]),

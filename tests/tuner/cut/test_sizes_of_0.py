@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_what_has_no_elements_is_folded(text: str) -> None:
 def test_what_cannot_be_folded_is_a_part(
     text: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "cut", lambda whole, shapes: cut(whole, shapes, CHEAP))
+    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
     check_compiled(read(text), device, tmp_path, parts=1)
 
 

@@ -140,7 +140,7 @@ __kernel void yardstick(__global const float* table, __global float* sink) {{
   float a = (float)(me & 7u), b = 1.0f, c = 2.0f, d = 3.0f;
   for (uint i = 0; i < {_STEPS}u; ++i) {{
     const float x = table[(me + i * {GROUP}u) & {_TABLE - 1}u];
-    a = fma(a, 0.5f, x); b = fma(b, 0.5f, x); c = fma(c, 0.5f, a); d = fma(d, 0.5f, b);
+    a = a * 0.5f + x; b = b * 0.5f + x; c = c * 0.5f + a; d = d * 0.5f + b;
   }}
   sink[me] = a + b + c + d;
 }}
