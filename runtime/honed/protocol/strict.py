@@ -109,8 +109,10 @@ def from_plain(
     With `none_omitted` fields that may be None may be missing; with `unknown_ignored` there may be others.
     """
     decode = _DECODERS.get((kind, none_omitted, unknown_ignored))
+    if decode is None:
+        decode = _decoder(typing.cast(Any, kind), _Rules(none_omitted, unknown_ignored))
     try:
-        made: T = (decode or _decoder(kind, _Rules(none_omitted, unknown_ignored)))(plain)
+        made: T = decode(plain)
     except _Wrong as wrong:
         raise Mismatch(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
     return made
