@@ -42,7 +42,7 @@ Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | Me
 Answered = Callable[[ServedModel, InferencePlan, tuple[MetSizes, ...]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would make it slower to make
 class InferCall:
     """A request on its way through the features of its model `entry`.
 

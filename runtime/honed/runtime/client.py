@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket as sockets
 import threading
 import time
 from collections import deque
@@ -190,6 +189,8 @@ class Link:
     def __init__(self, path: str, send_timeout: float | None) -> None:
         """Connect to the service, or raise Unavailable; `send_timeout` is in seconds, None: no limit."""
         self._socket = transport.connect(path, send_timeout)
+        self._news = select.poll()  # whether there is something to read; one thread at a time asks
+        self._news.register(self._socket, select.POLLIN)
         self._peer = transport.client_peer()
         self._sending = threading.Lock()  # what goes out; taken before `_lock`
         self._lock = threading.RLock()  # what comes in, and who waits
@@ -203,7 +204,7 @@ class Link:
         with self._lock:
             if self._broken is not None or self._reading or self._waiting:
                 return self._broken is None
-            return not _readable(self._socket, 0)  # nobody waits, so that news can only be the end
+            return not self._news.poll(0)  # nobody waits, so that news can only be the end
 
     def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
         """Send a request; raise Unavailable where the service is gone, so that the request has not run."""
@@ -235,7 +236,7 @@ class Link:
                     while self._reading and not waiting.woken:
                         self._changed.wait(_left(deadline))
                     if waiting.woken:
-                        return self._news(waiting)
+                        return self._taken(waiting)
                     self._reading = True
                 self._read_for_all(deadline)
         except (DeadlineExceeded, KeyboardInterrupt):
@@ -264,7 +265,7 @@ class Link:
         with self._sending:
             self._socket.close()
 
-    def _news(self, waiting: Waiting) -> Map | ResponseReceived:
+    def _taken(self, waiting: Waiting) -> Map | ResponseReceived:
         if waiting.news:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
@@ -276,7 +277,8 @@ class Link:
 
     def _read_for_all(self, deadline: float | None) -> None:
         try:
-            if _readable(self._socket, _left(deadline)):
+            left = _left(deadline)
+            if self._news.poll(None if left is None else left * 1000):
                 self._receive()
         except OSError:
             self._fail(transport.connection_lost())
@@ -328,12 +330,6 @@ class Link:
             if not self._reading:
                 self._peer.close()
             self._changed.notify_all()
-
-
-def _readable(connected: sockets.socket, seconds: float | None) -> bool:
-    poller = select.poll()
-    poller.register(connected, select.POLLIN)
-    return bool(poller.poll(None if seconds is None else seconds * 1000))
 
 
 def _left(deadline: float | None) -> float | None:

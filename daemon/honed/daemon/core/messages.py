@@ -20,7 +20,8 @@ from .model import ServedModel
 
 # ---- What the machine is told ----
 #
-# Every event is a fact: it has happened when it is told.
+# Every event is a fact: it has happened when it is told. Those of every request are not frozen, as are its
+# actions: that would make them slower to make.
 
 
 class Event:
@@ -29,7 +30,7 @@ class Event:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked(Event):
     """A client asks for a run; refused by an exception where it cannot even wait."""
 
@@ -50,7 +51,7 @@ class ClientGone(Event):
     client: ClientId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Served(Event):
     """The run of an engine's request ended well; with `more` it has further runs to come."""
 
@@ -365,7 +366,7 @@ class Action:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run(Action):
     """Run a request on an engine; ends in Served, WorkerFailed or RequestRejected.
 
@@ -377,7 +378,7 @@ class Run(Action):
     model: ServedModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer(Action):
     """Give a request what its runs brought."""
 

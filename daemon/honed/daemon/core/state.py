@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 from honed.daemon.core.queue import Queue, Replaced, Ticket
 from honed.daemon.core.statistics import Statistics
@@ -212,8 +213,9 @@ class Core:
             if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
                 return True
             return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
-        belong = any(model.home == engine.name for model in self.models.all())
-        return belong or bool(self.on(engine)) or any(engine.kept.values())
+        name = engine.name
+        used = any(model.home == name or name in model.deployments for model in self.models.unordered())
+        return used or any(engine.kept.values())
 
     def comes_home(self, model: ServedModel, engine: Engine) -> bool:
         """Return whether an engine is to serve a model that another one serves until it is loaded there."""
@@ -368,6 +370,10 @@ class Registry:
         if compiled is None and given is None:
             self.compiled(model.name)  # which says why
         return compiled.interface if compiled is not None else None, given
+
+    def unordered(self) -> Iterable[ServedModel]:
+        """Return every model and variant that is served."""
+        return self._models.values()
 
     def all(self) -> list[ServedModel]:
         """Return every model and variant that is served, by name."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from honed.protocol import strict
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 from honed.protocol.service import Figures, RecentFigures, Spans
@@ -170,19 +169,23 @@ class Statistics:
     recent: Recent = field(default_factory=Recent)
     success: Tally = field(default_factory=Tally)
     fail: Tally = field(default_factory=Tally)
-    queue: Tally = field(default_factory=Tally)
-    compute_input: Tally = field(default_factory=Tally)
-    compute_infer: Tally = field(default_factory=Tally)
-    compute_output: Tally = field(default_factory=Tally)
+    queue_ns: int = 0  # of those that were answered, as what follows
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    above: tuple[Statistics, ...] = field(init=False)  # `whole`, that of `whole`, and so on
+
+    def __post_init__(self) -> None:
+        self.above = () if self.whole is None else (self.whole, *self.whole.above)
 
     def arrived(self) -> None:
         """Count a request that arrived."""
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.requests += 1
 
     def failed(self, code: str, ns: int) -> None:
         """Count a request that failed with an error of this code after `ns` nanoseconds."""
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.failures[code] += 1
             each.fail.add(ns)
 
@@ -190,32 +193,32 @@ class Statistics:
         """Count an inference that was answered, at `now` of a monotonic clock."""
         whole, queued = duration(inference.whole), duration(inference.queued)
         whole_ns, queued_ns = round(inference.whole * 1e9), round(inference.queued * 1e9)
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.last_inference = wall_ms
             each.kernels += inference.launches
             each.latency.add(whole)
             each.queued.add(queued)
             each.recent.add(whole, now)
             each.success.add(whole_ns)
-            each.queue.add(queued_ns)
-            each.compute_input.add(inference.input_ns)
-            each.compute_infer.add(inference.infer_ns)
-            each.compute_output.add(inference.output_ns)
+            each.queue_ns += queued_ns
+            each.input_ns += inference.input_ns
+            each.infer_ns += inference.infer_ns
+            each.output_ns += inference.output_ns
 
     def answered_by(self, engine: str) -> None:
         """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.engines[engine] += 1
 
     def ran_joined(self, requests: int) -> None:
         """Count `requests` requests that were run as one."""
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.joined += requests
             each.batches += 1
 
     def retried(self) -> None:
         """Count a request that is run again because its worker failed."""
-        for each in self._self_and_whole():
+        for each in (self, *self.above):
             each.retries += 1
 
     def triton(self, name: str) -> ServedRequests:
@@ -227,7 +230,12 @@ class Statistics:
             inference_count=self.success.count,
             execution_count=self.success.count - self.joined + self.batches,
             inference_stats=InferenceStatistics(
-                **{f.name: strict.like(Tallied, getattr(self, f.name)) for f in fields(InferenceStatistics)}
+                success=self._tallied(self.success.ns),
+                fail=Tallied(count=self.fail.count, ns=self.fail.ns),
+                queue=self._tallied(self.queue_ns),
+                compute_input=self._tallied(self.input_ns),
+                compute_infer=self._tallied(self.infer_ns),
+                compute_output=self._tallied(self.output_ns),
             ),
         )
 
@@ -243,7 +251,7 @@ class Statistics:
             batched=self.joined,
             engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
-            device_seconds=self.compute_infer.ns / 1e9,
+            device_seconds=self.infer_ns / 1e9,
             latency=self.latency.spans(),
             queue_time=self.queued.spans(),
             recent=RecentFigures(
@@ -253,8 +261,6 @@ class Statistics:
             ),
         )
 
-    def _self_and_whole(self) -> list[Statistics]:
-        found = [self]
-        while (whole := found[-1].whole) is not None:
-            found.append(whole)
-        return found
+    def _tallied(self, ns: int) -> Tallied:
+        """Return nanoseconds of all requests that were answered."""
+        return Tallied(count=self.success.count, ns=ns)

@@ -134,7 +134,8 @@ class Leasing:
             return False
         now = time.monotonic()
         self._activity.begin(model, now)
-        self._perform(self._lease.request(f"a request for {model} came", now))
+        if actions := self._lease.request(f"a request for {model} came", now):
+            self._perform(actions)
         return True
 
     def went(self, model: str) -> None:

@@ -61,7 +61,8 @@ class Latencies:
         `now` is in seconds since 1970, which may be set back.
         """
         self.noted += 1
-        series = self._series.setdefault(model, _Series())
+        if (series := self._series.get(model)) is None:
+            series = self._series[model] = _Series()
         if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
             series.close()
         if not series.count:

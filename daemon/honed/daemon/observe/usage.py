@@ -332,7 +332,9 @@ class UsageLog:
     def _used(self, model: str) -> _Model:
         """Return what is known of a model, for the caller to change."""
         self._changed = True
-        return self._models.setdefault(model, _Model())
+        if (known := self._models.get(model)) is None:
+            known = self._models[model] = _Model()
+        return known
 
     def _snapshot(self) -> _Saved | None:
         if not self._changed:
