@@ -62,11 +62,17 @@ class ModelMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferTimes:
-    """Microseconds that a request waited, and that the worker took; what answered: cpu, gpu, or gpu+cpu."""
+    """Microseconds that a request waited, and that the worker took; what answered, on which device.
+
+    Here as in all results `engine` is "gpu", "cpu" or "gpu+cpu", and `engine_name` is what that is called
+    (`params.ENGINE_NAMES`).
+    """
 
     queue_us: int
     compute_us: int
     engine: str
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,6 +126,8 @@ class IndexedModel:
     variants: int = 0
     pinned_engine: str = ""
     owner: str = ""
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -141,6 +149,7 @@ class ModelAdded:
     launches: int
     engine: str = "gpu"
     engine_why: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +178,7 @@ class ModelBrought:
     engine: str
     engine_why: str
     outputs: tuple[InferredTensor, ...] = ()
+    engine_name: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -201,6 +211,8 @@ class ServedRequests:
     inference_count: int
     execution_count: int
     inference_stats: InferenceStatistics
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +308,7 @@ class ModelPlacement:
     why: str
     away: str
     pinned_engine: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +346,7 @@ class ShownVariant:
     by_hand: bool
     bytes: int
     loaded_bytes: int
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +467,7 @@ class ModelProfile:
     peaks: DevicePeaks | None
     rows: tuple[ProfiledRow, ...]
     engine: str = "gpu"
+    engine_name: str = "opencl"
     timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
         default=None, metadata=ABSENT
     )
@@ -528,6 +543,8 @@ class ModelHistory:
     versions: tuple[ModelVersion, ...]
     stints: tuple[DeploymentSpan, ...]
     latency: tuple[LatencyPoint, ...]
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -544,6 +561,7 @@ class VersionPinned:
     version: int
     pinned: bool
     engine: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,14 @@ from honed.daemon.store.versions import GAIN, LOSS, ComparisonResult, check_new,
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
-from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
+from honed.protocol.params import (
+    ENGINE_NAMES,
+    HistoryParams,
+    PinParams,
+    PublishParams,
+    RollbackParams,
+    engine_name,
+)
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.compiled.model import Origin
 
@@ -88,6 +95,8 @@ class Publisher:
             version=history.number,
             on_trial=entry.trial is not None,
             latency=self.latencies.of(entry.name),
+            engine_name=ENGINE_NAMES[entry.kind],
+            device=self.pool.of(entry).shown,
         )
 
     async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
@@ -232,8 +241,12 @@ class Publisher:
                 await self._pin_present(entry, params.version != 0)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
+        engine = entry.manifest.pinned_engine
         return results.VersionPinned(
-            version=history.number, pinned=history.pinned, engine=entry.manifest.pinned_engine
+            version=history.number,
+            pinned=history.pinned,
+            engine=engine,
+            engine_name=engine_name(engine),
         )
 
     async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
@@ -283,7 +296,7 @@ class Publisher:
         where the engine cannot run the model.
         """
         if engine not in ("", "gpu", "cpu"):
-            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'gpu' or 'cpu'")
+            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'opencl' or 'onnxruntime'")
         async with self.changes.begin(entry.name) as change:
             event = await self._engine_pinned(change, entry, engine) if engine else self._engine_let_go(entry)
             await change.alter(entry, event)

@@ -218,8 +218,8 @@ class Statistics:
         for each in self._self_and_whole():
             each.retries += 1
 
-    def triton(self, name: str) -> ServedRequests:
-        """Return the statistics as ModelStatistics shows them."""
+    def triton(self, name: str, engine: str = "", device: str = "") -> ServedRequests:
+        """Return the statistics as ModelStatistics shows them, with the name of the engine that serves."""
         return ServedRequests(
             name=name,
             version=VERSION,
@@ -229,6 +229,8 @@ class Statistics:
             inference_stats=InferenceStatistics(
                 **{f.name: strict.like(Tallied, getattr(self, f.name)) for f in fields(InferenceStatistics)}
             ),
+            engine_name=engine,
+            device=device,
         )
 
     def figures(self, now: float, uptime: float) -> Figures:

@@ -11,11 +11,13 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import ENGINE_NAMES, engine_word
 from honed.runtime.engines import PROVING_MIB
 
 Effect = Literal["at once", "new connections", "restart"]
 RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
 ENGINES: Final = ("fastest", "gpu", "cpu")
+USABLE: Final = f"use one of {', '.join((*ENGINES, ENGINE_NAMES['gpu'], ENGINE_NAMES['cpu']))}"
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
 MAX_TEXT_BYTES = 262_144  # of all str in a message; for the same reason
@@ -107,19 +109,23 @@ class Service:
 
 def check_engine(name: str) -> None:
     """Raise InvalidArgument for what is none of ENGINES."""
-    if name not in ENGINES:
-        raise InvalidArgument(f"use one of {', '.join(ENGINES)}")
+    if engine_word(name) not in ENGINES:
+        raise InvalidArgument(USABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """The [serve] table.
 
-    engine: which serves models that do not ask for one: "fastest", by comparison; "gpu", compiled forms only;
-    "cpu", the CPU engine wherever it can.
+    engine: which serves models that do not ask for one: "fastest", by comparison; "opencl" or "gpu",
+    compiled forms only; "onnxruntime" or "cpu", the CPU engine wherever it can.
     """
 
     engine: str = setting("fastest", effect="restart", check=check_engine)
+
+    def __post_init__(self) -> None:
+        """Take an engine by its name, too."""
+        object.__setattr__(self, "engine", engine_word(self.engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
