@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.limits import thread_stacks
+from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
 from honed.protocol.errors import (
     InvalidArgument,
@@ -40,9 +42,17 @@ _BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
-def spare_stacks() -> None:
-    """Have many sessions fit in a process's memory: each has a thread for each core but one."""
+def prepare(threads: int) -> ThreadPlacement:
+    """Prepare this process for sessions, and return how many threads each has, `threads` if that is not 0.
+
+    Have many sessions fit in the process's memory: each has a thread for each core but one. And keep its
+    threads, which inherit that, on the processors that suit them.
+    """
     thread_stacks(_STACK)
+    placed = first_placement(processors(Path("/"), os.sched_getaffinity(0)), threads)
+    if placed.processors:
+        os.sched_setaffinity(0, placed.processors)
+    return placed
 
 
 class Session:

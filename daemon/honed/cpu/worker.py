@@ -31,6 +31,7 @@ from honed.daemon.worker.calls import (
     UnloadModel,
 )
 from honed.daemon.worker.host import Array, Host, connect
+from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
 from honed.protocol.errors import NotFound
@@ -38,7 +39,7 @@ from honed.protocol.results import Empty, MetSizes, ModelProfile
 from honed.runtime.compiled import modelfile
 
 from . import profiling
-from .session import Session, spare_stacks
+from .session import Session, prepare
 
 _DEVICE = "ONNX Runtime/CPU"
 
@@ -46,7 +47,7 @@ _DEVICE = "ONNX Runtime/CPU"
 class CpuEngine(Host):
     """The loaded models by key."""
 
-    def __init__(self, connected: socket.socket, threads: int, bound: str) -> None:
+    def __init__(self, connected: socket.socket, threads: ThreadPlacement, bound: str) -> None:
         super().__init__(connected, bound)
         self._threads = threads
         self._models: dict[str, Session] = {}
@@ -64,7 +65,7 @@ class CpuEngine(Host):
         return ()
 
     def _find(self, call: FindDevice) -> FoundDevice:
-        return FoundDevice(spec=_DEVICE, identity=_identity(), profile=None)
+        return FoundDevice(spec=_DEVICE, identity=self._identity(), profile=None)
 
     def _open(self, call: OpenDevice) -> Empty:
         return Empty()
@@ -72,7 +73,7 @@ class CpuEngine(Host):
     def _load(self, call: BuildModel) -> BuiltModel:
         held = self._models.get(call.key)
         if held is None or held.level != call.level:  # the one before answers until this one is there
-            self._models[call.key] = Session(Path(call.path), self._threads, level=call.level)
+            self._models[call.key] = Session(Path(call.path), self._threads.threads, level=call.level)
         return BuiltModel(device=_DEVICE, probes=1, interface=self._models[call.key].interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
@@ -98,21 +99,21 @@ class CpuEngine(Host):
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
         whole_us, nodes = self.loaded(call.key).profiled(Path(call.path))
-        return profiling.told(call.name, whole_us, nodes, _identity(), timeline=call.timeline)
+        return profiling.told(call.name, whole_us, nodes, self._identity(), timeline=call.timeline)
+
+    def _identity(self) -> DeviceIdentity:
+        return DeviceIdentity(
+            platform="ONNX Runtime",
+            vendor=platform.machine(),
+            # Times of both engines are taken again when it changes.
+            name=f"CPU, {self._threads}" if self._threads.processors else "CPU",
+            driver_version=onnxruntime.__version__,
+            kernel_driver="",
+        )
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = Host.METHODS | by_name(
         {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
-    )
-
-
-def _identity() -> DeviceIdentity:
-    return DeviceIdentity(
-        platform="ONNX Runtime",
-        vendor=platform.machine(),
-        name="CPU",
-        driver_version=onnxruntime.__version__,
-        kernel_driver="",
     )
 
 
@@ -126,8 +127,7 @@ def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     _, threads, bound, _ = arguments
     connected = connect(arguments)
-    spare_stacks()
-    CpuEngine(connected, int(threads), bound).serve()
+    CpuEngine(connected, prepare(int(threads)), bound).serve()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class ServeSettings:
 class CpuSettings:
     """The [cpu] table, of the CPU engine.
 
-    threads: of one run of a model or part; 0: as many as ONNX Runtime takes by itself, one for each core.
+    threads: of one run of a model or part; 0: one for each core, or for each big one where there are kinds.
     memory_mib: what its process, the one that tries models out, and those that run parts of models may each
         write, MiB; 0: no limit.
     """
