@@ -58,19 +58,22 @@ def prepare(threads: int) -> ThreadPlacement:
 class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
 
-    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`.
+    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`. Threads that are `spinning`
+    wait actively for each other within a run, which takes less time where there are processors to spare.
     """
 
-    def __init__(self, path: Path, threads: int, *, level: str = HIGHEST, alone: bool = False) -> None:
+    def __init__(
+        self, path: Path, threads: int, *, level: str = HIGHEST, spinning: bool = True, alone: bool = False
+    ) -> None:
         """Load the model at `path`.
 
         Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
         that is `alone` has all of its data inside: nothing beside its file is read.
         """
-        self.level = level
+        self._settings = threads, level, spinning
         model, given = _given(path, alone=alone)
         self._path, self._alone = path, alone
-        self._session = _loaded(given, _options(threads, level))
+        self._session = _loaded(given, _options(*self._settings))
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
@@ -78,7 +81,6 @@ class Session:
         self._maps = {each.name: MAP_KEYS[each.type] for each in given_back if each.type in MAP_KEYS}
         ends = (*self._session.get_inputs(), *given_back)
         self._narrow = any(_is_narrow(end.type) for end in ends)
-        self._threads = threads
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -114,7 +116,7 @@ class Session:
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
         _, given = _given(self._path, alone=self._alone, by_names=False)
-        self._session, self._by_names = _loaded(given, _options(self._threads, self.level)), False
+        self._session, self._by_names = _loaded(given, _options(*self._settings)), False
 
     def try_out(self) -> None:
         """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
@@ -132,7 +134,7 @@ class Session:
         ResourceExhausted where there is no memory for that.
         """
         with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
-            options = _options(self._threads, self.level)
+            options = _options(*self._settings)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "run")
             try:
@@ -178,7 +180,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 
-def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
+def _options(threads: int, level: str, spinning: bool) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     options.intra_op_num_threads = threads
@@ -186,6 +188,7 @@ def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
     options.log_severity_level = 4
     # Threads wait actively within a run, and not after it, which would take the cores from apps.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     return options
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
+from honed.daemon.background import Pauses
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
@@ -50,8 +51,6 @@ from honed.runtime.compiled.model import Origin
 from .add import failure, same_but_schedules
 from .change import Built, Change, Changes, Entered
 
-# Between two comparisons of engines beside busy programs, at first and at most.
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +96,7 @@ class Publisher:
             latency=self.latencies.of(entry.name),
             engine_name=ENGINE_NAMES[entry.kind],
             device=self.pool.of(entry).shown,
+            session=entry.manifest.optimisation.session if entry.manifest.optimisation else None,
         )
 
     async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
@@ -346,12 +346,11 @@ class EngineRechoice(Feature):
     changes: Changes
     registry: Registry
     leasing: Leasing
-    # By model, seconds of the pause after its last comparison, and when that ends.
-    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def forget(self, model: str) -> None:
         """Forget a model that was removed."""
-        self._pauses.pop(model, None)
+        self._pauses.forget(model)
 
     def background(self, *, idle: bool) -> Work | None:
         """Compare the engines of one model again."""
@@ -364,12 +363,11 @@ class EngineRechoice(Feature):
         times = entry.manifest.times
         if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
             return False
-        return time.monotonic() >= self._pauses.get(entry.name, (0.0, 0.0))[1]
+        return self._pauses.over(entry.name)
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model; while other programs stay busy, each pause is twice the last."""
-        pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
-        self._pauses[entry.name] = pause, time.monotonic() + pause
+        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
+        self._pauses.begin(entry.name)
         with self.leasing.adding(0, "the engines of a model are being compared"):
             async with self.changes.begin(entry.name):
                 self.changes.pool.handle(await self.changes.pool.compared(entry))

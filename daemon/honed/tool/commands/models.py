@@ -343,7 +343,8 @@ def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
         told = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
     else:
         told = f"optimises no further than level {found.level}: {clean(found.why)}"
-    return [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
+    rows = [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
+    return [*rows, ("", f"a run takes {found.session}")] if found.session is not None else rows
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:
