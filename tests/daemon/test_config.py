@@ -87,6 +87,11 @@ def test_later_sources_win_setting_by_setting(tmp_path: Path) -> None:
     assert config.origins["limits.max_models"] == "default"
 
 
+@pytest.mark.parametrize(("given", "engine"), [("opencl", "gpu"), ("onnxruntime", "cpu"), ("gpu", "gpu")])
+def test_an_engine_is_named_in_either_way(tmp_path: Path, given: str, engine: str) -> None:
+    assert read(write(tmp_path, f'[serve]\nengine = "{given}"')).serve.engine == engine
+
+
 def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:
     config = read(write(tmp_path, ""), HONED_SOCKET="", HONED_DEVICE="")
     assert config.service.socket == Path("/run/user/7/honed/honed.sock")

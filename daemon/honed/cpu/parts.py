@@ -35,7 +35,7 @@ from honed.runtime.execution.partcalls import (
     laid_out,
 )
 
-from .session import Session, spare_stacks
+from .session import Session, prepare
 
 
 class Parts(Server):
@@ -123,8 +123,7 @@ def _array(tensor: PartTensor, data: Data) -> Array:
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     connected = connect(arguments)
-    spare_stacks()
-    Parts(connected, int(arguments[0])).serve()
+    Parts(connected, prepare(int(arguments[0])).threads).serve()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from honed.daemon.worker.host import check_timeline
 from honed.machine.profile import DeviceIdentity
+from honed.protocol.params import ENGINE_NAMES
 from honed.protocol.results import ModelProfile, ProfiledRow
 
 _KERNEL = "_kernel_time"
@@ -80,6 +81,7 @@ def told(
         peaks=None,
         rows=tuple(_row(runs, sum_us) for runs in rows.values()),
         engine="cpu",
+        engine_name=ENGINE_NAMES["cpu"],
         timeline=spans if timeline else None,
     )
 

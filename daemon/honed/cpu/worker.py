@@ -8,10 +8,12 @@ a device does. A file has one probe, a run on zeros, which shows whether it ends
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +33,7 @@ from honed.daemon.worker.calls import (
     UnloadModel,
 )
 from honed.daemon.worker.host import Array, Host, connect
+from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
 from honed.protocol.errors import NotFound
@@ -38,42 +41,77 @@ from honed.protocol.results import Empty, MetSizes, ModelProfile
 from honed.runtime.compiled import modelfile
 
 from . import profiling
-from .session import Session, spare_stacks
+from .session import Session, prepare
 
 _DEVICE = "ONNX Runtime/CPU"
 
 
-class CpuEngine(Host):
-    """The loaded models by key."""
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A session, the level, threads and spinning asked for, and its processors, () where all are alike."""
 
-    def __init__(self, connected: socket.socket, threads: int, bound: str) -> None:
+    session: Session
+    asked: tuple[str, int, bool]
+    processors: tuple[int, ...]
+
+
+class CpuEngine(Host):
+    """The loaded models by key.
+
+    Those that are to have more threads than others run on `all_processors`. With `fixed`, all models have
+    `threads`, whatever is asked for.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        threads: ThreadPlacement,
+        bound: str,
+        all_processors: tuple[int, ...] = (),
+        *,
+        fixed: bool = False,
+    ) -> None:
         super().__init__(connected, bound)
         self._threads = threads
-        self._models: dict[str, Session] = {}
+        self._all_processors = all_processors
+        self._fixed = fixed
+        self._here = threads.processors  # of the thread that runs models
+        self._models: dict[str, _Loaded] = {}
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
 
     def loaded(self, key: str) -> Session:
         """Return a loaded model; raise NotFound where none has that key."""
-        session = self._models.get(key)
-        if session is None:
+        held = self._models.get(key)
+        if held is None:
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
-        return session
+        if held.processors is not self._here:
+            self._here = held.processors
+            os.sched_setaffinity(0, self._here)
+        return held.session
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
         """Nothing is remembered, and whole files have no parts."""
         return ()
 
     def _find(self, call: FindDevice) -> FoundDevice:
-        return FoundDevice(spec=_DEVICE, identity=_identity(), profile=None)
+        return FoundDevice(spec=_DEVICE, identity=self._identity(), profile=None)
 
     def _open(self, call: OpenDevice) -> Empty:
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        held = self._models.get(call.key)
-        if held is None or held.level != call.level:  # the one before answers until this one is there
-            self._models[call.key] = Session(Path(call.path), self._threads, level=call.level)
-        return BuiltModel(device=_DEVICE, probes=1, interface=self._models[call.key].interface)
+        held, threads = self._models.get(call.key), self._threads.threads
+        if call.threads and not self._fixed:
+            threads = call.threads
+        asked = call.level, threads, call.spinning
+        if held is None or held.asked != asked:  # the one before answers until this one is there
+            where = self._threads.processors
+            if where:
+                where = where if threads <= self._threads.threads else self._all_processors
+                os.sched_setaffinity(0, where)  # which the session's threads inherit from this one
+            session = Session(Path(call.path), threads, level=call.level, spinning=call.spinning)
+            self._models[call.key] = held = _Loaded(session, asked, where)
+        return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
         self.loaded(call.key).try_out()
@@ -98,21 +136,21 @@ class CpuEngine(Host):
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
         whole_us, nodes = self.loaded(call.key).profiled(Path(call.path))
-        return profiling.told(call.name, whole_us, nodes, _identity(), timeline=call.timeline)
+        return profiling.told(call.name, whole_us, nodes, self._identity(), timeline=call.timeline)
+
+    def _identity(self) -> DeviceIdentity:
+        return DeviceIdentity(
+            platform="ONNX Runtime",
+            vendor=platform.machine(),
+            # Times of both engines are taken again when it changes.
+            name=f"CPU, {self._threads}" if self._threads.processors else "CPU",
+            driver_version=onnxruntime.__version__,
+            kernel_driver="",
+        )
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = Host.METHODS | by_name(
         {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
-    )
-
-
-def _identity() -> DeviceIdentity:
-    return DeviceIdentity(
-        platform="ONNX Runtime",
-        vendor=platform.machine(),
-        name="CPU",
-        driver_version=onnxruntime.__version__,
-        kernel_driver="",
     )
 
 
@@ -126,8 +164,8 @@ def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     _, threads, bound, _ = arguments
     connected = connect(arguments)
-    spare_stacks()
-    CpuEngine(connected, int(threads), bound).serve()
+    everywhere = tuple(sorted(os.sched_getaffinity(0)))
+    CpuEngine(connected, prepare(int(threads)), bound, everywhere, fixed=threads != "0").serve()
 
 
 if __name__ == "__main__":

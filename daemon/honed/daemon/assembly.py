@@ -7,8 +7,10 @@ import socket
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from honed.machine.processors import first_placement, processors
 from honed.protocol.service import ServicePlaces
 from honed.runtime import HONED_VERSION
 
@@ -17,6 +19,7 @@ from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes
 from .changes.publish import EngineRechoice, Publisher
+from .changes.sessions import SessionTuning
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.state import Registry
@@ -142,14 +145,30 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
-    rechoice = EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing)
-    base.changes.forget = [*known, *(each.forget for each in (*features, rechoice))]
+    idly: list[Feature] = [
+        *features,
+        EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing),
+    ]
+    if base.pool.cpu is not None and base.config.cpu.threads == 0:
+        allowed = os.sched_getaffinity(0)
+        placed = first_placement(await in_thread(processors, Path("/"), allowed))
+        idly.append(
+            SessionTuning(
+                changes=base.changes,
+                registry=base.registry,
+                leasing=base.leasing,
+                store=base.store,
+                placed=placed,
+                everywhere=len(allowed),
+            )
+        )
+    base.changes.forget = [*known, *(each.forget for each in idly)]
     return ServiceParts(
         base=base,
         publisher=publisher,
         inferring=pipeline,
         features=features,
-        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=(*features, rechoice)),
+        background=Background(leasing=base.leasing, jobs=base.changes.active, sources=tuple(idly)),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )

@@ -13,7 +13,28 @@ from honed.daemon.idle.leasing import Leasing
 from honed.protocol.errors import HonedError
 
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
+
+
+class Pauses:
+    """Pauses between tries of the same work, by name: 60 s at first, then twice the last, an hour at most."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[float, float]] = {}  # seconds of the last pause, and when it ends
+
+    def over(self, name: str) -> bool:
+        """Return whether the work may be tried now."""
+        return time.monotonic() >= self._ends.get(name, (0.0, 0.0))[1]
+
+    def begin(self, name: str) -> None:
+        """Let a pause begin, as the work is tried."""
+        pause = min(2 * self._ends.get(name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
+        self._ends[name] = pause, time.monotonic() + pause
+
+    def forget(self, name: str) -> None:
+        """Forget the pauses of a name."""
+        self._ends.pop(name, None)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -204,6 +204,8 @@ def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
         "model_version": inferred.model_version,
         "parameters": {
             "engine": times.engine,
+            "engine_name": times.engine_name,
+            "device": times.device,
             "queue_us": times.queue_us,
             "compute_us": times.compute_us,
         },

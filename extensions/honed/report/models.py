@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
+from honed.protocol.params import engine_name
 from honed.protocol.results import ModelHistory, ModelProof, ModelShown, ModelVersion
 from honed.protocol.service import Figures, ModelFigures
 from honed.tool.commands.history import version_state
@@ -78,12 +79,12 @@ def card(model: ReportedModel, anchor: str, ids: Ids) -> Element:
 def _engine(model: ReportedModel) -> str:
     pinned = ", pinned" if model.listed.pinned_engine else ""
     variants = f" +{model.listed.variants}" if model.listed.variants else ""
-    return f"{model.listed.engine}{pinned}{variants}"
+    return f"{engine_name(model.listed.engine)}{pinned}{variants}"
 
 
 def _why(model: ReportedModel) -> str:
     why = model.shown.placement.why or model.listed.engine_why
-    served = f"on {placement_text(model.shown.placement)}"
+    served = f"by {placement_text(model.shown.placement)}"
     return served if not why or why in served else f"{served}: {why}"
 
 
@@ -100,7 +101,9 @@ def _facts(shown: ModelShown, figures: ModelFigures) -> Element:
     source = shown.source
     made = f"{source.filename}{f', opset {source.opset}' if source.opset else ''}"
     kernels = sum(kernel.launches > 0 for kernel in shown.kernels)
-    engines = ", ".join(f"{count:,} by {engine}" for engine, count in figures.engines.items() if count)
+    engines = ", ".join(
+        f"{count:,} by {engine_name(engine)}" for engine, count in figures.engines.items() if count
+    )
     compiled = bool(shown.compiler)
     parts: list[tuple[str, Cell | None]] = [*in_parts(shown.parts)]
     return facts(
@@ -208,7 +211,7 @@ def _variants(model: ReportedModel) -> Element | None:
                 f"{each.answered:,}",
                 _ms(told[each.name].figures.latency.p50) if each.name in told else "-",
                 gain_text(gain(told[each.name].history)) if each.name in told else "-",
-                each.engine,
+                engine_name(each.engine),
                 str(each.version or "-"),
                 bytes_text(each.bytes),
                 state_badge(each.state),

@@ -9,6 +9,7 @@ from honed.daemon.idle.signals import value_text
 from honed.daemon.observe.faults import OTHER, WHOSE, BlamedFault
 from honed.jobs.events import Quarantined
 from honed.machine.bounds import BUSY
+from honed.protocol.params import engine_name
 from honed.protocol.results import DevicePeaks
 from honed.protocol.service import DeviceStatus, Metrics
 from honed.tool.commands.faults import REACH
@@ -72,7 +73,7 @@ def _device(device: DeviceStatus) -> Element:
         element("p", badge(device.worker.state, "good" if ready else "warn"), " ", role),
         facts(
             [
-                ("engine", device.engine),
+                ("engine", engine_name(device.engine)),
                 ("platform", identity.platform if identity is not None else None),
                 ("vendor", identity.vendor if identity is not None else None),
                 ("driver", identity.driver_version if identity is not None else None),

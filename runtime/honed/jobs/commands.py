@@ -111,9 +111,13 @@ class Fit(OnFile[Fitted]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptimisations(OnFile[OptimisationCheck]):
-    """Finds out how far ONNX Runtime may optimise a file without changing its answers."""
+    """Finds out how far ONNX Runtime may optimise a file without changing its answers.
+
+    It runs on so many `threads`, 0: two, or one where there is one.
+    """
 
     command = ("optimisations",)
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

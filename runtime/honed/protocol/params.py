@@ -14,6 +14,25 @@ from .errors import InvalidArgument
 
 Data = bytes | memoryview  # of a tensor, row-major
 
+# What an engine is called, by the word that requests, results and stored files have for it.
+ENGINE_NAMES: Final = {"gpu": "opencl", "cpu": "onnxruntime", "gpu+cpu": "opencl+onnxruntime"}
+_WORDS: Final = {name: word for word, name in ENGINE_NAMES.items()}
+
+
+def engine_name(word: str) -> str:
+    """Return what an engine is called; a word that is none of an engine stays as it is."""
+    return ENGINE_NAMES.get(word, word)
+
+
+def engine_word(engine: str) -> str:
+    """Return the word for an engine that is given by word or by name; any other text stays as it is."""
+    return _WORDS.get(engine, engine)
+
+
+def _take_name(given: LoadOptions | BringOptions | PinParams) -> None:
+    if given.engine is not None:
+        object.__setattr__(given, "engine", engine_word(given.engine))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
@@ -112,10 +131,10 @@ class LoadOptions:
     """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are.
 
     `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
-    `engine` is "fastest", "gpu" or "cpu"; None: as configured. Without `wait` the answer comes as soon as the
-    model is served, though it be compiled further; None: with. `variants` are more shapes that it is compiled
-    for. `state` are inputs by the output that each is given next in a sequence; None: what the file says, or
-    names and shapes do.
+    `engine` is "fastest", "opencl" or "onnxruntime" (or "gpu" or "cpu"); None: as configured. Without `wait`
+    the answer comes as soon as the model is served, though it be compiled further; None: with. `variants` are
+    more shapes that it is compiled for. `state` are inputs by the output that each is given next in a
+    sequence; None: what the file says, or names and shapes do.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -127,6 +146,10 @@ class LoadOptions:
     wait: bool | None = None
     variants: tuple[dict[str, tuple[int, ...]], ...] | None = None
     state: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Take an engine by its name, too."""
+        _take_name(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +168,10 @@ class BringOptions:
     shapes: dict[str, tuple[int, ...]] | None = None
     precision: str | None = None
     engine: str | None = None
+
+    def __post_init__(self) -> None:
+        """Take an engine by its name, too."""
+        _take_name(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +229,17 @@ class SetParams:
 class PinParams:
     """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned.
 
-    `engine` is "gpu" or "cpu", which is pinned in a version's place, or "", which lets it go.
+    `engine` is "opencl" or "onnxruntime" (or "gpu" or "cpu"), which is pinned in a version's place, or "",
+    which lets it go.
     """
 
     name: str
     version: int | None
     engine: str | None = None
+
+    def __post_init__(self) -> None:
+        """Take an engine by its name, too."""
+        _take_name(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

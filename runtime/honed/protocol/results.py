@@ -62,11 +62,17 @@ class ModelMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferTimes:
-    """Microseconds that a request waited, and that the worker took; what answered: cpu, gpu, or gpu+cpu."""
+    """Microseconds that a request waited, and that the worker took; what answered, on which device.
+
+    Here as in all results `engine` is "gpu", "cpu" or "gpu+cpu", and `engine_name` is what that is called
+    (`params.ENGINE_NAMES`).
+    """
 
     queue_us: int
     compute_us: int
     engine: str
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,6 +126,8 @@ class IndexedModel:
     variants: int = 0
     pinned_engine: str = ""
     owner: str = ""
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -141,6 +149,7 @@ class ModelAdded:
     launches: int
     engine: str = "gpu"
     engine_why: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +178,7 @@ class ModelBrought:
     engine: str
     engine_why: str
     outputs: tuple[InferredTensor, ...] = ()
+    engine_name: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -201,6 +211,8 @@ class ServedRequests:
     inference_count: int
     execution_count: int
     inference_stats: InferenceStatistics
+    engine_name: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +263,42 @@ class ComparedOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """How ONNX Runtime runs a model, as comparing in idle time chose it.
+
+    A run has so many `threads`, which wait actively for each other if they are `spinning`, and takes `us`
+    microseconds. 0 threads: it runs as every model does at first, on what `first` describes, in `first_us`.
+    Where other programs were busy meanwhile, with `others_percent` of the processors, it is looked for again.
+    """
+
+    threads: int
+    spinning: bool
+    us: float
+    first_us: float
+    first: str
+    others_percent: float | None = field(default=None, metadata=ABSENT)
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        at_first = f"{self.first_us / 1e3:.3g} ms on {self.first}"
+        if self.others_percent is not None:
+            at_first += f", measured while other programs took {self.others_percent:.0f} % of the processors"
+        if not self.threads:
+            return f"{at_first}; no other number is faster"
+        count = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        waiting = " that do not spin" if self.threads > 1 and not self.spinning else ""
+        return f"{self.us / 1e3:.3g} ms on {count}{waiting}; {at_first}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimisationCheck:
     """How far ONNX Runtime may optimise a model in the CPU engine, and how that was found.
 
     `level` (`honed.runtime.engines`) is the highest at which its answers are those that it gives without
     optimisation; "all" where that was not `checked`. `error` is how far off the level "all" is at most, over
     the largest value of an output. `why` says what differs and which node is to blame, or why nothing was
-    checked. It took `seconds`, once. `runtime` is the ONNX Runtime that it was found with.
+    checked. It took `seconds`, once. `runtime` is the ONNX Runtime that it was found with, as is `session`,
+    None before that was looked for.
     """
 
     level: str
@@ -266,6 +307,14 @@ class OptimisationCheck:
     why: str
     seconds: float
     runtime: str = ""
+    session: SessionSettings | None = field(default=None, metadata=ABSENT)
+
+    @property
+    def asked(self) -> tuple[str, int, bool]:
+        """The level, the threads (0: as many as a model has first), and whether they spin."""
+        if self.session is None:
+            return self.level, 0, True
+        return self.level, self.session.threads, self.session.spinning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +345,7 @@ class ModelPlacement:
     why: str
     away: str
     pinned_engine: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +383,7 @@ class ShownVariant:
     by_hand: bool
     bytes: int
     loaded_bytes: int
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +504,7 @@ class ModelProfile:
     peaks: DevicePeaks | None
     rows: tuple[ProfiledRow, ...]
     engine: str = "gpu"
+    engine_name: str = "opencl"
     timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
         default=None, metadata=ABSENT
     )
@@ -528,6 +580,9 @@ class ModelHistory:
     versions: tuple[ModelVersion, ...]
     stints: tuple[DeploymentSpan, ...]
     latency: tuple[LatencyPoint, ...]
+    engine_name: str = ""
+    device: str = ""
+    session: SessionSettings | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -544,6 +599,7 @@ class VersionPinned:
     version: int
     pinned: bool
     engine: str = ""
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class DeviceStatus:
     queue: QueueStatus
     models: tuple[str, ...]
     away: tuple[str, ...]
+    engine_name: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -241,7 +242,7 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu.
+    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu, gpu+cpu.
 
     `batched` are those that were run as one with others, in so many `batches`.
     """
@@ -284,6 +285,7 @@ class ModelFigures(Figures):
     device: str
     waiting: int
     spent: TimeSpent
+    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

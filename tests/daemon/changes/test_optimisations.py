@@ -272,11 +272,11 @@ def test_what_is_known_of_a_file_holds_for_all_models_of_it() -> None:
     machine = Machine(Registry(), ("",), "", 1, cpu=True)
     for name in ("m", "twin"):
         machine.handle(Added(manifest=stored(name, "a", None), compiled=None, home="", proof=None), 0.0, 0.0)
-    assert machine.models.level("a") == "all"
+    assert machine.models.asked("a")[0] == "all"
     doing = machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
     assert sorted(action.model.name for action in doing if isinstance(action, Persist)) == ["m", "twin"]
-    assert machine.models.level("a") == "basic"
-    assert machine.models.level("b") == "all"
+    assert machine.models.asked("a")[0] == "basic"
+    assert machine.models.asked("b")[0] == "all"
     assert not machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
     third = stored("third", "a", None)
     checks = Checks(machine.models, "1.31")

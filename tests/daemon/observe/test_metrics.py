@@ -104,6 +104,8 @@ def test_plain_data_says_the_same(client: Client) -> None:
     samples = parsed(client.openmetrics())
     (model,) = [each for each in document["models"] if each["name"] == "small"]
     assert model["requests"] == of(samples, "honed_model_requests_total", model="small")
+    names = {"engine": "gpu", "engine_name": "opencl", "device": model["device"]}
+    assert of(samples, "honed_model_engine_info", model="small", **names) == 1
     assert model["recent"]["per_second"] > 0
     assert model["recent"]["latency"]["count"] <= model["latency"]["count"]
     assert sum(model["spent"]["tasks"].values()) <= model["spent"]["seconds"] * 1.001

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("onnxruntime")
-from honed.cpu.session import Session, packed, unpacked
+from honed.cpu import session as sessions
+from honed.cpu.session import Session, packed, prepare, unpacked
 from honed.daemon.store.compiled import TensorSpec
+from honed.machine.processors import Processor, ThreadPlacement
 from honed.runtime.dtypes import NARROW, DType, dtype
 
 
@@ -122,3 +126,20 @@ def test_strings(tmp_path: Path) -> None:
     session.try_out()
     given = {"x": np.array(["a", "ü"], object), "z": np.array(["", "€"], object)}
     assert session.run(given)["y"].tolist() == ["a", "ü€"]
+
+
+def test_the_process_keeps_to_the_big_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+    board = (Processor(number=0, core=0, capacity=414), Processor(number=3, core=3, capacity=1024))
+
+    def keep(process: int, numbers: Iterable[int]) -> None:
+        assert process == 0
+        kept.append(list(numbers))
+
+    monkeypatch.setattr(sessions, "processors", lambda root, allowed: board)
+    monkeypatch.setattr(sessions, "thread_stacks", lambda nbytes: None)
+    monkeypatch.setattr(os, "sched_setaffinity", keep)
+    assert prepare(0) == ThreadPlacement(threads=1, processors=(3,))
+    assert kept == [[3]]
+    assert prepare(2) == ThreadPlacement(threads=2)
+    assert kept == [[3]]

@@ -111,7 +111,7 @@ def test_what_it_tells() -> None:
     tree = parsed(page(sample()))
     told = words(tree)
     for text in (
-        "honed on board", "lightglue", "gpu, pinned +2", "4 workers in a row failed running it",
+        "honed on board", "lightglue", "opencl, pinned +2", "4 workers in a row failed running it",
         "idle tuning: 120 trials in 90 s", "gone back to", "it is slower in service", "191x200 (by hand)",
         "2.00\N{MULTIPLICATION SIGN}", "the CPU engine answered all requests so far",
         "No inference was served yet", "120 of 129 nodes", "fused_matmul0_add", "here, evolution",

@@ -58,8 +58,11 @@ def test_list(hone: Hone) -> None:
     (model,) = document(hone("list", "--json"))["models"]
     assert (model["name"], model["state"]) == ("small", "READY")
     _, text, _ = hone("list")
-    assert text.splitlines()[0].split() == ["model", "state", "engine", "inferences", "mean", "ms", "reason"]
-    assert text.splitlines()[1].split()[:3] == ["small", "ready", "gpu"]
+    headings = ["model", "state", "engine", "device", "inferences", "mean", "ms", "reason"]
+    assert text.splitlines()[0].split() == headings
+    assert text.splitlines()[1].split()[:3] == ["small", "ready", "opencl"]
+    assert (model["engine"], model["engine_name"]) == ("gpu", "opencl")
+    assert "pthread" in model["device"]
 
 
 def test_infer_from_a_file(hone: Hone, saved: Path, tmp_path: Path) -> None:
@@ -73,6 +76,8 @@ def test_infer_from_a_file(hone: Hone, saved: Path, tmp_path: Path) -> None:
     (output,) = again["outputs"]
     assert output["file"] == str(folder / "y.npy")
     assert (output["min"], output["max"]) == (Y.min(), Y.max())
+    assert (again["engine"], again["engine_name"]) == ("gpu", "opencl")
+    assert "pthread" in again["device"]
     assert [p.name for p in folder.iterdir()] == ["y.npy"]
 
 

@@ -218,4 +218,4 @@ def test_shapes_stand_below_their_model() -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     names = [line.split()[0] for line in lines if line.startswith(("model-", "  @"))]
     assert [name[:8] for name in names] == ["model-01", "@9x9", "@1x1", "model-00", "@3x3"]
-    assert all(line.split()[-1] == "cpu" for line in lines if line.startswith("  @"))
+    assert all(line.split()[-1] == "onnxruntime" for line in lines if line.startswith("  @"))

@@ -87,7 +87,8 @@ def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> Optimi
     from .prove.confined import DEFAULT_LIMITS
 
     most = min(DEFAULT_LIMITS.memory_bytes, job.memory_mib << 20 or DEFAULT_LIMITS.memory_bytes)
-    return levels.of_file(job.file, job.shapes, replace(DEFAULT_LIMITS, memory_bytes=most))
+    limits = replace(DEFAULT_LIMITS, memory_bytes=most, threads=job.threads or DEFAULT_LIMITS.threads)
+    return levels.of_file(job.file, job.shapes, limits)
 
 
 def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:

@@ -19,7 +19,7 @@ from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.selection import compare, cpu_serves, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.places import users_cache
-from honed.daemon.settings.schema import ENGINES
+from honed.daemon.settings.schema import ENGINES, USABLE
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
@@ -37,7 +37,7 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import check_name
-from honed.protocol.params import LoadOptions, LoadParams
+from honed.protocol.params import ENGINE_NAMES, LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
 from honed.protocol.strict import Map
 
@@ -160,7 +160,7 @@ def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) 
     check_files(params.files, descriptors, options.precision, options.shapes or {})
     _check_calibration(params.files, options)
     if options.engine not in (None, *ENGINES):
-        raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
+        raise InvalidArgument(f"engine is {options.engine!r}; {USABLE}")
     if len(options.state or {}) > MAX_SHAPES:
         raise InvalidArgument(f"state names more than {MAX_SHAPES} outputs; name those that are state")
     if options.variants and options.engine == "cpu":
@@ -246,11 +246,13 @@ class AddRequest:
             kernels=0,
             launches=0,
             engine="cpu",
+            engine_name=ENGINE_NAMES["cpu"],
             engine_why=manifest.why or "it is being compiled",
         )
 
     def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
         """Return the result for a model that has a compiled form."""
+        engine = "cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine
         return ModelAdded(
             model_name=self._name,
             sha256=sha256,
@@ -258,7 +260,8 @@ class AddRequest:
             notes=tuple(model.source.notes),
             kernels=sum(kernel.launches > 0 for kernel in model.kernels),
             launches=model.launches,
-            engine="cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine,
+            engine=engine,
+            engine_name=ENGINE_NAMES[engine],
             engine_why=manifest.why if manifest is not None else "",
         )
 

@@ -26,7 +26,7 @@ from honed.jobs.commands import CheckOptimisations
 from honed.machine.children import Bounds
 from honed.process.job import Died
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
-from honed.protocol.results import OptimisationCheck
+from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST
 
 from . import compilation
@@ -127,23 +127,47 @@ class OptimisationChecks:
         async with self._turn:
             self.sweep()  # it may have waited long
             found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
-            lost: list[DeviceServer] = []
-            if found.level != self._registry.level(key):
-                self._registry.levels[key] = found.level  # of whatever loads it from now on
-                lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
-            self._pool.handle(OptimisationChecked(key, found))
-            self._registry.levels.pop(key, None)
-            for server in lost:  # the next process loads it at that level
-                server.supervisor.kill(f"it could not load model {manifest.name} at another level")
+            await self._adopt(manifest, key, found)
             _tell(manifest.name, found)
 
-    async def _found(self, manifest: Manifest) -> OptimisationCheck:
+    async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
+        """Have the CPU engines run a file as `found` says from now on, and remember that."""
+        lost: list[DeviceServer] = []
+        if found.asked != self._registry.asked(key):
+            self._registry.rechecked[key] = found  # of whatever loads it from now on
+            lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
+        self._pool.handle(OptimisationChecked(key, found))
+        self._registry.rechecked.pop(key, None)
+        for server in lost:  # the next process loads it so
+            server.supervisor.kill(f"it could not load model {manifest.name} at another level")
+
+    async def settle(self, manifest: Manifest, session: SessionSettings) -> SessionSettings | None:
+        """Have a model run in this session, and return the settings that it has then.
+
+        It runs as at first where its answers are wrong, or where they could not be checked. Returns None, and
+        changes nothing, where the file was checked anew meanwhile.
+        """
+        key, known = manifest.source_key, manifest.optimisation
+        async with self._turn:
+            if known is None or self._registry.optimisation(key) != known:
+                return None
+            if session.threads:
+                found = await self._found(manifest, session.threads)
+                if not found.checked or found.level != known.level:
+                    why = found.why or "its answers differ"
+                    _log.warning("model %s: it does not run on %s: %s", manifest.name, session, why)
+                    session = dataclasses.replace(session, threads=0, spinning=True, us=session.first_us)
+            await self._adopt(manifest, key, dataclasses.replace(known, session=session))
+            return session
+
+    async def _found(self, manifest: Manifest, threads: int = 0) -> OptimisationCheck:
         try:
             async with cleared_in_thread(self._store.staging()) as folder:
                 job = CheckOptimisations(
                     file=await in_thread(self._store.linked, manifest, folder),
                     shapes=manifest.shapes,
                     memory_mib=min(OPTIMISED_MIB, self._limits.compile_memory_mib),
+                    threads=threads,
                 )
                 bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
                 return await compilation.do(job, lambda _: None, bounds, seconds=_SECONDS)

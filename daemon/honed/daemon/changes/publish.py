@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
+from honed.daemon.background import Pauses
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
@@ -36,15 +37,20 @@ from honed.daemon.store.versions import GAIN, LOSS, ComparisonResult, check_new,
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
-from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
+from honed.protocol.params import (
+    ENGINE_NAMES,
+    HistoryParams,
+    PinParams,
+    PublishParams,
+    RollbackParams,
+    engine_name,
+)
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.compiled.model import Origin
 
 from .add import failure, same_but_schedules
 from .change import Built, Change, Changes, Entered
 
-# Between two comparisons of engines beside busy programs, at first and at most.
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +94,9 @@ class Publisher:
             version=history.number,
             on_trial=entry.trial is not None,
             latency=self.latencies.of(entry.name),
+            engine_name=ENGINE_NAMES[entry.kind],
+            device=self.pool.of(entry).shown,
+            session=entry.manifest.optimisation.session if entry.manifest.optimisation else None,
         )
 
     async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
@@ -232,8 +241,12 @@ class Publisher:
                 await self._pin_present(entry, params.version != 0)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
+        engine = entry.manifest.pinned_engine
         return results.VersionPinned(
-            version=history.number, pinned=history.pinned, engine=entry.manifest.pinned_engine
+            version=history.number,
+            pinned=history.pinned,
+            engine=engine,
+            engine_name=engine_name(engine),
         )
 
     async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
@@ -283,7 +296,7 @@ class Publisher:
         where the engine cannot run the model.
         """
         if engine not in ("", "gpu", "cpu"):
-            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'gpu' or 'cpu'")
+            raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'opencl' or 'onnxruntime'")
         async with self.changes.begin(entry.name) as change:
             event = await self._engine_pinned(change, entry, engine) if engine else self._engine_let_go(entry)
             await change.alter(entry, event)
@@ -333,12 +346,11 @@ class EngineRechoice(Feature):
     changes: Changes
     registry: Registry
     leasing: Leasing
-    # By model, seconds of the pause after its last comparison, and when that ends.
-    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def forget(self, model: str) -> None:
         """Forget a model that was removed."""
-        self._pauses.pop(model, None)
+        self._pauses.forget(model)
 
     def background(self, *, idle: bool) -> Work | None:
         """Compare the engines of one model again."""
@@ -351,12 +363,11 @@ class EngineRechoice(Feature):
         times = entry.manifest.times
         if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
             return False
-        return time.monotonic() >= self._pauses.get(entry.name, (0.0, 0.0))[1]
+        return self._pauses.over(entry.name)
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model; while other programs stay busy, each pause is twice the last."""
-        pause = min(2 * self._pauses.get(entry.name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
-        self._pauses[entry.name] = pause, time.monotonic() + pause
+        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
+        self._pauses.begin(entry.name)
         with self.leasing.adding(0, "the engines of a model are being compared"):
             async with self.changes.begin(entry.name):
                 self.changes.pool.handle(await self.changes.pool.compared(entry))

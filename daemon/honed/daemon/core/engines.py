@@ -263,14 +263,14 @@ def comparable(core: Core, model: ServedModel) -> bool:
 
 
 def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
-    """Remember it of all models of that source; at another level the CPU engine takes another time."""
+    """Remember it of all models of that source; run in another way the CPU engine takes another time."""
     for model in core.models.all():
         before = model.manifest.optimisation
         if model.manifest.source_key != event.source or not model.takes_open or before == event.found:
             continue
         model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
         core.act(Persist(model))
-        if event.found.level != (before.level if before is not None else HIGHEST):
+        if event.found.asked != (before.asked if before is not None else (HIGHEST, 0, True)):
             model.compared = float("-inf")
             if model.manifest.times is not None:
                 _compare(core, model)

@@ -264,7 +264,7 @@ class Registry:
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._resting: dict[str, ServedModel] = {}  # variants
-        self.levels: dict[str, str] = {}  # of sources that are loaded anew, by key
+        self.rechecked: dict[str, OptimisationCheck] = {}  # of sources that are loaded anew, by key
         self.whole = Statistics()
         self.common = Statistics(whole=self.whole)
 
@@ -402,10 +402,10 @@ class Registry:
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
-    def level(self, source: str) -> str:
-        """Return how far ONNX Runtime may optimise the source with this key."""
-        found = self.optimisation(source)
-        return self.levels.get(source) or (found.level if found is not None else HIGHEST)
+    def asked(self, source: str) -> tuple[str, int, bool]:
+        """Return how ONNX Runtime is to run the source with this key, as `OptimisationCheck.asked`."""
+        found = self.rechecked.get(source) or self.optimisation(source)
+        return found.asked if found is not None else (HIGHEST, 0, True)
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """Return how many models are in a state."""

@@ -221,8 +221,8 @@ class Statistics:
         for each in (self, *self.above):
             each.retries += 1
 
-    def triton(self, name: str) -> ServedRequests:
-        """Return the statistics as ModelStatistics shows them."""
+    def triton(self, name: str, engine: str = "", device: str = "") -> ServedRequests:
+        """Return the statistics as ModelStatistics shows them, with the name of the engine that serves."""
         return ServedRequests(
             name=name,
             version=VERSION,
@@ -237,6 +237,8 @@ class Statistics:
                 compute_infer=self._tallied(self.infer_ns),
                 compute_output=self._tallied(self.output_ns),
             ),
+            engine_name=engine,
+            device=device,
         )
 
     def figures(self, now: float, uptime: float) -> Figures:

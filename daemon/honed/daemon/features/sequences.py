@@ -33,7 +33,7 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import VERSION
-from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.params import ENGINE_NAMES, InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import Inferred, InferTimes
 from honed.protocol.service import SequencesStatus
 from honed.runtime.dtypes import dtype
@@ -260,7 +260,7 @@ class Sequencer(Feature):
         if options is not None and options.sequence_end and not call.params.inputs:
             self.sequences.resume(key, _source(entry), time.monotonic())
             self.sequences.drop(key)
-            return _nothing(call.params, kind_of(entry.engine))
+            return _nothing(call.params, entry)
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
@@ -371,13 +371,14 @@ class Sequencer(Feature):
         return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
 
 
-def _nothing(params: InferParams, engine: str) -> Inferred:
-    """Return the result of a request that only ends its sequence; `engine` serves the model."""
+def _nothing(params: InferParams, entry: ServedModel) -> Inferred:
+    """Return the result of a request that only ends its sequence."""
+    engine = kind_of(entry.engine)
     return Inferred(
         model_name=params.model_name,
         model_version=VERSION,
         id=params.id or "",
-        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine),
+        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine, engine_name=ENGINE_NAMES[engine]),
         outputs=(),
         raw_output_contents=(),
     )

@@ -49,7 +49,7 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.methods import MODEL_BRING
-from honed.protocol.params import BringOptions, BringParams
+from honed.protocol.params import ENGINE_NAMES, BringOptions, BringParams
 from honed.protocol.results import Inferred, InferredTensor, ModelBrought
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
@@ -554,7 +554,9 @@ def check(params: BringParams, descriptors: Sequence[int]) -> None:
     options = params.parameters or BringOptions()
     check_files(params.files, descriptors, options.precision, options.shapes or {})
     if options.engine not in (None, *ENGINES):
-        raise InvalidArgument(f"engine is {options.engine!r:.40}; use one of {', '.join(ENGINES)}")
+        raise InvalidArgument(
+            f"engine is {options.engine!r:.40}; use one of {', '.join(ENGINES)}, {ENGINE_NAMES['cpu']}"
+        )
     if len(params.sha256) != len(params.files) or not all(map(_SHA256.fullmatch, params.sha256)):
         raise InvalidArgument("sha256 must be the SHA-256 of each of the files, 64 lower-case hex digits")
 
@@ -575,6 +577,7 @@ def _told(entry: ServedModel, sha256: str) -> ModelBrought:
         sha256=sha256,
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
+        engine_name=ENGINE_NAMES[entry.kind],
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
         outputs=tuple(
             strict.like(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs

@@ -27,7 +27,7 @@ from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
-from honed.protocol.params import LoadParams
+from honed.protocol.params import ENGINE_NAMES, LoadParams
 from honed.protocol.results import Inferred, MetSizes, ShownVariant
 from honed.runtime import HONED_VERSION
 
@@ -478,12 +478,14 @@ def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
 
 def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
     manifest = variant.manifest
+    engine = "cpu" if manifest.chosen == "cpu" else "gpu"
     return ShownVariant(
         name=variant.name,
         shapes=dict(manifest.shapes),
         requests=wish.requests if wish is not None else 0.0,
         state="RESTING" if variant.deployment.number == 0 else variant.state.value,
-        engine="cpu" if manifest.chosen == "cpu" else "gpu",
+        engine=engine,
+        engine_name=ENGINE_NAMES[engine],
         version=manifest.history.number,
         why=manifest.why,
         by_hand=manifest.by_hand,
@@ -500,6 +502,7 @@ def _failed(wish: Wish) -> ShownVariant:
         requests=wish.requests,
         state="FAILED",
         engine="cpu",
+        engine_name=ENGINE_NAMES["cpu"],
         version=0,
         why=wish.failed,
         by_hand=False,

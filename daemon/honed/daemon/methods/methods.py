@@ -33,6 +33,7 @@ from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
+    ENGINE_NAMES,
     ExportParams,
     HistoryParams,
     LeaseAskParams,
@@ -234,7 +235,11 @@ class Api:
         entries = (
             [self.registry.model(params.name)] if params.name else self.registry.models(self._viewer(call))
         )
-        return results.ModelStatistics(model_stats=tuple(e.statistics.triton(e.name) for e in entries))
+        return results.ModelStatistics(
+            model_stats=tuple(
+                e.statistics.triton(e.name, ENGINE_NAMES[e.kind], self.engines.of(e).shown) for e in entries
+            )
+        )
 
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
@@ -313,7 +318,7 @@ class Api:
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
         return results.ModelIndex(
             models=tuple(
-                status.indexed(entry, len(self.registry.variants(entry.name)))
+                status.indexed(entry, len(self.registry.variants(entry.name)), self.engines)
                 for entry in self.registry.models(self._viewer(call))
             )
         )

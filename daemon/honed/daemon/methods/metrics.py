@@ -21,7 +21,7 @@ from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import TuningFigures
+from honed.protocol.params import ENGINE_NAMES, TuningFigures
 from honed.protocol.service import (
     DeviceFigures,
     FaultFigures,
@@ -131,6 +131,7 @@ class MetricsCollector:
             ready=entry.state is State.READY,
             away=entry.away,
             engine=entry.kind,
+            engine_name=ENGINE_NAMES[entry.kind],
             device=self.pool.of(entry).shown,
             waiting=waiting,
             spent=usage.get(entry.name, _UNUSED),

@@ -15,6 +15,7 @@ from honed.daemon.transport.access import user_name
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
+from honed.protocol.params import ENGINE_NAMES
 from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource
 from honed.protocol.service import DeviceStatus, QueueStatus
 
@@ -70,7 +71,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
     )
 
 
-def indexed(entry: ServedModel, variants: int) -> IndexedModel:
+def indexed(entry: ServedModel, variants: int, pool: Pool) -> IndexedModel:
     """Return a row of RepositoryIndex."""
     owner = entry.manifest.owner
     return IndexedModel(
@@ -83,6 +84,8 @@ def indexed(entry: ServedModel, variants: int) -> IndexedModel:
         variants=variants,
         pinned_engine=entry.manifest.pinned_engine,
         owner=user_name(owner) if owner is not None else "",
+        engine_name=ENGINE_NAMES[entry.kind],
+        device=pool.of(entry).shown,
     )
 
 
@@ -115,6 +118,7 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
             queue=server.queue(),
             models=tuple(model.name for model in models if model.engine == server.name),
             away=tuple(model.name for model in models if model.home == server.name and not model.at_home),
+            engine_name=ENGINE_NAMES[kind_of(server.name)],
         )
         for server in servers_seen(pool, viewer)
     )
@@ -131,4 +135,5 @@ def placement_of(pool: Pool, model: ServedModel) -> ModelPlacement:
         why=manifest.why or home.why,
         away=model.away,
         pinned_engine=manifest.pinned_engine,
+        engine_name=ENGINE_NAMES[model.kind],
     )

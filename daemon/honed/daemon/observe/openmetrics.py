@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from honed.protocol.params import Gain
+from honed.protocol.params import ENGINE_NAMES, Gain
 from honed.protocol.service import DeviceFigures, Metrics, ModelFigures, Spans
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -218,8 +218,21 @@ FAMILIES: tuple[Family, ...] = (
     _counter("honed_model_batched", "Requests run as one with others", _each_model(lambda m: m.batched)),
     _counter(
         "honed_model_answers",
-        "Answered requests, by the engine that answered: cpu, or gpu for compiled forms",
+        "Answered requests, by the engine that answered: "
+        + ", ".join(f"{word} ({name})" for word, name in ENGINE_NAMES.items()),
         _answers,
+    ),
+    Family(
+        "info",
+        "honed_model_engine",
+        "The engine that serves the model, and its device",
+        lambda d: [
+            MetricSample(
+                1,
+                {"model": m.name, "engine": m.engine, "engine_name": m.engine_name, "device": m.device},
+            )
+            for m in d.models
+        ],
     ),
     _counter(
         "honed_model_kernel_executions",

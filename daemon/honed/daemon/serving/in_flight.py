@@ -154,7 +154,7 @@ class InFlightRequests:
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         kind = ran.kind_on(work.engine)
         model.statistics.answered_by(kind)
-        return plan.result(answer, round(queued * 1e6), kind)
+        return plan.result(answer, round(queued * 1e6), kind, self._servers[work.engine].shown)
 
     async def profile(
         self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool

@@ -27,6 +27,7 @@ from honed.daemon.store.versions import LOSS, ComparisonResult
 from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
 from honed.daemon.worker.calls import (
     BuildModel,
+    BuiltModel,
     CheckedProbe,
     CheckProbe,
     ComparedTurn,
@@ -213,8 +214,7 @@ class Loader:
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
-        build = BuildModel(key=key, path=path, level=self._models.level(key))
-        built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
+        built = await self._built(key, path, self._models.asked(key))
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))
         enough = 1 if self._proofs().knows(key) else len(probes)
@@ -232,6 +232,17 @@ class Loader:
         return LoadedProof(
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
+
+    async def _built(self, key: str, path: str, asked: tuple[str, int, bool]) -> BuiltModel:
+        """Have the worker load a file; the CPU engine runs it as `asked`."""
+        level, threads, spinning = asked
+        build = BuildModel(key=key, path=path, level=level, threads=threads, spinning=spinning)
+        return await self._supervisor.call(build, seconds=self._limits.load_seconds)
+
+    async def try_session(self, key: str, path: str, asked: tuple[str, int, bool]) -> None:
+        """Have the CPU engine load a file that it runs already once more, under a `key` of its own."""
+        await self._supervisor.open()
+        await self._built(key, path, asked)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
         """Run a probe, and return the worst of every output so far.
@@ -274,6 +285,10 @@ class Loader:
         Its inputs are those of the probes of its compiled form.
         """
         return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
+
+    async def turn_on_zeros(self, key: str, inputs: tuple[GivenInput, ...]) -> int:
+        """Run a loaded model once on zeros, and return nanoseconds."""
+        return (await self._careful(WarmUp(key=key, inputs=inputs))).ns
 
     async def alone(self, key: str, turn: int) -> int:
         """Run a loaded compiled file once on the inputs of its probes, turn 0 first; return nanoseconds.

@@ -13,7 +13,15 @@ from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, 
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
-from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
+from honed.protocol.params import (
+    ENGINE_NAMES,
+    ROOM_ALIGN,
+    Data,
+    InferOptions,
+    InferParams,
+    InputTensor,
+    RegionPlace,
+)
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.compiled.model import PartTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
@@ -94,13 +102,19 @@ class InferencePlan:
             max_bytes=self.max_bytes,
         )
 
-    def result(self, ran: InferenceResult, queue_us: int, engine: str) -> Inferred:
+    def result(self, ran: InferenceResult, queue_us: int, engine: str, device: str = "") -> Inferred:
         """Return the result of ModelInfer for a worker's answer; `engine` is "gpu", "cpu" or "gpu+cpu"."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
             id=self.id,
-            parameters=InferTimes(queue_us=queue_us, compute_us=round(ran.infer_ns / 1000), engine=engine),
+            parameters=InferTimes(
+                queue_us=queue_us,
+                compute_us=round(ran.infer_ns / 1000),
+                engine=engine,
+                engine_name=ENGINE_NAMES[engine],
+                device=device,
+            ),
             outputs=tuple(
                 InferredOutput(
                     name=t.name,

@@ -52,6 +52,25 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {told}", times)
 
 
+@dataclass(frozen=True, slots=True)
+class BusyWatch:
+    """How much of the processors other programs take while something is timed."""
+
+    others: OthersShare
+    since: float  # by time.monotonic
+
+    @classmethod
+    async def begin(cls, *processes: int) -> BusyWatch:
+        """Watch from now on all but these processes."""
+        return cls(await in_thread(OthersShare, processes), time.monotonic())
+
+    async def percent(self) -> float | None:
+        """Return the share, where it is so large that times are provisional; else None."""
+        await asyncio.sleep(self.since + _LOOK_SECONDS - time.monotonic())
+        percent = await in_thread(self.others.percent)
+        return percent if percent > _BUSY_PERCENT else None
+
+
 async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> EngineTimes:
     """Run both in turns between requests, on the inputs that came with the compiled form.
 
@@ -59,16 +78,13 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
     HonedError where they cannot be compared.
     """
     runs = Comparison(allowance(same_cores=device.engine.on_processor))
-    others = await in_thread(OthersShare, (device.pid, cpu.pid))
-    looked = time.monotonic()
+    watch = await BusyWatch.begin(device.pid, cpu.pid)
     async with device.comparing:
         while not runs.done:
             turn, ns = len(runs.pairs), [0, 0]
             for which in runs.order:
                 ns[which] = await (device.alone(key, turn) if which else cpu.turn(source, compiled, turn))
             runs.add(ns[0] / 1e9, ns[1] / 1e9)
-    await asyncio.sleep(looked + _LOOK_SECONDS - time.monotonic())
-    percent = await in_thread(others.percent)
     cpu_seconds, gpu_seconds = runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,
@@ -76,7 +92,7 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
         device=device.engine.fingerprint,
         runtime=cpu.engine.fingerprint,
         same_cores=device.engine.on_processor,
-        others_percent=percent if percent > _BUSY_PERCENT else None,
+        others_percent=await watch.percent(),
     )
 
 

@@ -13,10 +13,12 @@ from typing import Any, Final, Literal
 
 from honed.machine.limits import MEMORY_PERCENT, memory_mib
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import ENGINE_NAMES, engine_word
 
 Effect = Literal["at once", "new connections", "restart"]
 RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
 ENGINES: Final = ("fastest", "gpu", "cpu")
+USABLE: Final = f"use one of {', '.join((*ENGINES, ENGINE_NAMES['gpu'], ENGINE_NAMES['cpu']))}"
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
 MAX_TEXT_BYTES = 262_144  # of all str in a message; for the same reason
@@ -164,26 +166,30 @@ class Service:
 
 def check_engine(name: str) -> None:
     """Raise InvalidArgument for what is none of ENGINES."""
-    if name not in ENGINES:
-        raise InvalidArgument(f"use one of {', '.join(ENGINES)}")
+    if engine_word(name) not in ENGINES:
+        raise InvalidArgument(USABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """The [serve] table.
 
-    engine: which serves models that do not ask for one: "fastest", by comparison; "gpu", compiled forms only;
-    "cpu", the CPU engine wherever it can.
+    engine: which serves models that do not ask for one: "fastest", by comparison; "opencl" or "gpu",
+    compiled forms only; "onnxruntime" or "cpu", the CPU engine wherever it can.
     """
 
     engine: str = setting("fastest", effect="restart", check=check_engine)
+
+    def __post_init__(self) -> None:
+        """Take an engine by its name, too."""
+        object.__setattr__(self, "engine", engine_word(self.engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuSettings:
     """The [cpu] table, of the CPU engine.
 
-    threads: of one run of a model or part; 0: as many as ONNX Runtime takes by itself, one for each core.
+    threads: of one run of a model or part; 0: one for each core, or for each big one where there are kinds.
     memory_mib: what its process, the one that tries models out, and those that run parts of models may each
         write, MiB; 0: no limit.
     """

@@ -65,7 +65,9 @@ class BuiltModel:
 class BuildModel(WorkerCall[BuiltModel]):
     """Build and hold the file at `path`; tells progress.
 
-    The CPU engine has ONNX Runtime optimise it to `level`, in the place of one that it holds at another.
+    The CPU engine has ONNX Runtime optimise it to `level` and run it on so many `threads` (0: as many as it
+    gives to each model), which wait actively if they are `spinning`; in the place of one that it holds in
+    another way.
     """
 
     method = "Load"
@@ -73,6 +75,8 @@ class BuildModel(WorkerCall[BuiltModel]):
     key: str
     path: str
     level: str = HIGHEST
+    threads: int = 0
+    spinning: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import REPOSITORY_MODEL_LOAD
+from honed.protocol.params import engine_name
 from honed.protocol.results import ModelAdded
 from honed.runtime.client import Client
 from honed.tool.output import Console, Output, Reporter, clean, line
@@ -47,7 +48,7 @@ def define_add(add: Parser) -> None:
             hone add lightglue.onnx --device mali
             hone add lightglue.onnx --device fastest
             hone add silero_vad.onnx --no-wait
-            hone add yolox.onnx --engine gpu""",
+            hone add yolox.onnx --engine opencl""",
     )
     add.add_argument(
         "files", metavar="FILE", type=Path, nargs="+", help="an ONNX or .honed file, or a folder of such"
@@ -71,7 +72,8 @@ def _add_serving_options(add: argparse.ArgumentParser) -> None:
     )
     add.add_argument(
         "--engine",
-        choices=("fastest", "gpu", "cpu"),
+        type=engine_name,  # an older word, too
+        choices=("fastest", "opencl", "onnxruntime"),
         help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",
     )

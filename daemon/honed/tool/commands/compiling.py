@@ -11,6 +11,7 @@ from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Compile, Demo, Fit
 from honed.jobs.events import Compiled, Fitted, FittedPart
 from honed.protocol.errors import HonedError
+from honed.protocol.params import engine_name
 from honed.protocol.strict import to_plain
 from honed.tool import compiler
 from honed.tool.output import Console, Output, bytes_text, fields, line, table
@@ -104,9 +105,6 @@ def _demo(arguments: argparse.Namespace, output: Output) -> None:
         to_plain(done),
         lambda console: line(console, f"{done.output} is written; serve it with: hone add {done.output}"),
     )
-
-
-_ENGINES = {"gpu": "compiled", "cpu": "CPU engine"}
 
 
 def define_fit(fit: Parser) -> None:
@@ -215,7 +213,7 @@ def _share(parts: Sequence[FittedPart]) -> float:
 def _row(part: FittedPart) -> tuple[str, ...]:
     whys = [*part.why, *(["compiled for sizes once it meets them"] if part.sized else [])]
     return (
-        _ENGINES[part.engine],
+        engine_name(part.engine),
         str(part.nodes),
         f"{part.flops:,}" if part.flops else "-",
         "; ".join(whys),

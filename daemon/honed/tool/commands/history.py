@@ -83,6 +83,10 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
         for note in notes:
             line(console, f"note: {note}")
         if served:
+            if served.engine_name:
+                line(console, f"{served.name} is served by {served.engine_name} on {served.device}.")
+            if served.session is not None:
+                line(console, f"In ONNX Runtime a run takes {served.session}.")
             headings = (">version", "since", "before -> now", "why it came", "why it went")
             console.print(table(headings, list(version_rows(served))))
         else:

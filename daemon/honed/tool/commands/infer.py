@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from honed.machine.files import replacing
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_STATISTICS
-from honed.protocol.params import ModelParams
+from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
 from honed.runtime.calling.calls import InferenceAnswer
 from honed.runtime.client import Client
@@ -222,6 +222,8 @@ def _infer(arguments: argparse.Namespace, output: Output) -> None:
     document = {
         "model": arguments.model,
         "engine": answer.engine,
+        "engine_name": answer.engine_name,
+        "device": answer.device,
         "compute_us": answer.compute_us,
         "outputs": tuple(
             {"name": name, **asdict(summary), "file": str(files[name]) if files else None}
@@ -244,7 +246,8 @@ def _print(
             line(console, f"{name} has {each.not_finite} elements that are NaN or infinite.")
     for name, file in files.items():
         line(console, f"{name} is in {file}")
-    line(console, f"answered by the engine {answer.engine} in {answer.compute_us / 1000:.3f} ms")
+    on = f" on {answer.device}" if answer.device else ""
+    line(console, f"answered by the engine {answer.engine_name}{on} in {answer.compute_us / 1000:.3f} ms")
 
 
 def _number(value: float | None) -> str:
@@ -351,5 +354,5 @@ def _print_bench(console: Console, done: Benched) -> None:
         "in the queue": done.queue_ms,
     }
     rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
-    answered = ", ".join(f"{kind} {count}" for kind, count in sorted(done.engines.items()))
+    answered = ", ".join(f"{engine_name(kind)} {count}" for kind, count in sorted(done.engines.items()))
     console.print(fields([*rows, ("answered by", answered)]))

@@ -30,6 +30,7 @@ from honed.protocol.params import (
     PinParams,
     RollbackParams,
     SetParams,
+    engine_name,
 )
 from honed.protocol.results import (
     ComparedOutput,
@@ -65,7 +66,6 @@ from honed.tool.view.tables import (
     in_parts,
     lease_rows,
     placement_text,
-    served_by,
     signals,
     variants_table,
     worker_text,
@@ -189,7 +189,8 @@ def peaks_text(peaks: DevicePeaks) -> str:
 class ListedModel:
     """`inferences` since the service started, and the mean time of one on the `device` that serves it.
 
-    `owner` is the user who brought it, "" for a model of administrators.
+    `engine` has the protocol's word for what is called `engine_name`. `owner` is the user who brought it, ""
+    for a model of administrators.
     """
 
     name: str
@@ -201,6 +202,7 @@ class ListedModel:
     variants: int
     pinned_engine: str
     owner: str
+    engine_name: str
     device: str
     inferences: int
     mean_ms: float | None
@@ -210,21 +212,17 @@ def _list(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         models = client.ask(REPOSITORY_INDEX).models
         counted = client.ask(MODEL_STATISTICS).model_stats
-        placed = client.ask(SERVER_STATUS).devices
     statistics = {entry.name: entry for entry in counted}
-    devices = served_by(placed)
     listed = tuple(
         strict.like(
             ListedModel,
             model,
-            device=devices.get(model.name, ""),
             inferences=statistics[model.name].inference_count if model.name in statistics else 0,
             mean_ms=_mean_ms(statistics.get(model.name)),
         )
         for model in models
     )
-    several = sum(device.engine == "gpu" for device in placed) > 1
-    output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
+    output.emit({"models": listed}, lambda console: _print_list(console, listed))
 
 
 def _mean_ms(entry: ServedRequests | None) -> float | None:
@@ -233,8 +231,7 @@ def _mean_ms(entry: ServedRequests | None) -> float | None:
     return spent.ns / spent.count / 1e6 if spent is not None and spent.count else None
 
 
-def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) -> None:
-    """`devices`: whether there are several to be told apart."""
+def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
     if not models:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
         return
@@ -244,9 +241,10 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
             model.name,
             *((model.owner or "-",) if owners else ()),
             model.state.lower(),
-            (f"{model.engine}, pinned" if model.pinned_engine else model.engine)
+            engine_name(model.engine)
+            + (", pinned" if model.pinned_engine else "")
             + (f" +{model.variants}" if model.variants else ""),
-            *((model.device,) if devices else ()),
+            model.device,
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
             # In short; 'hone show' has all of it.
@@ -254,8 +252,8 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         )
         for model in models
     ]
-    owner, device = ("owner",) * owners, ("device",) * devices
-    headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
+    owner = ("owner",) * owners
+    headings = ("model", *owner, "state", "engine", "device", ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
 
 
@@ -345,7 +343,8 @@ def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
         told = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
     else:
         told = f"optimises no further than level {found.level}: {clean(found.why)}"
-    return [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
+    rows = [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
+    return [*rows, ("", f"a run takes {found.session}")] if found.session is not None else rows
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:
@@ -490,14 +489,15 @@ def define_pin(pin: Parser) -> None:
         _pin,
         details="Without VERSION, the one that is served.",
         examples=(
-            "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine cpu\n"
+            "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine onnxruntime\n"
             "hone pin lightglue --off"
         ),
     )
     pin.add_argument("--off", action="store_true", help="let tuning replace it again")
     pin.add_argument(
         "--engine",
-        choices=("gpu", "cpu"),
+        type=engine_name,  # an older word, too
+        choices=("opencl", "onnxruntime"),
         help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
     )
     _add_model(pin)
@@ -534,7 +534,8 @@ def _pin(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.engine is not None:
         told = _pinned(arguments, version=None, engine=arguments.engine)
         engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
-        _tell(arguments, output, f"{engine} serves it until you let it go", engine=told.engine)
+        said, name = f"{engine} serves it until you let it go", engine_name(told.engine)
+        _tell(arguments, output, said, engine=told.engine, engine_name=name)
         return
     told = _pinned(arguments, version=0 if arguments.off else arguments.version)
     kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"

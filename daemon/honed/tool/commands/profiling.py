@@ -10,7 +10,7 @@ from typing import Any
 
 from honed.machine.files import replacing
 from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
-from honed.protocol.params import ModelParams
+from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import ModelProfile, ModelShown, ProfiledRow, ShownKernel
 from honed.runtime.client import Client
 from honed.tool.output import Console, Output, figure_text, line, table
@@ -136,7 +136,8 @@ def _print(console: Console, profile: ModelProfile) -> None:
     if profile.engine == "cpu":
         _print_nodes(console, profile)
         return
-    line(console, f"{profile.name} on {device.name}, engine gpu, mean of {profile.runs} inferences")
+    engine = engine_name(profile.engine)
+    line(console, f"{profile.name} on {device.name}, engine {engine}, mean of {profile.runs} inferences")
     if profile.peaks:
         line(console, f"measured peaks: {peaks_text(profile.peaks)}")
     console.print()
@@ -161,7 +162,8 @@ def _print(console: Console, profile: ModelProfile) -> None:
 def _print_nodes(console: Console, profile: ModelProfile) -> None:
     """Of a model that ONNX Runtime runs: by operator, then node by node."""
     runtime = profile.device.driver_version
-    line(console, f"{profile.name}, engine cpu (ONNX Runtime {runtime}), mean of {profile.runs} inferences")
+    by = f"engine {engine_name(profile.engine)} (ONNX Runtime {runtime})"
+    line(console, f"{profile.name}, {by}, mean of {profile.runs} inferences")
     by_operator: dict[str, list[ProfiledRow]] = {}
     for row in profile.rows:
         by_operator.setdefault(row.schedule, []).append(row)

@@ -13,7 +13,7 @@ from typing import Any
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
-from honed.protocol.params import TuningFigures
+from honed.protocol.params import TuningFigures, engine_name
 from honed.protocol.service import Metrics, ModelFigures, Spans
 from honed.runtime.client import Client
 from honed.tool.output import (
@@ -168,7 +168,7 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
             ("state", lambda model: model.state.lower()),
         ]
     if width >= _NARROW:
-        columns.append(("engine", lambda model: model.engine))
+        columns.append(("engine", lambda model: engine_name(model.engine)))
     letters = max(_NAME, width - _COLUMN * len(columns))
     return table(
         ("model", *(heading for heading, _ in columns)),

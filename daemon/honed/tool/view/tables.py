@@ -6,6 +6,7 @@ import pwd
 from collections.abc import Iterator, Sequence
 
 from honed.daemon.idle.signals import value_text
+from honed.protocol.params import engine_name
 from honed.protocol.results import (
     DeviceIdentity,
     ModelPlacement,
@@ -44,22 +45,15 @@ def devices_table(devices: Sequence[DeviceStatus]) -> Table:
         part = "default" if each.default else "stands in" if each.stand_in else ""
         away = (f"{name} (elsewhere until it is back)" for name in each.away)
         waiting, models = str(each.queue.waiting), ", ".join([*each.models, *away])
-        rows.append((shown(each), part, worker_text(each.worker), waiting, models))
-    return table(("device", "", "worker", ">waiting", "models"), rows)
-
-
-def served_by(devices: Sequence[DeviceStatus]) -> dict[str, str]:
-    """Return the device that serves each model, by the model's name.
-
-    Devices are named as the configuration calls them.
-    """
-    return {model: each.name or shown(each) for each in devices for model in each.models}
+        engine = engine_name(each.engine)
+        rows.append((shown(each), engine, part, worker_text(each.worker), waiting, models))
+    return table(("device", "engine", "", "worker", ">waiting", "models"), rows)
 
 
 def placement_text(placement: ModelPlacement) -> str:
     """Where a model is served, and why there."""
     why = placement.away or placement.why
-    return f"{placement.served_by}{f' ({why})' if why else ''}"
+    return f"{engine_name(placement.engine)} on {placement.served_by}{f' ({why})' if why else ''}"
 
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
@@ -161,7 +155,7 @@ def variants_table(variants: Sequence[ShownVariant]) -> Table:
                 f"{each.requests:.0f}",
                 str(each.answered),
                 str(each.version) if each.version else "-",
-                each.engine,
+                engine_name(each.engine),
                 bytes_text(each.bytes),
                 each.state.lower(),
                 each.why,

@@ -35,6 +35,7 @@ from honed.protocol.params import (
     RegionName,
     RegionParams,
     RegionPlace,
+    engine_name,
 )
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import STRING, dtype, from_datatype
@@ -71,13 +72,21 @@ class Lent:
 class InferenceAnswer:
     """The result of a request: the outputs by name, and what the service tells of it.
 
-    `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
+    `engine_name` is "opencl" (a compiled form on a device), "onnxruntime" (the CPU engine) or both with a "+"
+    between, where they run partitions of it; `engine` has the words "gpu", "cpu" and "gpu+cpu" for these.
+    Times are in microseconds.
     """
 
     outputs: dict[str, NDArray[Any]]
     engine: str
     queue_us: int
     compute_us: int
+    device: str = ""
+
+    @property
+    def engine_name(self) -> str:
+        """What the engine is called."""
+        return engine_name(self.engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +323,8 @@ def answer(call: InferCall, result: Map) -> InferenceAnswer:
     outputs = infer_result(call, result)
     try:
         told = result["parameters"]
-        return InferenceAnswer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
+        engine, device = str(told["engine"]), str(told.get("device", ""))
+        return InferenceAnswer(outputs, engine, int(told["queue_us"]), int(told["compute_us"]), device)
     except (KeyError, TypeError, ValueError) as error:
         raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
 

@@ -189,9 +189,9 @@ class Operations(Inferences):
     ) -> Steps[Map]:
         """Add an ONNX or `.honed` file; returns when it is compiled, or known why not.
 
-        `name` defaults to the file's stem. `engine` is "fastest", "gpu" or "cpu", None what the service is
-        configured for; the CPU engine may serve the model long before it is compiled, and without `wait` this
-        returns then. "engine" and "engine_why" of the result say which one serves.
+        `name` defaults to the file's stem. `engine` is "fastest", "opencl" or "onnxruntime", None what the
+        service is configured for; the CPU engine may serve the model long before it is compiled, and without
+        `wait` this returns then. "engine_name" and "engine_why" of the result say which one serves.
 
         `variants` are more shapes, set by set, that it is compiled for, too; "notes" of the result has what
         came of each. External data is sent along from the file's folder. `device` is one of the service's,
@@ -270,8 +270,8 @@ class Operations(Inferences):
     def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
         """Serve a version, None: the present one, and let no other take its place; 0 allows that again.
 
-        With `engine`, "gpu" or "cpu", that serves whichever is faster, and no version is pinned; "" lets the
-        service choose again.
+        With `engine`, "opencl" or "onnxruntime", that serves whichever is faster, and no version is pinned;
+        "" lets the service choose again.
         """
         given = params.PinParams(name=model, version=version, engine=engine)
         return (yield Ask(methods.MODEL_PIN, given, None)).result

@@ -1,0 +1,86 @@
+"""The processors of a machine, as /sys shows them, and which of them ONNX Runtime is given first.
+
+Boards have kinds of cores: an RK3588 has four A55 beside four A76. A run ends with its slowest thread, and a
+thread on an A55 gets less than half as far as one on an A76 meanwhile. So a model runs on the big cores, with
+one thread for each; a second thread on a core, as SMT has it, shares the arithmetic units that are busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from .files import entries, system_number, system_text
+
+BIG: Final = 0.8  # of the largest capacity; clusters of one kind differ by a few percent in their clocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A processor as the scheduler counts them; those with one `core` are hardware threads of that core.
+
+    `capacity` is what it computes at its highest clock beside the others; 0 where the machine does not tell.
+    """
+
+    number: int
+    core: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadPlacement:
+    """Threads of one run, and the processors that they run on.
+
+    0 threads: as many as ONNX Runtime likes. No processors: any.
+    """
+
+    threads: int
+    processors: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return it for people, as in "4 threads on processors 4-7"."""
+        threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        return f"{threads} on processors {_spans(self.processors)}" if self.processors else threads
+
+
+def processors(root: Path, allowed: Collection[int] | None = None) -> tuple[Processor, ...]:
+    """Return the processors that are online, and `allowed` if that is given, by number.
+
+    `root` is the root of the file system. The capacity is `cpu_capacity`, which Arm's kernels tell, else the
+    highest clock. An empty answer means that the machine does not show its processors.
+    """
+    found: list[Processor] = []
+    for folder in entries(root / "sys/devices/system/cpu"):
+        digits = folder.name.removeprefix("cpu")
+        siblings = system_text(folder / "topology/thread_siblings_list")
+        if not digits.isdecimal() or siblings is None or (allowed is not None and int(digits) not in allowed):
+            continue
+        first = siblings.partition(",")[0].partition("-")[0]
+        capacity = system_number(folder / "cpu_capacity")
+        if capacity is None:
+            capacity = system_number(folder / "cpufreq/cpuinfo_max_freq")
+        core = int(first) if first.isdecimal() else int(digits)
+        found.append(Processor(number=int(digits), core=core, capacity=capacity or 0))
+    return tuple(sorted(found, key=lambda each: each.number))
+
+
+def first_placement(found: Sequence[Processor], threads: int = 0) -> ThreadPlacement:
+    """Return where ONNX Runtime's threads run until something better is known; `threads` are asked for, or 0.
+
+    That is one thread for each big core. More than these were asked for run on all processors.
+    """
+    largest = max((each.capacity for each in found), default=0)
+    big = [each for each in found if each.capacity >= BIG * largest]
+    cores = len({each.core for each in big})
+    if len(big) == len(found) or threads > cores:
+        return ThreadPlacement(threads=threads or cores)
+    return ThreadPlacement(threads=threads or cores, processors=tuple(each.number for each in big))
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in short, as in "0-3,6"."""
+    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
