@@ -141,8 +141,9 @@ async def _run(
             running.push_async_callback(_end, asyncio.ensure_future(change))
         _settle_memory()
         base.clients.start_accepting()
-        _log.info("listening at %s with %d models", config.service.socket, len(models))
-        systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
+        many = f"{len(models)} model{'' if len(models) == 1 else 's'}"
+        _log.info("listening at %s with %s", config.service.socket, many)
+        systemd.tell("READY=1", f"STATUS=Serving {many}")
         await stop.wait()
         await _finish(base, parts, systemd)
 
