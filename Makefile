@@ -3,7 +3,7 @@
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-run: setup ## show the main job: daemon, LightGlue, inference, check, profile
+run: setup ## show the main job: service, LightGlue, inference, check, profile
 	@packaging/dev/demo
 
 # Tests wait for processes now and then: one more than there are processors keeps them busy.

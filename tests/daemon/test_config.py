@@ -141,9 +141,9 @@ def test_a_drop_in_is_named_too(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "check --config" in refusal(tmp_path / "none.toml")
+    assert "check its path" in refusal(tmp_path / "none.toml")
     (tmp_path / "folder.toml").mkdir()
-    assert "check --config" in refusal(tmp_path / "folder.toml")
+    assert "check its path" in refusal(tmp_path / "folder.toml")
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
     assert "not TOML" in refusal(binary)

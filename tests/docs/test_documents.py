@@ -74,9 +74,7 @@ def test_every_link_leads_somewhere(file: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}, target
 
 
-@pytest.mark.parametrize(
-    ("file", "language"), [(GUIDES[1], "python"), (GUIDES[1], "c"), (LIBRARY, "c"), (LIBRARY, "cpp")]
-)
+@pytest.mark.parametrize(("file", "language"), [(GUIDES[1], "python"), (LIBRARY, "c"), (LIBRARY, "cpp")])
 def test_the_examples_of_the_guide_are_those_that_are_run(file: Path, language: str) -> None:
     programs = sorted((ROOT / "tests" / "libhoned").glob("*.c*")) if file == LIBRARY else []
     written = "\n".join(textwrap.dedent(each.read_text()) for each in [*EXAMPLES, *programs])

@@ -219,7 +219,7 @@ def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
     except OSError as error:
         raise _unreadable(config, error) from error
     if required and not regular:
-        raise InvalidArgument(f"there is no configuration file {config}; check --config")
+        raise InvalidArgument(f"there is no configuration file {config}; check its path")
     folder = drop_in_dir(config)
     try:
         drop_ins = sorted(p for p in folder.iterdir() if p.suffix == ".toml" and not p.name.startswith("."))

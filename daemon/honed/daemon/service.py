@@ -142,10 +142,11 @@ async def _run(
             running.push_async_callback(_end, asyncio.ensure_future(change))
         _settle_memory()
         base.clients.start_accepting()
-        _log.info("listening at %s with %d models", config.service.socket, len(models))
+        many = f"{len(models)} model{'' if len(models) == 1 else 's'}"
+        _log.info("listening at %s with %s", config.service.socket, many)
         if (takes := memory(config)) >= (machine := memory_mib()):
             _log.warning("%s", memory_told(takes, machine))
-        systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
+        systemd.tell("READY=1", f"STATUS=Serving {many}")
         await stop.wait()
         await _finish(base, parts, systemd)
 

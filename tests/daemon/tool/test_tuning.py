@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from honed.tool.commands.tasks import origin
+from honed.tool.commands.tuning import result_text
 from tests.daemon.conftest import SIZE, Hone
 from tests.daemon.running import Service, serving
 from tests.daemon.stubs import StubTuner, write_from
@@ -142,6 +144,15 @@ def hone(
 def answers(service: Service) -> Any:
     with service.client() as client:
         return client.infer("m", {"x": X})["y"]
+
+
+def test_the_result_says_when_the_cpu_engine_serves_all_the_same() -> None:
+    done: Any = SimpleNamespace(before_us=345.2, after_us=269.9)
+    placement: Any = SimpleNamespace(engine="cpu", why="the CPU engine is faster")
+    assert result_text("m", done, True, placement) == (
+        "m is tuned: 0.3452 ms an inference before, 0.2699 ms now, 1.28 times as fast, measured side by "
+        "side. The CPU engine goes on serving it: the CPU engine is faster."
+    )
 
 
 def test_a_faster_version_is_served(hone: Any, stub: StubTuner, tuning_service: Service) -> None:

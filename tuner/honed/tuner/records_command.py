@@ -79,7 +79,7 @@ def history(job: commands.ShowHistory, emit: Emit) -> events.History:
             tuned = records.models()
             others = f"; there are records of {', '.join(tuned)}" if tuned else ""
             raise NotFound(
-                f"{job.name} was not tuned yet, so it has no history; run 'hone tune {job.name}'" + others
+                f"{job.name} was not tuned yet, so it has no curve; run 'hone tune {job.name}'" + others
             )
     points = _points(progress)
     return events.History(

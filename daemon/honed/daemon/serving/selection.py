@@ -38,7 +38,8 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
 
     `owner` is that user.
     """
-    told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
+    gpu, cpu = (f"{float(f'{ms:.3g}'):,g} ms" for ms in (times.gpu_ms, times.cpu_ms))
+    told = f"compiled {gpu}, ONNX Runtime {cpu}, measured in turns"
     if times.others_percent is not None:
         told += (
             f" while other programs took {times.others_percent:.0f} % of the processors, "

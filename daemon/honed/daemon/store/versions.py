@@ -104,7 +104,7 @@ def check_new(history: VersionHistory, schedules: str) -> None:
     if history.pinned:
         raise AlreadyExists(
             f"version {history.current.number} is pinned, so no other takes its place; "
-            "'hone pin M --off' allows that again"
+            "'hone unpin M' allows that again"
         )
     for version in history.versions:
         if version.schedules == schedules and version.quarantine:

@@ -279,10 +279,11 @@ def _show(arguments: argparse.Namespace, output: Output) -> None:
 def _print_model(console: Console, model: ModelShown) -> None:
     source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
+    producer = f", by {source.producer}" if source.producer else ""
     shapes = "".join(f", {name} {list(shape)}" for name, shape in model.shapes.items())
     console.print(fields([
         ("model", f"{model.name} ({state})"),
-        ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
+        ("source", f"{source.filename}, opset {source.opset}{producer}"),
         ("its sha256", source.sha256),
         ("file sha256", model.sha256),
         ("added", moment_text(model.added)),

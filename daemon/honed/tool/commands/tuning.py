@@ -21,7 +21,7 @@ from honed.jobs.events import Tuned
 from honed.protocol.errors import ModelRefused
 from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 from honed.protocol.params import ModelParams
-from honed.protocol.results import ModelPublished
+from honed.protocol.results import ModelPlacement, ModelPublished
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.client import Client
 from honed.tool.compiler import CompilerDied, RunningJob, started
@@ -82,7 +82,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
         tune = _in_service if arguments.farm is None else _by_farm
         done, answer = tune(client, arguments, run)
-        serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
+        shown = client.ask(MODEL_SHOW, ModelParams(name=model))
     published = answer is not None and answer.published
     if answer is not None:
         done = replace(done, sentence=answer.sentence)
@@ -93,13 +93,13 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
         **told(done, run),
         "model": model,
         "published": published,
-        "sha256": serves,
+        "sha256": shown.sha256,
         "records": str(records),
     }
 
     def show(console: Console) -> None:
         _print_table(console, done, run, records)
-        line(console, _result_text(model, done, published))
+        line(console, result_text(model, done, published, shown.placement))
 
     output.emit(document, show)
 
@@ -209,7 +209,7 @@ def _print_table(console: Console, done: Tuned, run: TuningRun, records: Path) -
     console.print()
 
 
-def _result_text(model: str, done: Tuned, published: bool) -> str:
+def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacement) -> str:
     """Return the result of tuning in a sentence."""
     before, after = done.before_us, done.after_us
     if not published or not before or not after:
@@ -217,10 +217,11 @@ def _result_text(model: str, done: Tuned, published: bool) -> str:
             done.sentence.partition(" is served as before: ")[2] or done.sentence
         )  # the service says so, too
         return f"{model} is served as before: {told}."
+    by_cpu = placement.engine == "cpu"
     return (
-        f"{model} is served tuned: {milliseconds(before)} an inference before, "
+        f"{model} is {'tuned' if by_cpu else 'served tuned'}: {milliseconds(before)} an inference before, "
         f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
-    )
+    ) + (f" The CPU engine goes on serving it: {placement.why}." if by_cpu else "")
 
 
 # A file tuned elsewhere than on this machine's device: `hone tune FILE --bench DEVICE`, and `--farm URL`.

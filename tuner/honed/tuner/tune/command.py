@@ -23,7 +23,7 @@ from .children import compile_apart
 from .compare import Compared, compare
 from .opening import Instrument, OpenedSession, Tell
 from .session import Emit, SearchBudget, TuningSession
-from .task import Found, TaskState
+from .task import CUT, Found, TaskState
 
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
 _BY_FARM = (
@@ -102,6 +102,8 @@ def _nothing(session: TuningSession) -> str:
     if session.stopped:
         return "it was stopped before a candidate was tried"
     reasons = Counter(p.reason for p in session.tasks if p.reason)
+    if CUT in reasons:
+        return "the time or trials allowed ended before a candidate was tried; allow more"
     most = f", most often because: {reasons.most_common(1)[0][0]}" if reasons else ""
     return f"nothing could be tried: no task is left to tune{most}"
 

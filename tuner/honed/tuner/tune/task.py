@@ -226,6 +226,7 @@ def headrooms(tasks: list[TaskProgress]) -> dict[str, float]:
 
 # A round that is expected to win less than this share of the model's time, per round, is not worth it.
 WORTH = 0.002
+CUT = "the time or trials allowed ended before its turn"
 _NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model's time"
 
 
@@ -258,8 +259,7 @@ def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
             elif p.rounds:
                 p.exhaust()
             else:
-                why = "the time or trials allowed ended before its turn" if cut else _NOT_WORTH
-                p.skip(why)
+                p.skip(CUT if cut else _NOT_WORTH)
 
 
 # Of work that has two forms, a session estimates and tunes the one that compiling with its records takes.
