@@ -13,7 +13,7 @@ import pytest
 from honed.machine import bounds, microbench, peaks, profilefile
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
-from honed.machine.microbench import ArithmeticForm
+from honed.machine.microbench import ArithmeticForm, Bench
 from honed.machine.profile import DevicePeaks
 
 FOUND = DevicePeaks(
@@ -167,6 +167,23 @@ def test_the_best_form_runs_again_with_its_neighbours() -> None:
         ArithmeticForm(4, 8),
     ]
     assert ArithmeticForm(8, 12, group=256) not in microbench.finalists(rates, 128)
+
+
+def test_a_driver_without_fma_is_measured_with_mad(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, ran = Bench.built, list[ArithmeticForm]()
+
+    def without_fma(bench: Bench, source: str) -> Any:
+        return built(bench, source.replace("fma(", "no_such_function("))
+
+    def quick(bench: Bench, kernel: Any, form: ArithmeticForm, *_: Any) -> float:
+        ran.append(form)
+        return 1e9
+
+    monkeypatch.setattr(Bench, "built", without_fma)
+    monkeypatch.setattr(microbench, "_quick", quick)
+    monkeypatch.setattr(microbench, "_thorough", quick)
+    assert microbench.gflops(Bench(device), "float") == 1.0
+    assert {form.function for form in ran} == {"mad"}
 
 
 def test_a_form_does_the_operations_it_counts() -> None:

@@ -168,7 +168,11 @@ def gflops(bench: Bench, scalar: str) -> float:
     items = bench.limits.compute_units * _ITEMS_PER_UNIT
     sink = bench.buffer(items * 4)
     tried = forms(bench.device.profile.family.accumulators)
-    program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
+    try:
+        program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
+    except cl.Error:  # with libclc 22 an fma that the device does not have as an instruction is not there
+        tried = [replace(form, function="mad") for form in tried]
+        program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
     rates = {form: _quick(bench, cl.Kernel(program, form.name), form, items, sink) for form in tried}
     last = finalists(rates, bench.limits.max_work_group_size)
     sources = {form.name: arithmetic_source(form, scalar) for form in last}
