@@ -200,3 +200,13 @@ def test_one_that_is_nice_already_needs_no_privilege_to_build(niceness: int) -> 
     code = NICER.replace("NICE)", f"{niceness})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{wanted}\n"), done.stderr
+
+
+def test_what_builds_may_take_what_the_compiler_may() -> None:
+    """A driver's compiler takes more than what it makes; without a limit of the worker there is none."""
+    program = device_program("0", 200, building_mib=500)
+    assert program.bound == "200 MiB of limits.worker_memory_mib"
+    assert program.building.bound == "500 MiB of limits.compile_memory_mib"
+    for most in (0, 600):
+        unchanged = device_program("0", most, building_mib=500)
+        assert unchanged.building is unchanged

@@ -209,7 +209,9 @@ class Pool:
                 cache_dir = users_cache(cache_dir, engine.owner)
         else:
             parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
-            program = device_program(engine.name, self._limits.worker_memory_mib, parts)
+            program = device_program(
+                engine.name, self._limits.worker_memory_mib, parts, self._limits.compile_memory_mib
+            )
         return DeviceServer(engine, program, self._limits, cache_dir, self._models, self._store)
 
     @property

@@ -62,17 +62,17 @@ def shares(mib: int) -> MemoryShares:
     message, messages = max(1, min(64, mib // 128)), max(1, min(1024, mib // 32))
     making = mib * MAKING_PERCENT // 100
     serving = mib * (MEMORY_PERCENT - MAKING_PERCENT) // 100 - DAEMON_MIB - messages - 2 * message
-    engine = max(1, min(4096, serving * 36 // 100))
-    apps = max(1, serving - 2 * engine)
-    users = max(1, min(16, apps // 360))
+    worker, cpu = (max(1, min(4096, serving * percent // 100)) for percent in (44, 33))
+    apps = max(1, serving - worker - cpu)
+    users = max(1, min(16, apps // 300))
     return MemoryShares(
         message=message,
         messages=messages,
-        worker=engine,
-        cpu=engine,
+        worker=worker,
+        cpu=cpu,
         app=min(2048, apps // users),
         users=users,
-        variants=min(1024, engine // 2),
+        variants=min(1024, worker // 2),
         compiler=min(6144, making),
         tuner=min(4096, making),
     )

@@ -102,7 +102,7 @@ class BuildProcess:
             self._why = ""
             try:
                 process, link = await spawn(
-                    self._supervisor.program, self._cache_dir, self._lost, niceness=niceness
+                    self._supervisor.program.building, self._cache_dir, self._lost, niceness=niceness
                 )
             except OSError as error:
                 raise BuilderLost(f"a process to build in cannot be started: {error}") from error
@@ -136,8 +136,9 @@ class BuildProcess:
                 raise
             death = await running.process.wait()
             told = f"the process that builds ended: {death}"
-            if death.out_of_memory and self._supervisor.program.bound:
-                told = no_memory(told, "", self._supervisor.program.bound)
+            bound = self._supervisor.program.building.bound
+            if death.out_of_memory and bound:
+                told = no_memory(told, "", bound)
             raise BuilderLost(told) from error
 
     def _lost(self) -> BuilderLost:

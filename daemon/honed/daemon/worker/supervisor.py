@@ -43,7 +43,8 @@ class WorkerProgram:
     """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
 
     `more` arguments come behind that, and what tells users of the memory, which is that of `setting`.
-    `niceness` is the least it has.
+    `niceness` is the least it has. `building_mib` is the memory of the process that builds for it, if that
+    is more: a driver's compiler takes more than what it makes.
     """
 
     module: str
@@ -52,6 +53,15 @@ class WorkerProgram:
     setting: str
     more: tuple[str, ...] = ()
     niceness: int = 0
+    building_mib: int = 0
+
+    @property
+    def building(self) -> WorkerProgram:
+        """The process that builds for it."""
+        if not 0 < self.memory_mib < self.building_mib:
+            return self
+        setting = "limits.compile_memory_mib"
+        return dataclasses.replace(self, memory_mib=self.building_mib, setting=setting)
 
     @property
     def bound(self) -> str:
@@ -59,7 +69,9 @@ class WorkerProgram:
         return f"{self.memory_mib} MiB of {self.setting}" if self.memory_mib else ""
 
 
-def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> WorkerProgram:
+def device_program(
+    spec: str, memory_mib: int, parts: PartLimits = UNLIMITED, building_mib: int = 0
+) -> WorkerProgram:
     """Return the worker of an OpenCL device; `parts` is for its process that runs parts of models."""
     more = (str(parts.threads), str(parts.memory_mib))
     return WorkerProgram(
@@ -68,6 +80,7 @@ def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) ->
         memory_mib=memory_mib,
         setting="limits.worker_memory_mib",
         more=more,
+        building_mib=building_mib,
     )
 
 
