@@ -76,9 +76,8 @@ class OfflineCompiler:
         """Set up the compiler; raise DeviceError where it has not been made."""
         if not (root / _SERVER.lstrip("/")).exists():
             options = "--mesa 26.2 " if root == ROOTS["26.2"] else ""
-            raise DeviceError(
-                f"the offline compiler is not in {root}; make it with `benchmarks/valhall/build {options}{root}`"
-            )
+            command = f"benchmarks/valhall/build {options}{root}"
+            raise DeviceError(f"the offline compiler is not in {root}; make it with `{command}`")
         if os.geteuid() != 0:
             raise DeviceError(f"the offline compiler in {root} runs in a root of its own; run this as root")
         self._root = root
