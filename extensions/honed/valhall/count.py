@@ -22,7 +22,7 @@ _FMA = frozenset(
 )
 _SFU = frozenset(
     {
-        "CLZ", "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
+        "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
         "FRSQ", "FRSQ_APPROX", "FSINCOS_OFFSET", "FSIN_TABLE", "IMUL", "IMULD", "MUX", "POPCOUNT",
     }
 )  # fmt: skip
