@@ -32,7 +32,7 @@ _MODELS = Path(__file__).parents[2] / "tests/models"
 
 @dataclass(slots=True)
 class Totals:
-    """A model's kernels by one judge. Times are those of an inference, without the refused."""
+    """The kernels of a model's inference by one judge. Times are without the refused."""
 
     kernels: int = 0
     refused: list[str] = field(default_factory=list)
@@ -42,9 +42,10 @@ class Totals:
 
     def add(self, one: Extracted, lowered: Lowered, judge: MachineCodeJudge, dump: Future[Dump]) -> None:
         """Add a task's kernels."""
-        self.kernels += len(lowered.launches)
+        launched = launches(one, lowered)
+        self.kernels += len(launched)
         try:
-            judged = judge.judge(lowered.source, launches(one, lowered), dump)
+            judged = judge.judge(lowered.source, launched, dump)
         except NotBuilt as failed:
             self.refused.append(f"{one.task.name}: {str(failed)[:90]}")
             return

@@ -131,7 +131,8 @@ def _operands(rest: str, values: Mapping[str, _Value]) -> list[_Value]:
         value, swizzle = values.get(match.group(1)), match.group(2)
         if value is not None and swizzle:
             letters = "xyzw" if set(swizzle) <= set("xyzw") else "abcdefghijklmnop"
-            value = [value[letters.index(letter)] for letter in swizzle]
+            places = [letters.index(letter) for letter in swizzle]
+            value = [value[n] for n in places] if max(places) < len(value) else None
         found.append(value)
     return found
 
