@@ -2,15 +2,20 @@
 
 Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
 many draws; for matrix products also the one first served and the one written by hand, neither with what the
-task computes of it. Nothing runs on a GPU: times are bounds of the busiest pipe
-(tuner.valhall.machine), of the launches in each inference: weights are packed before. With `check`: the bench
-beside what others measured on the chip. With `winograd`: what Winograd's convolutions could take at least.
-With `dots`: products and convolutions of bytes, by dot products and without.
+task computes of it. Nothing runs on a GPU: times are bounds (honed.valhall.judge) of the launches in each
+inference: weights are packed before. They are given by the busiest pipe, by Mesa's `alu`, where pipes share
+the issue of instructions, and by the busiest pipe where halves are multiplied in pairs. `--judges 25.0,26.2`
+gives those of both compilers side by side. With `models`: whole models, and which kernels are refused or
+spill. With `check`: the bench beside what others measured on the chip. With `winograd`: what Winograd's
+convolutions could take at least. With `dots`: products and convolutions of bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -21,70 +26,100 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
+from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
 from honed.valhall.judge import FP16_FLOPS, JudgedLaunch, MachineCodeJudge, seconds
 
-from . import check, dots, winograd
+from . import check, dots, models, winograd
 from .draws import default, draws
 from .hand import product
 from .tasks import BenchTask, alone, profile, tasks
 
-_HEADS = ("kernel", "us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
+_HEADS = ("us", "alu us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
+_Judges = Mapping[str, MachineCodeJudge]
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.valhall", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("tasks", "check", "winograd", "dots"), default="tasks")
-    parser.add_argument("--root", type=Path, default=ROOT, help=f"of the offline compiler ({ROOT})")
+    what = ("tasks", "models", "check", "winograd", "dots")
+    parser.add_argument("what", nargs="?", choices=what, default="tasks")
+    parser.add_argument(
+        "--judges", default="25.0", help=f"offline compilers: {', '.join(ROOTS)}, or their roots (25.0)"
+    )
+    parser.add_argument("--jobs", type=int, help="processes of each compiler (one for each processor)")
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
-    parser.add_argument("--only", default="", help="tasks whose names contain this")
+    parser.add_argument("--only", default="", help="tasks or models whose names contain this")
     parser.add_argument("--show", action="store_true", help="print the best draw's OpenCL C")
     options = parser.parse_args()
-    with OfflineCompiler(options.root) as compiler:
-        judge = MachineCodeJudge(compiler)
-        if options.what == "check":
-            check.report(judge)
-            return 0
-        if options.what == "winograd":
-            winograd.report(judge, options.draws)
-            return 0
-        if options.what == "dots":
-            dots.report(judge, options.draws)
-            return 0
-        for task in tasks():
-            if options.only in task.name:
-                _report(task, judge, options.draws, show=options.show)
+    with ExitStack() as stack:
+        judges: dict[str, MachineCodeJudge] = {}
+        for name in options.judges.split(","):
+            compiler = OfflineCompiler(ROOTS.get(name, Path(name)), options.jobs)
+            judges[name] = MachineCodeJudge(stack.enter_context(compiler))
+        if options.what == "models":
+            models.report(judges, options.only)
+        elif options.what == "tasks":
+            for task in tasks():
+                if options.only in task.name:
+                    _report(task, judges, options.draws, show=options.show)
+        for name, judge in judges.items():
+            if options.what == "check":
+                check.report(judge, name)
+            elif options.what == "winograd":
+                winograd.report(judge, name, options.draws)
+            elif options.what == "dots":
+                dots.report(judge, name, options.draws)
     return 0
 
 
-def _report(task: BenchTask, judge: MachineCodeJudge, count: int, *, show: bool) -> None:
+def _report(task: BenchTask, judges: _Judges, count: int, *, show: bool) -> None:
     device = profile()
     rule, lowered = default(task.func, device)
-    table = Table(*_HEADS, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
-    _row(table, f"default: {rule}", task, judge.judge(lowered.source, _launches(task, lowered)))
+    heads = [f"{name}\n{head}" for name in judges for head in _HEADS]
+    table = Table("kernel", *heads, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
+    _row(table, f"default: {rule}", task, _judged(judges, lowered.source, _launches(task, lowered)))
     origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
-    _row(table, f"first served: {origin}", task, judge.judge(lowered.source, _launches(task, lowered)))
+    _row(table, f"first served: {origin}", task, _judged(judges, lowered.source, _launches(task, lowered)))
     if task.product is not None:
         origin, lowered, _ = first_kernels(alone(task.product), "main", target_for(device), device)
-        _row(table, f"the product alone: {origin}", task, judge.judge(lowered.source, lowered.launches))
+        _row(table, f"the product alone: {origin}", task, _judged(judges, lowered.source, lowered.launches))
         source, launch = product(task.product)
-        _row(table, "the product alone: by hand", task, judge.judge(source, [launch]))
+        _row(table, "the product alone: by hand", task, _judged(judges, source, [launch]))
     drawn = list(draws(task.func, device, count))
-    built = [judge.begin(one.lowered.source) for one in drawn]
-    found = []
-    for one, dump in zip(drawn, built, strict=True):
-        try:
-            found.append((one, judge.judge(one.lowered.source, _launches(task, one.lowered), dump)))
-        except NotBuilt as failed:
-            print(f"sketch {one.draw.sketch}: {failed}")
+    built = [{name: judge.begin(one.lowered.source) for name, judge in judges.items()} for one in drawn]
+    found = [
+        (one, _judged(judges, one.lowered.source, _launches(task, one.lowered), dumps))
+        for one, dumps in zip(drawn, built, strict=True)
+    ]
     for sketch in sorted({one.draw.sketch for one, _ in found}):
-        mine = sorted((j for one, j in found if one.draw.sketch == sketch), key=seconds)
-        _row(table, f"best of {len(mine)}, sketch {sketch}", task, mine[0])
-    Console(width=140).print(table)
-    if show and found:
-        best = min(found, key=lambda pair: seconds(pair[1]))
-        print(best[0].lowered.source, *(_launched(launch) for launch in best[0].lowered.launches), sep="\n")
+        for name in judges:
+            mine = [each for one, each in found if one.draw.sketch == sketch and name in each]
+            if mine:
+                best = min(mine, key=lambda each: seconds(each[name]))
+                _row(table, f"{name}: best of {len(mine)}, sketch {sketch}", task, best)
+    Console(width=60 + 80 * len(judges)).print(table)
+    first = next(iter(judges))
+    built_by_first = [pair for pair in found if first in pair[1]]
+    if show and built_by_first:
+        best_one = min(built_by_first, key=lambda pair: seconds(pair[1][first]))[0]
+        print(best_one.lowered.source, *(_launched(one) for one in best_one.lowered.launches), sep="\n")
+
+
+def _judged(
+    judges: _Judges,
+    source: str,
+    launches: Sequence[KernelLaunch],
+    dumps: Mapping[str, Future[Dump]] | None = None,
+) -> dict[str, list[JudgedLaunch]]:
+    """Return the launches by each judge whose compiler builds them."""
+    begun = dumps or {name: judge.begin(source) for name, judge in judges.items()}
+    found = {}
+    for name, judge in judges.items():
+        try:
+            found[name] = judge.judge(source, launches, begun[name])
+        except NotBuilt as failed:
+            print(f"{name}: {failed}")
+    return found
 
 
 def _launches(task: BenchTask, lowered: Lowered) -> tuple[KernelLaunch, ...]:
@@ -95,22 +130,30 @@ def _launched(launch: KernelLaunch) -> str:
     return f"// {launch.entry}: groups {launch.grid} of {launch.block}"
 
 
-def _row(table: Table, name: str, task: BenchTask, judged: list[JudgedLaunch]) -> None:
-    plain = sum(one.plain.seconds for one in judged)
+def _row(table: Table, name: str, task: BenchTask, by_judge: Mapping[str, list[JudgedLaunch]]) -> None:
+    """Add a kernel's row; where a judge's compiler refuses it, its cells are empty."""
+    judges = [str(column.header).partition("\n")[0] for column in table.columns[1 :: len(_HEADS)]]
+    cells = [cell for judge in judges for cell in _cells(task, by_judge.get(judge, []))]
+    table.add_row(name, *cells)
+
+
+def _cells(task: BenchTask, judged: list[JudgedLaunch]) -> list[str]:
+    if not judged:
+        return ["refused", *[""] * (len(_HEADS) - 1)]
     packed = sum(one.packed.seconds for one in judged)
     longest = max(judged, key=lambda one: one.plain.seconds)
     cycles = longest.counted.main.cycles
-    table.add_row(
-        name,
-        f"{plain * 1e6:.1f}",
-        f"{packed * 1e6:.1f}",
+    return [
+        f"{1e6 * sum(one.plain.seconds for one in judged):.1f}",
+        f"{1e6 * sum(one.plain.shared_seconds for one in judged):.1f}",
+        f"{1e6 * packed:.1f}",
         f"{task.flops / packed / FP16_FLOPS:.0%}",
         longest.plain.limiter,
         ":".join(f"{cycles[pipe]:.0f}" for pipe in ("fma", "cvt", "sfu", "ls"))
         + ("" if longest.counted.certain else " ?"),
         str(sum(one.kernel.spills for one in judged)),
         "yes" if longest.kernel.half_occupancy else "",
-    )
+    ]
 
 
 if __name__ == "__main__":

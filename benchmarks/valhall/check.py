@@ -68,10 +68,12 @@ class Row:
         return 1 / better if self.unit in ("us", "ms") else better
 
 
-def report(judge: MachineCodeJudge) -> None:
+def report(judge: MachineCodeJudge, mesa: str) -> None:
     """Print the table, and whole models beside what a user of the chip gets today."""
     rows = [*_peaks(judge), *_arm(judge), *_case(judge), *_ncnn(judge)]
-    table = Table("figure", "unit", "measured by others", "bench", "bench is better by", "kernel")
+    table = Table(
+        "figure", "unit", "measured by others", "bench", "bench is better by", "kernel", title=f"Mesa {mesa}"
+    )
     for row in rows:
         times = f"{row.optimism:.2f} times"
         table.add_row(row.what, row.unit, f"{row.measured:.4g}", f"{row.predicted:.4g}", times, row.same)
@@ -124,14 +126,14 @@ def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
 def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
     """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
     try:
-        return seconds(judge.judge(lowered.source, _launches(one, lowered)))
+        return seconds(judge.judge(lowered.source, launches(one, lowered)))
     except NotBuilt as failed:
         print(f"left out of its model's sum, {one.task.weight} calls of {one.task.name}: {str(failed)[:80]}")
         return 0.0
 
 
-def _launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
-    """Those of each inference."""
+def launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
+    """Return those of each inference, once weights are packed."""
     made = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     return inference_launches(made, Candidate.of(one.task.name, lowered))
 

@@ -88,9 +88,11 @@ LAYERS = {
 }
 
 
-def report(judge: MachineCodeJudge, count: int) -> None:
+def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
     """Print each layer in each form: the best of what is first served and `count` draws a sketch."""
-    table = Table("layer", *_FORMS, "gain over integers", "over halves", title="us, with 4 us a launch")
+    table = Table(
+        "layer", *_FORMS, "gain over integers", "over halves", title=f"Mesa {mesa}, us, with 4 us a launch"
+    )
     for name, layer in LAYERS.items():
         times = [_layer(layer, form, judge, count) for form in _FORMS]
         integers, dots, _, halves = times

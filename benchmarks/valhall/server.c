@@ -1,19 +1,17 @@
-/* Builds OpenCL C with the first device there is, each program in a process of its own: what crashes the
- * compiler or takes it too long costs one program.
+/* Builds OpenCL C with the first device there is, in its own process: Mesa 26's driver does not survive a
+ * fork. What crashes the compiler or takes it too long ends the server, and whoever started it starts another.
  *
  * Reads lines with a path, and for each writes a line once PATH.dump (what the driver printed to its stdout)
- * and PATH.stats (to its stderr) are complete: "built", "refused" (the build log is in PATH.stats), or how
- * the process ended. A program has SECONDS of CPU time.
+ * and PATH.stats (to its stderr) are complete: "built", or "refused" (the build log is in PATH.stats). A
+ * program has SECONDS of CPU time.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
-#include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { LONGEST = 4096 };
@@ -52,24 +50,38 @@ static int build(const char *source)
     return error;
 }
 
-static void build_file(const char *path, rlim_t seconds)
+/* What is written to `stream` from now on goes to PATH and `end`. */
+static int send_to(const char *path, const char *end, FILE *stream)
 {
     char file[LONGEST + 8];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    struct rlimit limit = {seconds, seconds};
-    setrlimit(RLIMIT_CPU, &limit);
-    snprintf(file, sizeof file, "%s.dump", path);
-    if (!freopen(file, "w", stdout))
-        _exit(3);
-    setvbuf(stdout, NULL, _IOFBF, 1 << 20);
-    snprintf(file, sizeof file, "%s.stats", path);
-    if (!freopen(file, "w", stderr))
-        _exit(3);
+    snprintf(file, sizeof file, "%s%s", path, end);
+    int opened = open(file, O_CREAT | O_TRUNC | O_WRONLY, 0644);
+    int moved = opened < 0 ? -1 : dup2(opened, fileno(stream));
+    close(opened);
+    return moved;
+}
+
+/* The process, which has taken some CPU time already, has so many seconds more. */
+static void limit(rlim_t seconds)
+{
+    struct rusage used;
+    struct rlimit most;
+    getrusage(RUSAGE_SELF, &used);
+    getrlimit(RLIMIT_CPU, &most);
+    most.rlim_cur = (rlim_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + 1 + seconds;
+    setrlimit(RLIMIT_CPU, &most);
+}
+
+static int build_file(const char *path)
+{
+    if (send_to(path, ".dump", stdout) < 0 || send_to(path, ".stats", stderr) < 0)
+        return -1;
     char *source = contents(path);
     int error = source ? build(source) : -1;
+    free(source);
     fflush(stdout);
     fflush(stderr);
-    _exit(error ? 2 : 0);
+    return error;
 }
 
 static int open_device(void)
@@ -93,26 +105,19 @@ int main(void)
     FILE *answers = fdopen(dup(STDOUT_FILENO), "w");
     if (!answers || !freopen("/dev/null", "w", stdout))
         return 1;
+    setvbuf(stdout, NULL, _IOFBF, 1 << 20);
     /* Once here, so that every program finds the compiler's own library loaded. */
     if (!open_device() || build("__kernel void warm(__global float *a) { a[get_global_id(0)] *= 2; }")) {
         fprintf(stderr, "there is no OpenCL device\n");
         return 1;
     }
+    fflush(stdout);
     fprintf(answers, "ready\n");
     fflush(answers);
     while (fgets(path, sizeof path, stdin)) {
-        int status;
         path[strcspn(path, "\n")] = 0;
-        fflush(stderr);
-        pid_t pid = fork();
-        if (pid == 0)
-            build_file(path, seconds ? (rlim_t)atoi(seconds) : 60);
-        if (pid < 0 || waitpid(pid, &status, 0) < 0)
-            fprintf(answers, "finds no process for it\n");
-        else if (WIFSIGNALED(status))
-            fprintf(answers, "was ended by %s\n", strsignal(WTERMSIG(status)));
-        else
-            fprintf(answers, "%s\n", WEXITSTATUS(status) ? "refused" : "built");
+        limit(seconds ? (rlim_t)atoi(seconds) : 60);
+        fprintf(answers, "%s\n", build_file(path) ? "refused" : "built");
         fflush(answers);
     }
     return 0;

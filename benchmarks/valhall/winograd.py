@@ -86,11 +86,11 @@ def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
     return Bounds(sum(launches) + len(launches) * LAUNCH_SECONDS, fused + LAUNCH_SECONDS)
 
 
-def report(judge: MachineCodeJudge, count: int) -> None:
+def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
     """Print the table; ours is the best of what is first served and `count` draws of each packed sketch."""
     heads = ("layer", "direct, us", "F(2x2), us", "in one", "F(4x4), us", "in one", "F(2x2) faster", "F(4x4)")
     for precision in ("fp16", "fp32"):
-        table = Table(*heads, title=f"{precision}, 4 us for each launch")
+        table = Table(*heads, title=f"Mesa {mesa}, {precision}, 4 us for each launch")
         for layer in layers():
             direct = _direct(layer, precision, judge, count)
             two, four = bounds(layer, 2, precision), bounds(layer, 4, precision)

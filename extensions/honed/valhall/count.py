@@ -13,20 +13,23 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from .dump import BasicBlock, KernelDump
+from .lanes import LINE, WARP, Access, LaunchGeometry, accesses
 
 Pipe = Literal["fma", "cvt", "sfu", "ls", "none"]
 
-_FMA = frozenset({"FMA", "FMA_RSCALE", "FADD", "FADD_IMM", "FADD_LSCALE", "FADD_RSCALE", "FMUL", "IDP"})
+_FMA = frozenset(
+    {"FMA", "FMA_RSCALE", "FADD", "FADD_IMM", "FADD_LSCALE", "FADD_RSCALE", "FMUL", "IDP", "IDPADD"}
+)
 _SFU = frozenset(
     {
-        "CLZ", "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
+        "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
         "FRSQ", "FRSQ_APPROX", "FSINCOS_OFFSET", "FSIN_TABLE", "IMUL", "IMULD", "MUX", "POPCOUNT",
     }
 )  # fmt: skip
 _NONE = frozenset({"BARRIER", "BRANCHZI", "COLLECT", "JUMP", "PHI", "SPLIT"})
 _LS = ("LOAD", "STORE", "LD_", "ST_", "LEA_", "ATOM", "AXCHG", "ACMPXCHG")
 _BITS = re.compile(r"\.i(\d+)")
-_WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\.h00|\.h11|\.b)")
+_WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\^?\.(?:h00|h11|b))")  # Mesa 26 marks a last use behind: r1^.h00
 
 
 @dataclass(slots=True)
@@ -68,34 +71,45 @@ class _CountedLoop:
     first: int
     last: int
     turns: int
+    test: int  # the last block that runs once more; before the first where none does
 
 
-def counted(kernel: KernelDump) -> Counted:
-    """Count a kernel. Lanes of a warp are taken to lie side by side in memory."""
-    each = [_block(block) for block in kernel.blocks]
+def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
+    """Count a kernel, launched so.
+
+    Where it is not known which lines a warp touches, its lanes are taken to lie side by side in memory.
+    """
+    touched = accesses(kernel.nir, geometry) if geometry else {}
+    each = [_block(block, touched.get(block.number, [])) for block in kernel.blocks]
     loops, certain = _loops(kernel)
     weights = [1.0] * len(each)
     for loop in loops:
         for n in range(loop.first, loop.last + 1):
-            weights[n] *= loop.turns
+            weights[n] *= loop.turns + (n <= loop.test)
     whole = Counts()
     for counts, weight in zip(each, weights, strict=True):
         whole.add(counts, weight)
     return Counted(whole, _main(each, weights, loops) or whole, certain)
 
 
-def _block(block: BasicBlock) -> Counts:
-    found = Counts()
+def _block(block: BasicBlock, touched: Sequence[Access]) -> Counts:
+    """Count a block, whose loads and stores (but not spills) are those of the code it was made from."""
+    found, left = Counts(), list(touched)
     for text in block.instructions:
         opcode = text.split(" = ", 1)[-1].split()[0]
         pipe = pipe_of(opcode)
         if pipe == "none":
             continue
-        setattr(found, pipe, getattr(found, pipe) + 1)
+        issued = 2 if opcode.startswith("SHADDX") else 1  # it adds 64 bits, 32 at a time
+        setattr(found, pipe, getattr(found, pipe) + issued)
         if pipe == "fma" and ".v2f16" in opcode and not _is_packed(text):
             found.half += 1
         if pipe == "ls":
-            found.lines += _lines(opcode)
+            bits = _bits(opcode)
+            access = next((one for one in left if one.bits == bits), None)
+            if access is not None:
+                left.remove(access)
+            found.lines += access.lines if access else max(1.0, bits * WARP / 8 / LINE)
     return found
 
 
@@ -117,10 +131,10 @@ def _is_packed(text: str) -> bool:
     return any(_WHOLE.match(operand.strip()) for operand in operands.split(","))
 
 
-def _lines(opcode: str) -> float:
-    """Lines that 16 lanes touch: each moves so many bits, beside its neighbour."""
+def _bits(opcode: str) -> int:
+    """Return how much a lane moves."""
     bits = _BITS.search(opcode)
-    return max(1.0, (int(bits.group(1)) if bits else 32) * 16 / 8 / 64)
+    return int(bits.group(1)) if bits else 32
 
 
 def _loops(kernel: KernelDump) -> tuple[list[_CountedLoop], bool]:
@@ -134,9 +148,19 @@ def _loops(kernel: KernelDump) -> tuple[list[_CountedLoop], bool]:
                 ends[head] = max(ends.get(head, 0), n)
     heads = sorted(ends)
     known = len(heads) == len(kernel.trips)
-    turns = list(kernel.trips) if known else [None] * len(heads)
-    found = [_CountedLoop(head, ends[head], count or 1) for head, count in zip(heads, turns, strict=True)]
-    return found, known and all(turns)
+    found = []
+    for n, head in enumerate(heads):
+        within = range(head, ends[head] + 1)
+        turns = kernel.trips[n] if known else None
+        again = known and turns is not None and n < len(kernel.once_more) and kernel.once_more[n]
+        leaves = (
+            m
+            for m in within
+            if any(places.get(b, len(places)) not in within for b in kernel.blocks[m].successors)
+        )
+        test = next(leaves, -1) if again else -1
+        found.append(_CountedLoop(head, ends[head], turns or 1, test))
+    return found, known and all(kernel.trips)
 
 
 def _main(each: Sequence[Counts], weights: Sequence[float], loops: Sequence[_CountedLoop]) -> Counts | None:

@@ -48,6 +48,14 @@ class _LoopValues:
 
 def trip_counts(lines: list[str]) -> list[int | None]:
     """Return the turns of every loop in program order; None where they are not constant."""
+    return [turns for turns, _ in _turns(lines)]
+
+
+def _turns(lines: list[str]) -> list[tuple[int | None, bool]]:
+    """Return every loop's turns, and whether what precedes its test runs once more.
+
+    It does where the test is of this turn's value, not of the next one's.
+    """
     values = _LoopValues()
     loops = _loops(lines, values)
     return [_trips(loop, values) for loop in loops]
@@ -88,11 +96,11 @@ def _define(
         inside[-1][0].comparisons.append((name, operands))
 
 
-def _trips(loop: _Loop, values: _LoopValues) -> int | None:
+def _trips(loop: _Loop, values: _LoopValues) -> tuple[int | None, bool]:
     inductions = {
         name: found for name, rest in loop.phis.items() if (found := _induction(name, rest, values))
     }
-    turns = None
+    turns, once_more = None, False
     for defined, operands in loop.comparisons:
         if loop.breaks and defined not in loop.breaks:
             continue
@@ -103,7 +111,8 @@ def _trips(loop: _Loop, values: _LoopValues) -> int | None:
                 limit = values.number(operands[1 - side])
                 if limit is not None:
                     turns = max(1, abs(-(-(limit - induction.start) // induction.step)))
-    return turns
+                    once_more = _name(operands[side]) == name
+    return turns, once_more
 
 
 def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
@@ -134,8 +143,9 @@ _KERNEL = "shader: MESA_SHADER_KERNEL"
 _FUNCTION = re.compile(r"impl (\w+)")
 _BLOCK = re.compile(r"block(\d+) \{")
 _TOTALS = re.compile(
-    r"(\d+) inst, [\d.]+ cycles, [\d.]+ fma, [\d.]+ cvt, [\d.]+ sfu, [\d.]+ v, [\d.]+ t, [\d.]+ ls, "
-    r"\d+ quadwords, (\d+) threads, \d+ loops, (\d+):(\d+) spills"
+    r"(\d+) inst(?:rs)?, [\d.]+ cycles, [\d.]+ fma, [\d.]+ cvt, [\d.]+ sfu, (?:[\d.]+ alu, )?[\d.]+ v, "
+    r"[\d.]+ t, [\d.]+ ls, \d+ (?:quadwords|code size), (\d+) threads, \d+ loops, (\d+):(\d+) spills"
+    r"(?::fills, \d+ spill cost, (\d+) registers used)?"
 )
 
 
@@ -150,15 +160,22 @@ class BasicBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelDump:
-    """One kernel's machine code. `trips` are those of its loops in program order, None where unknown."""
+    """One kernel's machine code.
+
+    `trips` are those of its loops in program order, None where unknown. `once_more` says of each whether what
+    precedes its test runs once more: Mesa 26 turns loops around so that their work does.
+    """
 
     name: str
     blocks: tuple[BasicBlock, ...]
     trips: tuple[int | None, ...]
+    once_more: tuple[bool, ...] = ()
     instructions: int
     half_occupancy: bool  # it takes more than 32 registers, so that a core runs half as many threads
     spills: int
     fills: int
+    registers: int | None = None  # that it takes; Mesa 25 does not say
+    nir: tuple[str, ...] = ()  # what the machine code was made from
 
 
 class Unreadable(ValueError):
@@ -170,23 +187,29 @@ def kernels(dump: Dump) -> dict[str, KernelDump]:
 
     The compiler makes each more than once; the last one counts.
     """
-    lines = dump.code.split("\n")
+    text = f"{dump.code}\n{dump.stats}"  # Mesa 26 prints all of it to its stderr
+    lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if line.startswith(_KERNEL)]
-    totals = [match.groups() for match in _TOTALS.finditer(f"{dump.code}\n{dump.stats}")]
+    totals = [match.groups() for match in _TOTALS.finditer(text)]
     found: dict[str, KernelDump] = {}
     sections = [lines[a:b] for a, b in pairwise([*starts, len(lines)])]
     sections = [section for section in sections if any(_BLOCK.match(line) for line in section)]
     if len(sections) != len(totals):
         raise Unreadable(f"the dump has {len(sections)} kernels and totals of {len(totals)}")
-    for section, (instructions, threads, spills, fills) in zip(sections, totals, strict=True):
+    for section, (instructions, threads, spills, fills, registers) in zip(sections, totals, strict=True):
+        nir = _nir(section)
+        turns = _turns(nir)
         kernel = KernelDump(
             name=_function(section),
             blocks=_final_blocks(section),
-            trips=tuple(trip_counts(_nir(section))),
+            trips=tuple(count for count, _ in turns),
+            once_more=tuple(once_more for _, once_more in turns),
             instructions=int(instructions),
             half_occupancy=int(threads) < 2,
             spills=int(spills),
             fills=int(fills),
+            registers=int(registers) if registers else None,
+            nir=tuple(nir),
         )
         found[kernel.name] = kernel
     if not found:

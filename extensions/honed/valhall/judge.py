@@ -12,7 +12,6 @@ keep the machine busy, and says nothing of those that wait.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,10 +22,9 @@ from honed.tuner.lower.program import KernelLaunch
 from .compiler import Dump, NotBuilt, OfflineCompiler
 from .count import Counted, Counts, counted
 from .dump import KernelDump, Unreadable, kernels
+from .lanes import CORES, LaunchGeometry
 
-CORES = 4
 CLOCK_HZ = 1.0e9
-WARP = 16
 BANDWIDTH = 27.2e9  # bytes per second, reading and writing (clpeak on this board's LPDDR4X)
 LAUNCH_SECONDS = 4e-6
 FP16_FLOPS = CORES * CLOCK_HZ * 64 * 2 * 2  # two halves to a lane, as Arm's own driver packs them
@@ -34,27 +32,19 @@ FP32_FLOPS = CORES * CLOCK_HZ * 64 * 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchGeometry:
-    """A launch: work-groups and work-items of a group."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-
-    @property
-    def warps(self) -> int:
-        """Warps that the busiest core runs; groups are dealt out whole, and partial warps cost as whole."""
-        return math.ceil(math.prod(self.grid) / CORES) * math.ceil(math.prod(self.block) / WARP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The least seconds of a launch by pipe, and by the memory that it must move."""
+    """The least seconds of a launch by pipe, and by the memory that it must move.
+
+    `alu` is Mesa 26.2's figure: the pipes of arithmetic share the issue of instructions, four a clock. Only a
+    board can say which is right.
+    """
 
     fma: float
     cvt: float
     sfu: float
     ls: float
     memory: float
+    alu: float
 
     @property
     def limiter(self) -> str:
@@ -63,8 +53,13 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """The bound itself."""
+        """The bound by the busiest pipe."""
         return max(self.fma, self.cvt, self.sfu, self.ls, self.memory)
+
+    @property
+    def shared_seconds(self) -> float:
+        """The bound where the pipes of arithmetic share the issue of instructions."""
+        return max(self.alu, self.ls, self.memory)
 
 
 def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int, *, packs: bool) -> Bound:
@@ -72,16 +67,18 @@ def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int, *, packs: bool)
 
     With `packs` its arithmetic on halves goes in pairs.
 
-    Arm's own driver packs what is written as vectors (clpeak on this chip: half4 910, half 442 GFLOP/s);
-    Mesa never does.
+    Arm's own driver packs what is written as vectors (clpeak on this chip: half4 910, half 442 GFLOP/s), and
+    Mesa since 26.1; Mesa 25 packs no multiply-add in a loop.
     """
     each = geometry.warps / CLOCK_HZ
+    fma = counts.fma - (counts.half / 2 if packs else 0.0)
     return Bound(
-        fma=(counts.fma - (counts.half / 2 if packs else 0.0)) / 4 * each,
+        fma=fma / 4 * each,
         cvt=counts.cvt / 4 * each,
         sfu=counts.sfu * each,
         ls=counts.lines * each,
         memory=nbytes / BANDWIDTH,
+        alu=max(counts.sfu, (fma + counts.cvt + counts.sfu) / 4) * each,
     )
 
 
@@ -127,8 +124,8 @@ class MachineCodeJudge:
         kernel = found.get(launch.entry) or found.get(f"__wrapped_{launch.entry}")
         if kernel is None:
             raise NotBuilt(f"the compiler made {', '.join(found)}, and no {launch.entry}")
-        counts = counted(kernel)
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
+        counts = counted(kernel, geometry)
         packs = bool(_VECTORS.search(source))
         return JudgedLaunch(
             launch=launch,

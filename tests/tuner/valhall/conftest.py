@@ -1,4 +1,4 @@
-"""A real dump of Mesa's compiler: `sums.cl` as it makes it for a Mali-G610, less its forms in between."""
+"""Real dumps of Mesa's compilers: `sums.cl` as each makes it for a Mali-G610, less its forms in between."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def source() -> str:
 @pytest.fixture(scope="session")
 def dump() -> Dump:
     return Dump((HERE / "sums.dump").read_text(), (HERE / "sums.stats").read_text())
+
+
+@pytest.fixture(scope="session")
+def dump26() -> Dump:
+    """Mesa 26.2.6's, which prints all of it to its stderr."""
+    return Dump("", (HERE / "sums26.stats").read_text())

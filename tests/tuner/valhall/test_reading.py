@@ -10,6 +10,8 @@ import pytest
 from honed.valhall.compiler import Dump
 from honed.valhall.count import counted, pipe_of
 from honed.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels, trip_counts
+from honed.valhall.judge import CLOCK_HZ, bound
+from honed.valhall.lanes import LaunchGeometry
 
 KERNEL = KernelDump(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
 SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"
@@ -39,11 +41,52 @@ def test_instructions_go_to_the_pipes_that_the_compiler_counts_them_for(dump: Du
     kernel = kernels(dump)[name]
     said = dump.stats.splitlines()[1 if name == SUMS else 2]
     cycles = {pipe: float(c) for c, pipe in re.findall(r"([\d.]+) (fma|cvt|sfu|ls)\b", said)}
-    once = counted(replace(kernel, trips=(1,))).whole
+    once = counted(replace(kernel, trips=(1,), once_more=())).whole
     assert once.fma / 64 == cycles["fma"]
     assert once.cvt / 64 == cycles["cvt"]
     assert once.sfu / 16 == cycles["sfu"]
     assert once.ls == cycles["ls"]
+
+
+def test_what_mesa_26_prints_is_read(dump26: Dump) -> None:
+    found = kernels(dump26)
+    assert list(found) == [SUMS, UNTIL]
+    assert [kernel.instructions for kernel in found.values()] == [45, 25]
+    assert [kernel.registers for kernel in found.values()] == [17, 9]
+    assert [kernel.trips for kernel in found.values()] == [(96,), (None,)]
+    assert not found[SUMS].half_occupancy
+    stats = dump26.stats.replace("2 threads, 1 loops, 0:0", "1 threads, 1 loops, 3:5")
+    kernel = kernels(Dump("", stats))[SUMS]
+    assert (kernel.half_occupancy, kernel.spills, kernel.fills) == (True, 3, 5)
+
+
+@pytest.mark.parametrize("name", [SUMS, UNTIL])
+def test_instructions_of_mesa_26_are_counted_as_it_counts_them(dump26: Dump, name: str) -> None:
+    """Its totals have `alu`, too: SFU, or all three pipes, which share 64 lanes a clock."""
+    kernel = kernels(dump26)[name]
+    said = [line for line in dump26.stats.splitlines() if " instrs, " in line][0 if name == SUMS else 1]
+    cycles = {pipe: float(c) for c, pipe in re.findall(r"([\d.]+) (fma|cvt|sfu|alu|ls)\b", said)}
+    once = counted(replace(kernel, trips=(1,), once_more=())).whole
+    assert (once.fma / 64, once.cvt / 64, once.sfu / 16) == (cycles["fma"], cycles["cvt"], cycles["sfu"])
+    assert once.ls == cycles["ls"]
+    geometry = LaunchGeometry(grid=(1, 1, 1), block=(16, 1, 1))
+    shared = bound(once, geometry, 0, packs=False).alu * CLOCK_HZ
+    assert shared / 16 == pytest.approx(cycles["alu"])
+
+
+def test_mesa_26_packs_halves_in_a_loop(dump26: Dump) -> None:
+    found = counted(kernels(dump26)[SUMS])
+    assert found.certain
+    assert (found.main.fma, found.main.half) == (4, 0), "eight products by four instructions"
+
+
+def test_what_precedes_the_test_of_this_turns_value_runs_once_more(dump: Dump) -> None:
+    """Mesa 25 tests at the top of its loop, so its test runs once more; its work does not."""
+    kernel = kernels(dump)[SUMS]
+    assert kernel.once_more == (True,)
+    before, after = (counted(replace(kernel, once_more=once_more)).whole for once_more in ((), (True,)))
+    assert (after.fma, after.ls) == (before.fma, before.ls)
+    assert after.cvt == before.cvt + 3, "a comparison and two branches"
 
 
 def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
@@ -62,6 +105,8 @@ def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
         ("r24 = FMA.v2f16.flow4 r45.h11, ^r47, r24", 0),
         ("r24 = FMA.v2f16 r45.h11, r47.h01, u256.neg", 0),
         ("r24 = FMA.f32 r45, r47, u256.neg", 0),
+        ("r18 = FMA.v2f16 r45^.h00, r50^.h11, r18^.h00", 1),
+        ("r24 = FMA.v2f16 r45^, r47.h11, r24^", 0),
     ],
 )
 def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str, half: int) -> None:
@@ -125,6 +170,8 @@ def test_what_is_no_dump_is_refused(dump: Dump) -> None:
         ("LOAD.i64.flow1", "ls"),
         ("STORE.i32", "ls"),
         ("PHI", "none"),
+        ("IDPADD.v4s8", "fma"),
+        ("SHADDX.s64", "cvt"),
     ],
 )
 def test_pipes(opcode: str, pipe: str) -> None:

@@ -1,0 +1,229 @@
+"""Which lines of memory a warp touches: a kernel's address arithmetic, done for all lanes of a work-group.
+
+A dump has the code that the machine code was made from, NIR, in SSA form. Its integers are computed in order,
+one value for each lane of the group in the middle of the launch, in the first turn of each loop. Arguments
+are taken to be 0: buffers are aligned to more than a line. What depends on memory or floats is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+CORES = 4
+WARP = 16
+LINE = 64  # bytes
+
+_Lanes = npt.NDArray[np.uint64]
+_Value = list[_Lanes] | None  # by component
+
+_BLOCK = re.compile(r"block b(\d+):")
+_STATEMENT = re.compile(r"(?:(?:con |div )?\s*(\d+)(?:x(\d+))?\s+(%\d+) = )?(@?\w+)[^ ]* ?(.*)")
+_OPERAND = re.compile(r"(%\d+)(?:\.([a-p]+|[xyzw]+))?")
+_NUMBER = re.compile(r"0x[0-9a-f]+|\btrue\b|\bfalse\b")
+_ACCESS = re.compile(r"@(?:(?:load|store)_(?:global|global_constant|shared)|(?:global|shared)_atomic\w*)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchGeometry:
+    """A launch: work-groups and work-items of a group."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def warps(self) -> int:
+        """Warps that the busiest core runs; groups are dealt out whole, and partial warps cost as whole."""
+        return math.ceil(math.prod(self.grid) / CORES) * math.ceil(math.prod(self.block) / WARP)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or store of so many bits a lane, and the lines that a warp of the group touches on average."""
+
+    bits: int
+    lines: float
+
+
+def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Access]]:
+    """Return the loads and stores of known addresses in each basic block, by its number."""
+    found: dict[int, list[Access]] = {}
+    values: dict[str, _Value] = {}
+    sizes: dict[str, int] = {}
+    group = _Group(geometry)
+    block = 0
+    for line in nir:
+        text = line.partition("//")[0].strip()
+        if (match := _BLOCK.match(text)) is not None:
+            block = int(match.group(1))
+        elif (match := _STATEMENT.match(text)) is not None:
+            bits, components, name, operation, rest = match.groups()
+            if name is not None:
+                sizes[name] = int(bits) * int(components or 1)
+                values[name] = group.value(operation, rest, int(bits), int(components or 1), values)
+            if _ACCESS.match(operation):
+                operands = [one.group(1) for one in _OPERAND.finditer(rest)]
+                moved, address = (operands[0], operands[1]) if "store" in operation else (name, operands[0])
+                where = values.get(address)
+                if where is not None:
+                    size = sizes[moved]
+                    found.setdefault(block, []).append(Access(size, group.lines(where[0], size // 8)))
+    return found
+
+
+class _Group:
+    """The lanes of a work-group."""
+
+    def __init__(self, geometry: LaunchGeometry) -> None:
+        count = math.prod(geometry.block)
+        index = np.arange(count, dtype=np.uint64)
+        x, y, _ = (np.uint64(n) for n in geometry.block)
+        local = [index % x, index // x % y, index // (x * y)]
+        middle = [np.full(count, n // 2, np.uint64) for n in geometry.grid]
+        self._warps = np.tile(index // np.uint64(WARP), 2)  # at most 64 of them
+        self._zero = np.zeros(count, np.uint64)
+        self._known: Mapping[str, list[_Lanes]] = {
+            "@load_local_invocation_id": local,
+            "@load_local_invocation_index": [index],
+            "@load_subgroup_invocation": [index % np.uint64(WARP)],
+            "@load_workgroup_id": middle,
+            "@load_global_invocation_id": [
+                i * np.uint64(n) + j for i, n, j in zip(middle, geometry.block, local, strict=True)
+            ],
+            "@load_workgroup_size": [np.full(count, n, np.uint64) for n in geometry.block],
+            "@load_num_workgroups": [np.full(count, n, np.uint64) for n in geometry.grid],
+        }
+
+    def lines(self, address: _Lanes, nbytes: int) -> float:
+        """Return the lines that a warp touches, on average."""
+        ends = np.concatenate((address, address + np.uint64(nbytes - 1)))
+        touched = np.unique((ends // np.uint64(LINE)) << np.uint64(8) | self._warps)
+        return len(touched) / (int(self._warps[-1]) + 1)
+
+    def value(
+        self, operation: str, rest: str, bits: int, components: int, values: Mapping[str, _Value]
+    ) -> _Value:
+        """Return what a statement defines; None where it is unknown."""
+        if operation == "load_const":
+            numbers = _NUMBER.findall(rest.partition(" = (")[0])
+            return [self._zero + np.uint64(_number(one)) for one in numbers]
+        if operation == "@load_ubo" or operation.startswith("@load_base_"):
+            return [self._zero] * components
+        if operation in self._known:
+            return [_masked(one, bits) for one in self._known[operation][:components]]
+        operands = _operands(rest, values)
+        if operation == "phi":
+            return next((one for one in operands if one is not None), None)
+        if any(one is None for one in operands):
+            return None
+        return _computed(operation, [one for one in operands if one is not None], bits, components)
+
+
+def _operands(rest: str, values: Mapping[str, _Value]) -> list[_Value]:
+    found: list[_Value] = []
+    for match in _OPERAND.finditer(rest):
+        value, swizzle = values.get(match.group(1)), match.group(2)
+        if value is not None and swizzle:
+            letters = "xyzw" if set(swizzle) <= set("xyzw") else "abcdefghijklmnop"
+            places = [letters.index(letter) for letter in swizzle]
+            value = [value[n] for n in places] if max(places) < len(value) else None
+        found.append(value)
+    return found
+
+
+def _number(text: str) -> int:
+    return {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text, 0)
+
+
+def _masked(value: _Lanes, bits: int) -> _Lanes:
+    return value & np.uint64((1 << bits) - 1)
+
+
+def _signed(value: _Lanes, bits: int) -> npt.NDArray[np.int64]:
+    left = np.uint64(64 - bits)
+    return (value << left).view(np.int64) >> np.int64(64 - bits)
+
+
+_ARITHMETIC: Mapping[str, Callable[[_Lanes, _Lanes], _Lanes]] = {
+    "iadd": operator.add,
+    "isub": operator.sub,
+    "imul": operator.mul,
+    "iand": operator.and_,
+    "ior": operator.or_,
+    "ixor": operator.xor,
+    "umin": np.minimum,
+    "umax": np.maximum,
+}
+_SIGNED: Mapping[str, Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.int64]]] = {
+    "imin": np.minimum,
+    "imax": np.maximum,
+    "iabs": lambda a, _: np.abs(a),
+}
+_SHIFTS: Mapping[str, Callable[[_Lanes, _Lanes, int], _Lanes]] = {
+    "ishl": lambda a, by, _: a << by,
+    "ushr": lambda a, by, _: a >> by,
+    "ishr": lambda a, by, bits: (_signed(a, bits) >> by.view(np.int64)).view(np.uint64),
+}
+_UNARY: Mapping[str, Callable[[_Lanes], _Lanes]] = {
+    "inot": operator.invert,
+    "ineg": lambda a: np.uint64(0) - a,
+    "mov": lambda a: a,
+    "unpack_64_2x32_split_x": lambda a: a,
+    "unpack_64_2x32_split_y": lambda a: a >> np.uint64(32),
+}
+_COMPARED = {"lt": operator.lt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne}
+_COMPARISON = re.compile(r"([iu])(lt|ge|eq|ne)(?:\d+|_pan)?$")
+_PARTS = re.compile(r"(extract|insert)_[iu](8|16)$")
+
+
+def _computed(operation: str, operands: list[list[_Lanes]], bits: int, components: int) -> _Value:
+    """Return the result of an operation on integers, by component; None for another one."""
+    if operation in ("vec2", "vec3", "vec4", "vec8", "vec16"):
+        return [one[0] for one in operands]
+    if operation in ("pack_64_2x32", "pack_32_2x16"):
+        low, high = operands[0][:2]
+        return [low | high << np.uint64(bits // 2)]
+    if operation in ("unpack_64_2x32", "unpack_32_2x16"):
+        return [_masked(operands[0][0] >> np.uint64(bits * n), bits) for n in range(components)]
+    found: list[_Lanes] = []
+    for n in range(components):
+        if any(n >= len(one) for one in operands):
+            return None
+        one = _component(operation, [each[n] for each in operands], bits)
+        if one is None:
+            return None
+        found.append(_masked(one, bits))
+    return found
+
+
+def _component(operation: str, given: list[_Lanes], bits: int) -> _Lanes | None:
+    """Return one component, with any bits above its own."""
+    a, b = given[0], given[-1]
+    if operation in _ARITHMETIC:
+        return _ARITHMETIC[operation](a, b)
+    if (match := _COMPARISON.match(operation)) is not None:
+        width = 32 if bits == 1 else bits
+        x, y = (a, b) if match.group(1) == "u" else (_signed(a, width), _signed(b, width))
+        return np.where(_COMPARED[match.group(2)](x, y), np.uint64((1 << bits) - 1), np.uint64(0))
+    if (match := _PARTS.match(operation)) is not None:
+        place, width = b * np.uint64(match.group(2)), int(match.group(2))
+        return _masked(a >> place, width) if match.group(1) == "extract" else _masked(a, width) << place
+    if operation in _SHIFTS:
+        return _SHIFTS[operation](a, b & np.uint64(bits - 1), bits)
+    if operation in _SIGNED:
+        return _SIGNED[operation](_signed(a, bits), _signed(b, bits)).view(np.uint64)
+    if operation in _UNARY:
+        return _UNARY[operation](a)
+    if operation.startswith("b2i"):
+        return np.where(a != 0, np.uint64(1), np.uint64(0))
+    if operation.startswith(("bcsel", "b16csel", "b32csel")):
+        return np.where(a != 0, given[1], b)
+    if operation in ("pack_64_2x32_split", "pack_32_2x16_split"):
+        return a | b << np.uint64(bits // 2)
+    return a if operation.startswith("u2u") else None

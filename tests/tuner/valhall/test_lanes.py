@@ -1,0 +1,107 @@
+"""Lines of memory that a warp touches, against counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from honed.valhall.compiler import Dump
+from honed.valhall.count import counted
+from honed.valhall.dump import kernels
+from honed.valhall.lanes import Access, LaunchGeometry, accesses
+
+K, N = 256, 1280  # of a product of halves, rows of both in memory
+
+
+def group(*block: int) -> LaunchGeometry:
+    x, y, z = (*block, 1, 1)[:3]
+    return LaunchGeometry(grid=(8, 8, 1), block=(x, y, z))
+
+
+def product(rows: int, steps: int) -> list[str]:
+    """The loads of a turn, for a tile of so many rows and 8 columns, as NIR has them."""
+    lines = [
+        "    block b1:    // preds: b0 b1",
+        "    32x3 %0 = @load_global_invocation_id",
+        "    64   %1 = load_const (0x0000000000000000)",
+        f"    32   %2 = load_const ({rows * K * 2:#010x})",
+        "    32   %3 = imul %0.y, %2",
+        "    32   %4 = load_const (0x00000004)",
+        "    32   %5 = ishl! %0.x, %4 (0x4)",
+    ]
+    for n, (register, offset, loaded) in enumerate(
+        [(3, row * K * 2, "16x4") for row in range(rows)]
+        + [(5, step * N * 2, "64x2") for step in range(steps)]
+    ):
+        lines += [
+            f"    32   %{10 + 4 * n} = load_const ({offset:#010x})",
+            f"    32   %{11 + 4 * n} = iadd.nsw %{register}, %{10 + 4 * n} // exact",
+            f"    64   %{12 + 4 * n} = pack_64_2x32_split %{11 + 4 * n}, %1 (0x0)",
+            f"    {loaded} %{13 + 4 * n} = @load_global (%{12 + 4 * n}) (access=none, align_mul=8)",
+        ]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "block", "lines"),
+    [
+        (4, 4, (8, 8), 4 * 2 + 4 * 2),  # two rows of eight: 2 lines of A, and 8 x 16 bytes of B
+        (8, 4, (8, 8), 8 * 2 + 4 * 2),
+        (4, 4, (16, 4), 4 * 1 + 4 * 4),  # one row: all lanes read the same of A
+        (4, 4, (4, 16), 4 * 4 + 4 * 1),  # four rows of four
+        (4, 4, (1, 64), 4 * 16 + 4 * 1),  # sixteen rows: all lanes read the same of B
+        (4, 4, (8, 3), 4 * 1.5 + 4 * 2),  # a warp of two rows and half a warp of one
+    ],
+)
+def test_lines_are_those_of_the_lanes_of_a_warp(
+    rows: int, steps: int, block: tuple[int, int], lines: float
+) -> None:
+    (found,) = accesses(product(rows, steps), group(*block)).values()
+    assert [one.bits for one in found] == [64] * rows + [128] * steps
+    assert sum(one.lines for one in found) == lines
+
+
+def test_lines_of_a_kernel_are_those_of_its_launch(dump: Dump, dump26: Dump) -> None:
+    """Each lane reads rows of 1,536 bytes of its own, and all the same of the second operand."""
+    halves, whole = (counted(kernels(one)["__wrapped_sums"], group(16)) for one in (dump, dump26))
+    assert (halves.main.lines, whole.main.lines) == (2 * 16 + 2 * 1, 16 + 1)
+    assert halves.whole.lines == 96 * 34 + 2 * 4, "its two stores touch the same 256 bytes"
+    assert whole.whole.lines == 96 * 17 + 4
+
+
+@pytest.mark.parametrize(
+    ("statement", "lines"),
+    [
+        ("ishl %1, %9 (0x6)", 16),  # a line for each lane
+        ("iadd %1, %9 (0x6)", 1),
+        ("imul %1, %8 (0xfffffffc)", 2),  # down from 0, by 4 bytes
+        ("isub %8 (0xfffffffc), %1", 1),
+        ("ushr %1, %9 (0x6)", 1),
+        ("ishr %8 (0xfffffffc), %1", 2),  # four bytes at -1 lie in two lines
+        ("b32csel %2, %1, %9 (0x6)", 1),
+        ("extract_u8 %1, %7 (0x0)", 1),
+        ("umin %1, %9 (0x6)", 1),
+    ],
+)
+def test_address_arithmetic(statement: str, lines: float) -> None:
+    nir = f"""
+    block b3:
+    32  %1 = @load_local_invocation_index
+    32  %7 = load_const (0x00000000)
+    32  %8 = load_const (0xfffffffc = -4)
+    32  %9 = load_const (0x00000006)
+    32  %2 = ilt32 %8, %1
+    32  %3 = {statement}
+    64  %4 = pack_64_2x32_split %3, %7 (0x0)
+            @store_global (%1, %4) (wrmask=x)""".split("\n")
+    assert accesses(nir, group(16)) == {3: [Access(32, lines)]}
+
+
+def test_an_address_that_depends_on_memory_is_unknown() -> None:
+    nir = [
+        "block b0:",
+        "64  %1 = load_const (0x0000000000000000)",
+        "32  %2 = @load_global (%1 (0x0)) (access=none)",
+        "64  %3 = u2u64 %2",
+        "32  %4 = @load_global (%3) (access=none)",
+    ]
+    assert accesses(nir, group(16)) == {0: [Access(32, 1)]}
