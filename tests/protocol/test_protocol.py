@@ -27,6 +27,14 @@ def test_errors_come_back_as_they_were(kind: type[HonedError]) -> None:
     assert str(back) == "a sentence; do this"
 
 
+def test_a_finer_error_travels_as_the_nearest_that_readers_know() -> None:
+    class Finer(errors.OutOfMemory):
+        """An error of one module's own."""
+
+    back = errors.error_from_map(errors.error_to_map(Finer("a sentence; do this")))
+    assert type(back) is errors.OutOfMemory
+
+
 def test_refusals_keep_their_reasons_and_files() -> None:
     back = errors.error_from_map(errors.error_to_map(ModelRefused("no", ("a", "b"))))
     assert isinstance(back, ModelRefused)

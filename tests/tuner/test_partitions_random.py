@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.tvm
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts whatever can be cut, and starts no children for it."""
-    monkeypatch.setattr(compiling, "cut", lambda model, shapes: cut(model, shapes, CHEAP))
+    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
     monkeypatch.setattr(confined, "run", in_this_process)
 
 

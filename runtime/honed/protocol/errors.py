@@ -132,8 +132,10 @@ class OutOfMemory(DeviceError):
 
 
 def error_to_map(error: HonedError) -> Map:
-    """Return the map by which an error travels."""
-    plain: Map = {"code": error.code, "message": str(error), "type": type(error).__name__}
+    """Return the map by which an error travels, as the nearest type that every reader knows."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    name = next((name for name in names if name in _ERROR_TYPES), names[0])
+    plain: Map = {"code": error.code, "message": str(error), "type": name}
     if isinstance(error, ModelRefused) and error.reasons:
         plain["reasons"] = list(error.reasons)
     if isinstance(error, MissingFiles):

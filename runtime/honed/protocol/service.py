@@ -421,8 +421,8 @@ class ConfigShown:
     files: tuple[str, ...]
     pending: tuple[SettingChange, ...]
     problem: str
-    memory_mib: int
-    machine_mib: int
+    memory_mib: int = 0  # 0: of a service that does not say
+    machine_mib: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

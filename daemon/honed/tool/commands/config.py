@@ -91,8 +91,9 @@ def _print(console: Console, running: bool, told: ConfigShown) -> None:
         console.print()
     rows = [(each.name, _value(each.value), each.unit, each.origin) for each in told.settings]
     console.print(table(("setting", "value", "unit", "origin"), rows))
-    console.print()
-    line(console, memory_told(told.memory_mib, told.machine_mib))
+    if told.machine_mib:
+        console.print()
+        line(console, memory_told(told.memory_mib, told.machine_mib))
     if told.problem:
         console.print()
         line(console, f"The files cannot be used as they are now: {told.problem}", "bold")
