@@ -1,5 +1,5 @@
 /* Builds OpenCL C with the first device there is, in its own process: Mesa 26's driver does not survive a
- * fork. What crashes the compiler or takes it too long ends the server, and whoever started it starts another.
+ * fork. What crashes the compiler or takes it too long ends the server, and its runner starts another.
  *
  * Reads lines with a path, and for each writes a line once PATH.dump (what the driver printed to its stdout)
  * and PATH.stats (to its stderr) are complete: "built", or "refused" (the build log is in PATH.stats). A
