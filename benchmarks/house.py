@@ -267,6 +267,11 @@ def way(house: House, heading: str) -> list[str]:
     return list(found)
 
 
+def words(text: str) -> int:
+    """Return how many words a page has; the strokes of tables and lists are none."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
 def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str | list[str]]]:
     """Each figure by its name: a number, or what is to be counted. What runs is told of `root` alone."""
     every = [(module.part, lines_of(module)) for module in house.modules]
@@ -279,8 +284,7 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
     yield "lines of code, together", f"{code:,}"
     yield "lines of docstrings and comments", f"{sum(lines.prose for _, lines in every):,}"
     yield "share of imports in lines of code", f"{sum(lines.imports for _, lines in every) / code:.1%}"
-    words = sum(len(re.findall(r"\S*\w\S*", text)) for text in house.pages.values())  # not a table's strokes
-    yield "words of documentation", f"{words:,}"
+    yield "words of documentation", f"{sum(map(words, house.pages.values())):,}"
     yield "imports of layers from features", into_features(house)
     yield "modules that start child processes, each in its own way", child_protocols(house)
     yield "import cycles", cycles(house)

@@ -162,6 +162,10 @@ def test_the_page_of_this_house_leads_through_files_that_exist(here: House) -> N
     assert all(house.way(here, heading) for heading in house.WAYS)
 
 
+def test_strokes_are_no_words() -> None:
+    assert house.words("| a | b-c |\n|---|---|\n- d, e") == 4
+
+
 def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -181,7 +185,7 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert "| what | HEAD | now |" in told
     assert "| files | 4 | 3 |" in told
-    assert f"| words of documentation | 0 | {len(PAGE.split())} |" in told
+    assert f"| words of documentation | 0 | {house.words(PAGE)} |" in told
     assert "in its own way | 1 | 0 |" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])
