@@ -96,7 +96,7 @@ def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = F
 
     `several`: sets of shapes may be given.
     """
-    again = "; an input given again begins another set, which the model is compiled for, too"
+    again = "; an input given again begins another set of shapes, and the model is compiled for each set"
     parser.add_argument(
         "--shape",
         action="append",

@@ -36,7 +36,7 @@ def _add_worker(actions: Any) -> None:
         details=(
             "Candidates are measured on the device while the service here is idle, under its lease, as its "
             "own tuner does. Everybody with a certificate of the farm can run any code on this machine. "
-            "Runs until it is stopped; where the scheduler goes away, it is waited for."
+            "Runs until it is stopped, and waits for a scheduler that went away."
         ),
         examples="hone farm worker tls://pc:8786\nhone farm worker tls://pc:8786 --bench mali-g610",
     )
@@ -58,7 +58,7 @@ def _add_scheduler(actions: Any) -> None:
         actions,
         "scheduler",
         _scheduler,
-        about="be the meeting place of a farm",
+        about="run the scheduler of a farm",
         details="Workers and 'hone tune --farm' connect to it. Runs until it is stopped.",
         examples="hone farm scheduler tls://pc:8786\nhone farm scheduler tcp://127.0.0.1:8786",
     )

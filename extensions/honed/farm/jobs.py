@@ -14,7 +14,7 @@ _MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or 
 
 
 def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
-    """Be the meeting place until told to stop."""
+    """Run the scheduler until told to stop."""
     _need()
     from .scheduler import run
 

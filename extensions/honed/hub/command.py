@@ -47,7 +47,7 @@ def add_learning(actions: Any) -> None:
         actions,
         "learn",
         _learn,
-        about="learn a family's prior from records, by which schedules are chosen before any was measured",
+        about="learn from records a prior, which chooses schedules before any is measured",
         details=(
             "FROM is a hub, by its URL or folder, or what 'hone records export' wrote, or a folder of such. "
             "Of a hub only records signed by keys that are trusted are taken. A record names its task by a "
@@ -226,7 +226,7 @@ def _add_sharing(actions: Any) -> None:
         actions,
         "status",
         _status,
-        about="say what the hub has for this machine, whose records it takes, and what became of them",
+        about="say what the hub has for this machine, whose records it takes, and their results here",
         examples="hone hub status\nhone hub status https://hub.example/honed --json",
     )
     for parser in (push, pull, status):

@@ -58,11 +58,11 @@ GROUPS: Final = {
         CommandRow("list", "models", "list the models of the service"),
         CommandRow("show", "models", "show where a model comes from, how it was verified, and its kernels"),
         CommandRow("remove", "models", "remove a model and its files for good"),
-        CommandRow("set", "models", "have requests run together, or a model warmed up"),
+        CommandRow("set", "models", "run requests together, or warm a model up"),
         CommandRow("rollback", "models", "serve an earlier version of a model again"),
         CommandRow("pin", "models",
                    "keep a version of a model from being replaced by tuning, or have one engine serve it"),
-        CommandRow("unpin", "models", "let go of the version and the engine of a model that are pinned"),
+        CommandRow("unpin", "models", "release the pinned version and engine of a model"),
     ),
     "answers": (
         CommandRow("infer", "infer", "run a model once on .npy files, or on made-up inputs"),

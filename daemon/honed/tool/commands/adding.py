@@ -33,9 +33,9 @@ def define_add(add: Parser) -> None:
         add,
         _add,
         details=(
-            "Takes ONNX files, with their external data beside them, or compiled .honed files; of a folder "
-            "all that are in it. Each is a model named after its file. One that fails does not keep the "
-            "others from being added; the exit status tells."
+            "Takes ONNX files with their external data beside them, compiled .honed files, or folders. "
+            "Each file becomes a model with the file's name. If one fails, the others are added, and the "
+            "exit status is 1."
         ),
         examples="""\
             hone add lightglue.onnx
@@ -67,14 +67,14 @@ def _add_serving_options(add: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--device",
         metavar="SPEC",
-        help="which device of the service is to serve it: part of its name, or 'fastest' to have all "
-        "compared (default: what the configuration says)",
+        help="the device of the service that serves it: part of its name, or 'fastest' to compare all "
+        "(default: what the configuration says)",
     )
     add.add_argument(
         "--engine",
         type=engine_name,  # an older word, too
         choices=("fastest", "opencl", "onnxruntime"),
-        help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
+        help="the engine that serves it: the faster one, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",
     )
     add.add_argument(
@@ -83,15 +83,15 @@ def _add_serving_options(add: argparse.ArgumentParser) -> None:
         type=_state,
         default=[],
         metavar="OUT=IN",
-        help="in a sequence, give output OUT to input IN of the next request; give one for each "
-        "(default: what the file's metadata says, or names and shapes tell)",
+        help="in a sequence, output OUT is input IN of the next request; give one for each "
+        "(default: by the file's metadata, or by names and shapes)",
     )
     waiting = add.add_mutually_exclusive_group()
     waiting.add_argument(
         "--wait",
         action="store_true",
         default=True,
-        help="end when it is compiled, or known why not (default); the CPU engine serves it meanwhile",
+        help="wait until it is compiled or cannot be (default); the CPU engine serves it meanwhile",
     )
     waiting.add_argument(
         "--no-wait", dest="wait", action="store_false", help="end as soon as it is served; compiling goes on"

@@ -113,8 +113,8 @@ def define_fit(fit: Parser) -> None:
         fit,
         _fit,
         details=(
-            "Nothing is added, and no kernel is made; that takes seconds. Which engine is faster only adding "
-            "tells, which compares them. The exit status is 1 where a file would not be served."
+            "It takes seconds: nothing is added, and no kernel is built. Only adding tells which engine is "
+            "faster. The exit status is 1 if a file would not be served."
         ),
         examples="""\
             hone fit detector.onnx

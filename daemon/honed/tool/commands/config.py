@@ -24,7 +24,7 @@ def define_config(config: Parser) -> None:
         config,
         _config,
         details=(
-            "Asks the running service; where none runs, shows what one started by this user would use. "
+            "Asks the running service; if none runs, shows the settings of one that this user would start. "
             "docs/configuration.md explains the settings."
         ),
         examples="""\

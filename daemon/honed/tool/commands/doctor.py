@@ -29,7 +29,7 @@ def define_doctor(doctor: Parser) -> None:
         _doctor,
         details=(
             "Looks at the OpenCL loader and drivers, the GPU's kernel driver, device nodes and permissions, "
-            "clock, service, folders and software. Ends with status 1 if something must be mended."
+            "clock, service, folders and software. The exit status is 1 if something must be mended."
         ),
         examples="""\
             hone doctor

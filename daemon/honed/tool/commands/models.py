@@ -391,10 +391,10 @@ def define_set(parser: Parser) -> None:
         parser,
         _set,
         details=(
-            "With --batch, requests that differ in their first dimension only are run as one: each waits for "
-            "others until the batch is full, or --delay is over. That is for models whose file leaves the "
-            "first size of all inputs and outputs open, and is tried out first. With --warm-up "
-            "a model is run on zeros when it is loaded, before it serves."
+            "With --batch, requests that differ only in their first size run as one: each waits for "
+            "others until the batch is full, or --delay is over. The file must leave the first size of all "
+            "inputs and outputs open, and the service tries batches out first. With --warm-up the model runs "
+            "on zeros when it is loaded, before it serves."
         ),
         examples=(
             "hone set embedder --batch 8 --delay 2\nhone set embedder --batch 0\n"

@@ -35,8 +35,8 @@ def define_tasks(tasks: Parser) -> None:
             "that is served now comes from: 'here' is measured on this machine, with how the search came "
             "to it (moved from a related task, from tables, by evolution or descent, or known from another "
             "driver and measured again); a record was measured on such a device elsewhere; the prior, tables "
-            "and rules are taken without a trial. What is not tuned says why. Tasks of 0 runs are other "
-            "forms of the same work, one kernel or several, which are listed below with what both take."
+            "and rules are taken without a trial. What is not tuned says why. Tasks with 0 runs are "
+            "alternatives for the same work, in one kernel or several; the second table compares their times."
         ),
         examples="hone tasks lightglue\nhone tasks lightglue --json",
     )

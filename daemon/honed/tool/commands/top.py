@@ -49,7 +49,7 @@ def define_top(top: Parser) -> None:
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
             "Below a model are the shapes that have a compiled form of their own, with the requests that it "
-            "answered. q or Ctrl-C ends. What is no terminal gets one table."
+            "answered. q or Ctrl-C ends. Without a terminal it prints one table."
         ),
         examples="hone top\nhone top --interval 0.5\nhone top --json",
     )
