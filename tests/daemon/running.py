@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from honed.runtime import Client
 from honed.runtime.errors import DeadlineExceeded, HonedError
 
+T = TypeVar("T")
 NO_TUNER = "\n[tuner]\nspawn = false\n"
 COMPILED_ONLY = '\n[serve]\nengine = "gpu"\n'
 DEADLINE = 60.0  # seconds; generous, since machines are shared
@@ -171,18 +172,19 @@ def _served_compiled(config: str) -> str:
 
 
 def wait_for(
-    condition: Callable[[], Any], what: str, service: Service | None = None, *, seconds: float = DEADLINE
-) -> None:
-    """Until the condition holds; fails with the daemon's log when it does not in time.
+    condition: Callable[[], T], what: str, service: Service | None = None, *, seconds: float = DEADLINE
+) -> T:
+    """Wait until the condition holds, and return what it gave; fail with the daemon's log if it does not.
 
     It asks the less often the longer it waits, and is at most a tenth late: asking costs both sides time.
     """
     begin = time.monotonic()
-    while not condition():
+    while not (given := condition()):
         waited = time.monotonic() - begin
         if waited > seconds:
             raise AssertionError(f"waited in vain for {what}\n{service.log if service else ''}")
         time.sleep(min(max(0.01, waited / 10), 0.5))
+    return given
 
 
 def too_late(ask: Callable[[float], object], where: str, timeout: float) -> None:
