@@ -599,7 +599,6 @@ class VersionPinned:
     version: int
     pinned: bool
     engine: str = ""
-    engine_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

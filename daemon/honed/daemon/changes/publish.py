@@ -43,7 +43,6 @@ from honed.protocol.params import (
     PinParams,
     PublishParams,
     RollbackParams,
-    engine_name,
 )
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
 from honed.runtime.compiled.model import Origin
@@ -246,7 +245,6 @@ class Publisher:
             version=history.number,
             pinned=history.pinned,
             engine=engine,
-            engine_name=engine_name(engine),
         )
 
     async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
