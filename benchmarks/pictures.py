@@ -8,6 +8,7 @@ and `hone report` makes the page, of which Chromium (Debian's package) takes a p
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -31,7 +32,11 @@ _BURST, _PAUSE_SECONDS = 5, 5.0  # requests, and between two bursts
 
 def main() -> None:
     """Make both pictures."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures").resolve()
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("docs/pictures"), help="to write them to"
+    )
+    folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     hone = [sys.executable, "-m", "honed.tool.main"]
     with tempfile.TemporaryDirectory(prefix="pictures-") as temporary, contextlib.ExitStack() as ended:
