@@ -268,7 +268,7 @@ def test_of_a_service(service: Service, tmp_path: Path, capsys: pytest.CaptureFi
     told = words(parsed(file.read_text()))
     assert "small" in told
     assert str(service.socket) in told
-    assert "3 by gpu" in told
+    assert "3 by opencl" in told
     assert main(["report", "-o", str(file), f"--socket={service.socket}"]) == 0
     assert f"{file} has the report: 1 model, " in " ".join(capsys.readouterr().out.split())
 
