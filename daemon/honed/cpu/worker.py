@@ -84,10 +84,14 @@ class CpuEngine(Host):
         held = self._models.get(key)
         if held is None:
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
-        if held.processors is not self._here:
-            self._here = held.processors
-            os.sched_setaffinity(0, self._here)
+        if held.processors != self._here:
+            self._move(held.processors)
         return held.session
+
+    def _move(self, where: tuple[int, ...]) -> None:
+        """Have this thread run on these processors, and the threads that it starts."""
+        os.sched_setaffinity(0, where)
+        self._here = where
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
         """Nothing is remembered, and whole files have no parts."""
@@ -108,7 +112,7 @@ class CpuEngine(Host):
             where = self._threads.processors
             if where:
                 where = where if threads <= self._threads.threads else self._all_processors
-                os.sched_setaffinity(0, where)  # which the session's threads inherit from this one
+                self._move(where)
             session = Session(Path(call.path), threads, level=call.level, spinning=call.spinning)
             self._models[call.key] = held = _Loaded(session, asked, where)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)

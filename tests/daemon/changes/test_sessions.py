@@ -239,6 +239,10 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         for key in ("few", "few", "many", "many", "few"):
             engine.loaded(key)
         assert at == [[*range(8)], [4, 5, 6, 7]], "only when it changes"
+        load(engine, BuildModel(key="more", path="a", threads=8))
+        at.clear()
+        engine.loaded("few")
+        assert at == [[4, 5, 6, 7]], "loading another one moved it away"
         fixed = worker.CpuEngine(theirs, ThreadPlacement(threads=2), "", fixed=True)
         fixed.LOADING["Load"][1](fixed, BuildModel(key="few", path="a", threads=1))
         assert made[-1] == (2, "all", True)
