@@ -170,7 +170,7 @@ def gflops(bench: Bench, scalar: str) -> float:
     tried = forms(bench.device.profile.family.accumulators)
     try:
         program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
-    except cl.Error:  # with libclc 22 an fma that the device does not have as an instruction is not there
+    except cl.Error:  # libclc 22 lacks fma for devices without the instruction
         tried = [replace(form, function="mad") for form in tried]
         program = bench.built("".join(arithmetic_source(form, scalar) for form in tried))
     rates = {form: _quick(bench, cl.Kernel(program, form.name), form, items, sink) for form in tried}

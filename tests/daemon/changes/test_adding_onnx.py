@@ -110,7 +110,7 @@ def test_the_compiler_ends_with_its_client(service: Service, tmp_path: Path) -> 
 
     adding = threading.Thread(target=add)
     adding.start()
-    # Asked again, its command line may be empty: it has one process more to become.
+    # A second look may find the command line empty: the process is about to exec the compiler.
     (child,) = wait_for(lambda: compiling(service), "the compiler to start", service)
     leaving.close()
     adding.join(DEADLINE)
