@@ -155,7 +155,9 @@ class OptimisationChecks:
                 found = await self._found(manifest, session.threads)
                 if not found.checked or found.level != known.level:
                     why = found.why or "its answers differ"
-                    _log.warning("model %s: it keeps its threads, not %d: %s", manifest.name, session.threads, why)
+                    _log.warning(
+                        "model %s: it keeps its threads, not %d: %s", manifest.name, session.threads, why
+                    )
                     session = dataclasses.replace(session, threads=0, spinning=True, us=session.first_us)
             await self._adopt(manifest, key, dataclasses.replace(known, session=session))
             return session
