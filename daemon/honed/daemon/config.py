@@ -1,4 +1,4 @@
-"""On which line of a TOML file a setting stands: `tomllib` does not tell."""
+"""The configuration: files, environment and command line; shown, and read again while in force."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from .settings.schema import (
 )
 from .systemd import Systemd
 from .tuning.process import TunerSettings
+
+# ---- On which line of a TOML file a setting stands: `tomllib` does not tell ----
 
 _HEADER = re.compile(r"\s*\[\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*)?=")

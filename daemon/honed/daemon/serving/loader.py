@@ -1,9 +1,4 @@
-"""Which compiled files a device has answered rightly for, remembered over restarts of the service.
-
-A file that is known serves after its first probe, as a restart must not take long; the others follow then.
-What is remembered counts for the same device, driver and honed only. One empty file for each, so that it can
-be lost at any time, at the cost of a slower start.
-"""
+"""Loads models into a worker, verifies them there, and compares them with each other."""
 
 from __future__ import annotations
 
@@ -45,6 +40,12 @@ from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST, Comparison
+
+# ---- Which files a device has answered rightly for, remembered over restarts of the service ----
+#
+# A file that is known serves after its first probe, as a restart must not take long; the others follow then.
+# What is remembered counts for the same device, driver and honed only. It is one empty file for each, so that
+# all can be lost at any time, at the cost of a slower start.
 
 REMEMBERED = 500
 _log = logging.getLogger(__name__)

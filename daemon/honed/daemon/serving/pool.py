@@ -1,4 +1,4 @@
-"""What the serving machine tells, as the log has it."""
+"""The engines of the service at work: reports events to the core, and performs the actions it returns."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from .commits import Commits
 from .engine_server import DeviceServer
 from .in_flight import InFlightRequests
 from .selection import choose, compare_again
+
+# ---- What the log has of the core's notes ----
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Requests run as one, joined along the first dimension of every tensor; and whether a model allows it."""
+"""What every process that runs models for the service has in common, and requests that are run as one."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ from .calls import (
     WantedOutput,
     WarmUp,
 )
+
+# ---- Requests run as one, joined along the first dimension of every tensor ----
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]

@@ -1,4 +1,4 @@
-"""In the worker: two versions of a model run in turns on the same inputs, one run at a time."""
+"""The serving worker: a child process that owns a device and runs models on it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ from .calls import (
     UnloadModel,
 )
 from .host import Array, Host, check_timeline, connect
+
+# ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
 Inputs = dict[str, NDArray[Any]]
 _RECORDED_BYTES = 16 << 20  # of one model's inputs; larger ones are not recorded
