@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from honed.daemon.feature import ApiCall
 from honed.daemon.features.user_models import (
     DAY,
     IN_USE_SECONDS,
@@ -20,9 +26,10 @@ from honed.daemon.features.user_models import (
     going,
     next_user,
 )
+from honed.daemon.methods.methods import Api
 from honed.daemon.store.names import NOBODYS, Viewer, is_own, model_named, own_name, renamed
 from honed.protocol import strict
-from honed.protocol.errors import ResourceExhausted
+from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import METHODS, NAME
 from honed.protocol.params import BringOptions, BringParams, ModelParams, RegionName
 
@@ -214,6 +221,32 @@ def test_every_parameter_that_names_a_model_is_known() -> None:
     assert model_named(RegionName(name=NOBODYS)) is None
     assert model_named(ModelParams(name="small")) is None
     assert renamed(ModelParams(name=NOBODYS), "name", "a") == ModelParams(name="a")
+
+
+@pytest.mark.parametrize("uid", [1, 0])
+def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
+    """A handler runs a turn after the name was checked: what came in between may be another user's."""
+    name = own_name(2, BringParams(files=("f",), sha256=("a",)))
+    asked: dict[str, tuple[str, str] | None] = {}
+
+    async def handler(_: ApiCall, params: Any) -> None:
+        asked[row.name] = model_named(params)
+
+    api = object.__new__(Api)
+    api.registry = Mock(find=Mock(return_value=None))  # when the request comes, nobody has brought it
+    api.policy = Mock(viewer=Mock(return_value=Viewer(uid, all=uid == 0)))
+    api.inferring = Mock()
+    api._handlers = {row.name: handler for row in METHODS.values()}
+    call = Mock(connection=Mock(peer=Mock(uid=uid)))
+    for row in METHODS.values():
+        for field in {"name", "model_name", "model"} & set(row.params.__dataclass_fields__):
+            params: dict[str, object] = {field: name}
+            with suppress(InvalidArgument):  # what asks for more than a name
+                work = api.answer(call, row.name, params)
+                assert isinstance(work, Coroutine)
+                asyncio.run(work)
+    assert {"ModelHistory", "ModelProfile", "RepositoryModelUnload"} <= set(asked)
+    assert {found[1] for found in asked.values() if found} == {name if uid == 0 else NOBODYS}
 
 
 def test_who_sees_what() -> None:

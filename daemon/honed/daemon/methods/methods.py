@@ -125,14 +125,16 @@ class Api:
         owner = entry.manifest.owner if entry is not None else None
         if known.right is Right.OWN and owner != peer.uid:
             self.policy.check(peer, Right.CHANGE, method)
-        if own is None or self.policy.viewer(peer).sees(owner):
+        viewer = self.policy.viewer(peer)
+        # A name that nobody has yet may be another user's by the time the handler runs.
+        if own is None or viewer.all or (entry is not None and viewer.sees(owner)):
             return handler(call, parsed)
         return self._as_nobodys(handler, call, parsed, *own)
 
     async def _as_nobodys(
         self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
     ) -> R | WithDescriptors[R] | MetricsText:
-        """Answer a request for another user's model exactly as one for a name that nobody has.
+        """Answer a request for what is not this user's model exactly as one for a name that nobody has.
 
         The request takes the same path through the service, so that the answer does not reveal the model.
         """
