@@ -13,7 +13,6 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +35,7 @@ from honed.daemon.worker.host import Array, Host, connect
 from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, MetSizes, ModelProfile
 from honed.runtime.compiled import modelfile

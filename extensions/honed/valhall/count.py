@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
+
+from honed.protocol.dataclass import dataclass
 
 from .dump import BasicBlock, KernelDump
 from .lanes import LINE, WARP, Access, LaunchGeometry, accesses

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.program import KernelLaunch
 
 from .compiler import Dump, NotBuilt, OfflineCompiler

@@ -10,10 +10,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import IO
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 _MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one

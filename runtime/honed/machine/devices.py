@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, NotFound
 
 from .children import python, run

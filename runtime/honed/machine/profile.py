@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from honed.protocol.dataclass import dataclass
 from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
 
 from .families import FAMILIES, DeviceFamily

@@ -8,11 +8,13 @@ A stand-in makes the same types and shapes as what it stands for, not the same v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from honed.protocol.dataclass import dataclass
 
 # ONNX Runtime has these in ONNX's domain at any opset; ONNX defines the former from 17 on, the latter never.
 RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.results import InferredTensor
 from honed.runtime.dtypes import CARRIED, from_datatype
 from honed.runtime.encodings import MAP_KEYS, maps_names

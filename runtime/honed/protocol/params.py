@@ -7,8 +7,10 @@ than the field takes the request.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from honed.protocol.dataclass import dataclass
 
 from .errors import InvalidArgument
 
@@ -47,8 +49,7 @@ class ModelParams:
     version: str | None = None
 
 
-# Those of every inference are not frozen, which would make them slower to make.
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPlace:
     """Where in shared memory a tensor lies, if it does."""
 
@@ -57,7 +58,7 @@ class RegionPlace:
     shared_memory_byte_size: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputTensor:
     """One input of ModelInfer."""
 
@@ -67,7 +68,7 @@ class InputTensor:
     parameters: RegionPlace | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTensor:
     """One output asked for."""
 
@@ -97,7 +98,7 @@ class InferOptions:
     shared_memory_byte_size: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferParams:
     """Parameters of ModelInfer."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
+
+from honed.protocol.dataclass import dataclass
 
 from .params import Data
 from .strict import ABSENT

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from honed.protocol.dataclass import dataclass
 
 from .params import HintFigures, TuningFigures
 from .results import DeviceIdentity, DevicePeaks, ModelPublished

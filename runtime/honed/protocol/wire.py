@@ -9,10 +9,12 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgpack
+
+from honed.protocol.dataclass import dataclass
 
 from .errors import HonedError, ResourceExhausted
 from .strict import Map
@@ -35,8 +37,7 @@ class FrameLimits:
     max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
 
 
-# Messages and what is told of them are not frozen, which would make them slower to make.
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """`[0, msgid, method, [params]]`."""
 
@@ -45,7 +46,7 @@ class Request:
     params: Map
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
 
@@ -54,7 +55,7 @@ class Response:
     result: Any
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notification:
     """`[2, method, [params]]`."""
 

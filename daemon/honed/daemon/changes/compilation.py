@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
@@ -24,6 +24,7 @@ from honed.machine.children import Bounds
 from honed.process import aio
 from honed.process.job import Died
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     DeviceError,
     InvalidArgument,

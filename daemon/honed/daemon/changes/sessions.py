@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from honed.daemon.serving.selection import BusyWatch
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import GivenInput, UnloadModel
 from honed.machine.processors import ThreadPlacement
+from honed.protocol.dataclass import dataclass
 from honed.protocol.results import SessionSettings
 from honed.runtime.comparison import Comparison
 

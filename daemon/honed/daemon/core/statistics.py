@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 from honed.protocol.service import Figures, RecentFigures, Spans
@@ -136,7 +137,7 @@ class Tally:
         self.ns += ns
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would make it slower to make
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 

@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -25,6 +25,7 @@ from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.state_pairs import StatePair
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,

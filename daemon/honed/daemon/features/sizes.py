@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from honed.daemon.changes.add import failure
@@ -24,6 +24,7 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import Inferred, MetSizes, ShownPart
 

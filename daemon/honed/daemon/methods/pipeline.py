@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from honed.daemon.core.model import ServedModel
@@ -25,6 +25,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection, Done
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.service import KernelFault, KernelLog
 

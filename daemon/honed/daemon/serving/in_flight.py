@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Generic
 
@@ -27,6 +27,7 @@ from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.process.aio import taken
 from honed.process.rpc import R
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, MetSizes, ModelProfile, ProfiledRow

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunModel, WantedOutput
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import (
@@ -51,7 +51,7 @@ class RegionRange:
         )
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would make it slower to make
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
     """A checked request: what the worker is to be given and to give back.
 

@@ -6,10 +6,11 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 from honed.protocol.results import (
     ComparedOutput,
     ModelProof,

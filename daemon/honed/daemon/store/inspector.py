@@ -8,12 +8,12 @@ every byte is verified, within limits, for each `Inspect` that comes on the sock
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.settings.schema import INSPECTION_MIB
 from honed.process.rpc import Call, Server, by_name, connect
 from honed.protocol import strict, wire
+from honed.protocol.dataclass import dataclass
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import HonedError, ModelFileError
 from honed.runtime.compiled import modelfile

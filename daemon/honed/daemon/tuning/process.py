@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
 from honed.machine.aiochildren import Child, RestartPolicy, spawn
 from honed.machine.children import Bounds, Death, kill_group, python
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams, TuningFigures
 from honed.protocol.service import TunerStatus

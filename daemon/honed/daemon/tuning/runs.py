@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from honed.daemon.aio import cleared_in_thread, in_thread
@@ -30,6 +30,7 @@ from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds
 from honed.process.job import Died
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     AlreadyExists,
     Internal,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
+from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
 from honed.runtime.engines import HIGHEST
@@ -167,8 +167,7 @@ class Ping(WorkerCall[Empty]):
     method = "Ping"
 
 
-# Those of every inference are not frozen, which would make them slower to make.
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSlice:
     """Bytes of a mapped region."""
 
@@ -177,7 +176,7 @@ class RegionSlice:
     nbytes: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GivenInput:
     """An input, whose data comes along in line where it has no `place`."""
 
@@ -187,7 +186,7 @@ class GivenInput:
     place: RegionSlice | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WantedOutput:
     """An output, whose data is answered in line where it has no `place`."""
 
@@ -195,7 +194,7 @@ class WantedOutput:
     place: RegionSlice | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
@@ -212,7 +211,7 @@ class InferenceResult:
     met: tuple[MetSizes, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunModel(WorkerCall[InferenceResult]):
     """Run once, for at most `max_bytes` of outputs in line.
 
@@ -231,14 +230,14 @@ class RunModel(WorkerCall[InferenceResult]):
     max_bytes: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRan:
     """The result of each call, in their order."""
 
     members: tuple[InferenceResult, ...]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunBatch(WorkerCall[BatchRan]):
     """Run several calls for one model as one, joined along the first dimension of each input and output."""
 
@@ -248,14 +247,14 @@ class RunBatch(WorkerCall[BatchRan]):
     members: tuple[RunModel, ...]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsCompared:
     """Why a model must not be run on several requests at once; "" where it may."""
 
     objection: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRows(WorkerCall[RowsCompared]):
     """Run a model on made-up inputs one by one and joined, and compare; `shapes` are those of one request."""
 
@@ -265,7 +264,7 @@ class CompareRows(WorkerCall[RowsCompared]):
     inputs: tuple[GivenInput, ...]  # without their data
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp(WorkerCall[ComparedTurn]):
     """Run a model once on zeros, before anybody waits for it."""
 

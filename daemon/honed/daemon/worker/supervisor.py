@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from honed.process import aio
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink, Told
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.service import WorkerEnd
@@ -108,7 +108,7 @@ class NoWorker(WorkerDied):
     """The worker had ended before it was asked: the call is no cause of that."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _UnderWay:
     """A call, which may take `seconds` without a sign of progress."""
 

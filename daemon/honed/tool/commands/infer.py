@@ -6,7 +6,7 @@ import argparse
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.files import replacing
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_STATISTICS
 from honed.protocol.params import ModelParams, engine_name

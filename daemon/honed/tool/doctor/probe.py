@@ -12,13 +12,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from honed.machine.children import python
 from honed.process.job import answering, run
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 
 from .readings import OpenCL, OpenCLDevice, Platform
 

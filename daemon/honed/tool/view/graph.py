@@ -8,12 +8,12 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
 from pathlib import Path
 
 from honed.machine.files import replacing
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import MODEL_PROFILE
 from honed.protocol.results import ModelProfile

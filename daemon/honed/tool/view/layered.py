@@ -6,8 +6,9 @@ What one box writes runs down in one lane to all that read it, past the boxes in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from honed.protocol.dataclass import dataclass
 
 GAP_X, GAP_Y, LANE = 26.0, 40.0, 14.0  # between boxes, between layers, from lane to lane; pixels
 _SWEEPS = 6

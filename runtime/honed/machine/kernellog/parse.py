@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from honed.protocol.dataclass import dataclass
 
 from .drivers.boards import LIMA, MSM, PANFROST, PANTHOR, RKNPU, ROCKET
 from .drivers.desktops import AMDGPU, I915, XE

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelFileError
 
 from .model import Buffer, Place
@@ -96,7 +97,7 @@ def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> t
     return None
 
 
-@dataclass
+@dataclass()
 class WrittenBytes:
     """Which bytes were written: `ends[n]` is where the run of bytes ends that begins at `starts[n]`."""
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.results import MetSizes
 from honed.runtime.compiled.model import (

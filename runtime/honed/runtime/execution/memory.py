@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context, driver_call
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Preparation
 from honed.runtime.compiled.modelfile import ModelFile

@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from honed.machine.opencl import LOADER, cl, driver_call, refused
+from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
 from .cpuparts import OpenParts

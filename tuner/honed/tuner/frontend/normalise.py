@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usually

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
+from honed.protocol.dataclass import dataclass
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads

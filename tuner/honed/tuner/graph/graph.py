@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
+
+from honed.protocol.dataclass import dataclass
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -38,7 +40,7 @@ class TensorType:
         return TensorType(self.elem, (*self.shape[:axis], extent, *self.shape[axis + 1 :]))
 
 
-@dataclass
+@dataclass()
 class Graph:
     """Nodes in topological order, none of which changes. `types` knows every value and constant."""
 

@@ -12,11 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 import numpy as np
 import onnx
+
+from honed.protocol.dataclass import dataclass
 
 from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, perm_of
 

@@ -10,9 +10,11 @@ import heapq
 import math
 from collections.abc import Container, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import onnx
+
+from honed.protocol.dataclass import dataclass
 
 from .graph import Graph, Replaced, Shape, TensorType, axis_of, perm_of
 

@@ -12,10 +12,12 @@ import enum
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx
+
+from honed.protocol.dataclass import dataclass
 
 from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, perm_of
 

@@ -14,11 +14,12 @@ they lie side by side in a section of their own.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from honed.protocol import strict
+from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import (
     CONSTANT_ALIGN,
     Buffer,
@@ -180,7 +181,7 @@ def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int
     return offsets, arena
 
 
-@dataclass
+@dataclass()
 class _Draft:
     """Buffers and steps while they are collected; scratch offsets are filled in at the end.
 

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import onnx
 from honed.machine.children import Bounds, Death, python
 from honed.process import job
 from honed.process.job import answering
+from honed.protocol.dataclass import dataclass
 
 MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 MODEL = "model.onnx"

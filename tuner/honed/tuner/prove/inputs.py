@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 
 from . import graphs

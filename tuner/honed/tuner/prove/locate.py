@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference
 

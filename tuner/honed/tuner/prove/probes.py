@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.execution import proof

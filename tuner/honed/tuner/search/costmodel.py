@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ from honed.jobs import priorfile
 from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.files import replacing
+from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.setup import shipped_prior
 

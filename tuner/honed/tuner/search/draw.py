@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import chain, islice
 from random import Random
@@ -23,6 +23,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.target import target_for
 
 from . import rules, traces

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tvm import s_tir, tirx
@@ -21,6 +21,7 @@ from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
 from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile, ScheduleRules
+from honed.protocol.dataclass import dataclass
 
 from .budget import Budget, Size, Threads
 from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices

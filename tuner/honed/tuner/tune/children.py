@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs.commands import Compile, do
@@ -21,6 +20,7 @@ from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
 from honed.process.job import Died
 from honed.process.rpc import Call, Ended, R, RpcChild
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept

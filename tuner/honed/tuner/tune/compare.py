@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from honed.machine import devices
 from honed.machine.children import python
 from honed.process.job import answering, run
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime.comparison import Comparison
 from honed.runtime.execution import proof

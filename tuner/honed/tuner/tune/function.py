@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tvm import tirx
 
 from honed.jobs import events
 from honed.machine.profile import DeviceProfile
+from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function

@@ -8,10 +8,10 @@ without a name, and what is to be done about each: NVIDIA's "XID Errors" documen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from honed.machine.kernellog.fault import Driver, Pattern, RecordTable, Severity, SourceTree
+from honed.protocol.dataclass import dataclass
 
 _CHANNEL: Final = "ROBUST_CHANNEL_"
 

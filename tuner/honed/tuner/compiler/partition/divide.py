@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import onnx
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.signature import TensorSpec
 
 OPEN = 100  # what a size that depends on data is taken for
@@ -177,7 +178,7 @@ def _give_up_least(
     return True
 
 
-@dataclass
+@dataclass()
 class _NodeGraph:
     units: Sequence[Unit]
     tied: frozenset[str]

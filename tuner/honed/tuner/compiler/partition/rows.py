@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
 
@@ -48,7 +49,7 @@ def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Seque
     )
 
 
-@dataclass
+@dataclass()
 class _KnownRows:
     """Values that consist of `rows`, and `counts`, which hang on how many there are; others on neither."""
 

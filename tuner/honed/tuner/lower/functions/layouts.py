@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
+from honed.protocol.dataclass import dataclass
 
 from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
 
@@ -246,7 +247,7 @@ def _nbytes(expr: relax.Expr) -> int:
     return math.prod(extents(expr)) * _BYTES
 
 
-@dataclass
+@dataclass()
 class _Regions:
     """Blocked values by which read each other, with what each region gains and what its borders move."""
 
@@ -362,7 +363,7 @@ def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes:
     return axis > 1 or concatenated([extents(field)[1] for field in given.fields], lanes)
 
 
-@dataclass
+@dataclass()
 class _Writer:
     """Writes `main` anew. `plain` and `blocked` have the new forms of the old values, as far as needed."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,6 +14,7 @@ from tvm.ir import IRModule
 
 from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 

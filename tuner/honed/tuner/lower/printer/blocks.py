@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from honed.protocol.dataclass import dataclass
 
 from . import terms
 from .terms import Term, Type

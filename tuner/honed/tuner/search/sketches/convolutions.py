@@ -7,13 +7,13 @@ those without one, `windowed` for those of each channel by itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import product
 
 from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.workload import ALIGNED_PIXELS
 from honed.tuner.search.decisions import Drawn, best_group, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.search.parts import (
     REDUCE,
     SPATIAL,
