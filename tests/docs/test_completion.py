@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,30 @@ __all__ = ["service", "small_model"]  # fixtures
 
 COMPLETION = Path(__file__).parents[2] / "packaging" / "completion" / "hone"
 TOOLS = str(Path(sys.executable).parent)
-CALL = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hone; printf "%s\n" "${COMPREPLY[@]}"'
+# Each line of stdin is a command line, whose words end with the unit separator; bash is started once for all.
+CALL = r"""source "$1"; while IFS=$'\x1f' read -r -a COMP_WORDS; do
+unset "COMP_WORDS[-1]"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=(); _hone </dev/null
+printf "%s\n" "${COMPREPLY[@]}"; printf "\0"; done"""
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 
 
-def offered(*words: str, folder: Path | None = None) -> list[str]:
-    """What bash offers for the last of the words, which it has split at "="."""
-    command = ["bash", "-c", CALL, "bash", str(COMPLETION), "hone", *words]
+def all_offered(lines: Sequence[Sequence[str]], folder: Path | None = None) -> list[list[str]]:
+    """What bash offers for the last word of each line, which it has split at "="."""
+    command = ["bash", "-c", CALL, "bash", str(COMPLETION)]
     environment = os.environ | {"PATH": f"{TOOLS}:{os.environ['PATH']}", "HONED_SOCKET": "/nonexistent"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    given = "".join("\x1f".join(["hone", *words, "end"]) + "\n" for words in lines)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=given, capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
-    return done.stdout.split()
+    answers = [answer.split() for answer in done.stdout.split("\0")[:-1]]
+    assert len(answers) == len(lines)
+    return answers
+
+
+def offered(*words: str, folder: Path | None = None) -> list[str]:
+    """What bash offers for the last of the words."""
+    return all_offered([words], folder)[0]
 
 
 def options(command: argparse.ArgumentParser) -> set[str]:
@@ -61,10 +74,10 @@ def test_it_offers_the_options_that_stand_before_a_command() -> None:
 @pytest.mark.parametrize("name", all_commands())
 def test_it_knows_which_options_take_a_value(name: str) -> None:
     """After such an option no other is offered; after a flag they are."""
-    for action in all_commands()[name]._actions:
-        for option in action.option_strings:
-            behind = [word for word in offered(*name.split(), option, "-") if word.startswith("-")]
-            assert bool(behind) == (action.nargs == 0), option
+    takes = {o: action.nargs != 0 for action in all_commands()[name]._actions for o in action.option_strings}
+    lines = [(*name.split(), option, "-") for option in takes]
+    for (option, value), words in zip(takes.items(), all_offered(lines), strict=True):
+        assert any(word.startswith("-") for word in words) != value, option
 
 
 def test_it_offers_files_that_fit(tmp_path: Path) -> None:

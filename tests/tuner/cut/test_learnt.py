@@ -53,8 +53,8 @@ def test_an_unknown_rank_is_no_scalar() -> None:
     ]
     given = model(nodes, [info("x", [2, 3])], [info("scaled", None), info("total", None)])
     found = valuetypes.ask(given, ["scaled", "total", "places"])
-    assert (found["scaled"].shape, found["scaled"].met) == (None, (2, 3))
-    assert (found["total"].shape, found["total"].met) == (None, ())
+    assert (found["scaled"].shape, found["scaled"].observed) == (None, (2, 3))
+    assert (found["total"].shape, found["total"].observed) == (None, ())
     assert found["places"].shape == (2, -1)
 
 
@@ -67,7 +67,7 @@ def test_what_a_loop_gathers_over_no_steps_has_no_rank() -> None:
     )
     nodes = [helper.make_node("Loop", ["n", ""], ["y"], body=body)]
     given = model(nodes, [info("x", [2, 3])], [info("y", None)], n=np.array(0))
-    assert valuetypes.ask(given, ["y"])["y"].met is None
+    assert valuetypes.ask(given, ["y"])["y"].observed is None
 
 
 def test_what_follows_a_scaler_is_compiled() -> None:

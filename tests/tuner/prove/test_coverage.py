@@ -49,12 +49,12 @@ def floats(*values: float) -> np.ndarray:
 def test_what_a_value_says(values: np.ndarray, finite: float, told: float) -> None:
     found = of_values([values])
     assert found.finite == pytest.approx(finite)
-    assert found.told == pytest.approx(told)
+    assert found.varied == pytest.approx(told)
 
 
 def test_one_number_that_never_changes_says_nothing() -> None:
-    assert of_values([floats(1), floats(1), floats(1)]).told == 0
-    assert of_values([floats(1), floats(2), floats(1.5)]).told == 1
+    assert of_values([floats(1), floats(1), floats(1)]).varied == 0
+    assert of_values([floats(1), floats(2), floats(1.5)]).varied == 1
 
 
 MASKED = "float[1,8,8] s, int64[1,8] m"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import Form
-from honed.tuner.compiler.fusion import LESS, Contest, other, told
+from honed.tuner.compiler.fusion import LESS, Contest, described, other
 from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
 
@@ -70,12 +70,12 @@ def test_each_launch_costs_what_the_family_says() -> None:
 
 def test_both_times_are_told_of_what_is_not_as_expected() -> None:
     times = {"one": 100e-6, "q": 30e-6, "s": 20e-6, "v": 30e-6}
-    assert told([contest()], {"one": 1.0}) == ()
-    (sentence,) = told([contest()], times)
+    assert described([contest()], {"one": 1.0}) == ()
+    (sentence,) = described([contest()], times)
     why = "as measured, several kernels are taken in the place of one"
     assert sentence == f"{why}: qsv (100 us in one, 80 us in 3)"
-    assert told([contest("apart")], times) == ()
-    (sentence,) = told([contest("apart")], {**times, "v": 1e-3})
+    assert described([contest("apart")], times) == ()
+    (sentence,) = described([contest("apart")], {**times, "v": 1e-3})
     why = "as measured, one kernel is taken in the place of several"
     assert sentence == f"{why}: qsv (100 us in one, 1050 us in 3)"
 

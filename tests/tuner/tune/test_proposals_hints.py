@@ -82,7 +82,7 @@ def test_a_search_that_is_yet_to_begin_is_told_what_was_measured(tmp_path: Path,
     known: list[tuple[str, float | None]] = []
     search = SimpleNamespace(
         load=lambda _task: SimpleNamespace(fresh=fresh),
-        begin=lambda _task, measured, _kin, _round: known.extend(measured),
+        begin=lambda _task, measured, _related, _round: known.extend(measured),
         collect=lambda: None,
     )
     with Records.open(tmp_path / "here.db") as records:
