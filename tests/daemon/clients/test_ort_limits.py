@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from honed import ort
+from honed import ort, standin
 from honed.ort import errors, session
 from honed.protocol.errors import AnswerTooLarge, Busy, ResourceExhausted, Unavailable
 from honed.protocol.results import ModelBrought
@@ -109,7 +109,7 @@ def test_a_limit_is_told_where_nothing_stands_in(app: Service, monkeypatch: pyte
     options.add_session_config_entry("honed.fallback", "0")
     with pytest.raises(errors.RuntimeException, match=r"apps\.max_models"):
         ort.InferenceSession(model(79), options)
-    monkeypatch.setattr(session, "_kept", [None])  # not installed
+    monkeypatch.setattr(standin, "_kept", [None])  # not installed
     with pytest.raises(errors.RuntimeException, match=r"apps\.max_models .* where onnxruntime is installed"):
         ort.InferenceSession(model(79))
     assert all(right(one, 70 + number) for number, one in enumerate(kept))
