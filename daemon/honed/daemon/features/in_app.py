@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
+from typing import Any
 
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
@@ -85,7 +86,7 @@ class InApp(Feature):
     _ended: list[_Loan] = field(init=False, default_factory=list)  # whose last runs are counted next
     _watched: set[int] = field(init=False, default_factory=set)  # numbers of connections that had loans
 
-    def methods(self) -> Mapping[str, Handler]:
+    def methods(self) -> Mapping[str, Handler[Any, Any]]:
         """Answer ModelBorrow."""
         return {MODEL_BORROW.name: self._borrow}
 
