@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -363,18 +364,12 @@ def test_a_forked_app_goes_by_the_service_and_ends(served: Service, tmp_path: Pa
         "assert ours.honed_engine == 'onnxruntime', ours.honed_engine\n"
     )
     environment = {**os.environ, "HONED_SOCKET": str(served.socket)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ran = partial(subprocess.run, check=False, capture_output=True, text=True, timeout=120)
+    done = ran([sys.executable, str(script)], env=environment)
     assert done.returncode == 0, done.stderr
     through = [sys.executable, "-m", "honed.ort", "--socket", str(served.socket), str(script)]
     script.write_text(script.read_text().replace("from honed import ort", "import onnxruntime as ort"))
-    done = subprocess.run(through, check=False, capture_output=True, text=True, timeout=120)
+    done = ran(through)
     assert done.returncode == 0, done.stderr
 
 

@@ -282,9 +282,7 @@ def _forked() -> None:
         _barred = True
         libc = ctypes.CDLL(None)
         with suppress(AttributeError):  # it is glibc's
-            libc.on_exit(
-                libc._exit, None
-            )  # which is called with the status, before what was registered first
+            libc.on_exit(libc._exit, None)  # called first, with the status, as it is registered last
 
 
 os.register_at_fork(after_in_child=_forked)
