@@ -26,7 +26,7 @@ from honed.protocol.wire import PeerFault, close_all
 
 from .calling import transport
 from .calling.calls import RequestSequence, register, unregister
-from .calling.in_app import InApp, Loan
+from .calling.in_app import InApp
 from .calling.operations import Operations
 from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T, limit_of
@@ -98,10 +98,6 @@ class Client(Operations, performing=_performing):
         self._in_app.end()
         if link is not None:
             link.close()
-
-    def loan(self, model: str) -> Loan | None:
-        """Return the loan by which a model runs in this process; None where the service runs it."""
-        return self._in_app.loans.get(model)
 
     def __enter__(self) -> Client:
         return self

@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 MODELS = 3  # of a user
 # An answer holds twice as much as a message; a large output of the tests is 512 KiB.
 CONFIG = (
-    f'[serve]\nengine = "cpu"\n[apps]\nmax_models = {MODELS}\n[limits]\nmax_message_bytes = 65536\n{NO_TUNER}'
+    '[serve]\nengine = "cpu"\n[cpu]\nin_app_ms = 0\n'
+    f"[apps]\nmax_models = {MODELS}\n[limits]\nmax_message_bytes = 65536\n{NO_TUNER}"
 )
 COLUMNS = 1 << 17
 

@@ -43,7 +43,7 @@ from honed.runtime.dtypes import STRING, dtype, from_datatype
 from honed.runtime.encodings import decode_text, encode_text, is_text
 
 from . import in_app, shared_memory, transport
-from .in_app import InApp
+from .in_app import InApp, Loan
 from .shared_memory import Region, Scratch
 from .steps import Ask, Steps, limit_of
 
@@ -185,6 +185,10 @@ class Inferences:
                 us, link = answered.compute_us, lambda: self._link
                 yield from self._in_app.noted(model, us, arrays, answered.outputs, link)
             return answered
+
+    def loan(self, model: str) -> Loan | None:
+        """Return the loan by which a model runs in this process; None where the service runs it."""
+        return self._in_app.loans.get(model) if self._in_app is not None else None
 
     def _here(
         self,
