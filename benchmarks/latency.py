@@ -70,6 +70,7 @@ def serve_blocks(socket: str, path: str) -> None:
     from honed.runtime import Client
 
     with Client(socket) as client:
+        client._in_app = None  # the service is measured; another checkout's client may have no option for it
         end = time.monotonic() + _READY_SECONDS
         while not _is_ready(client):
             if time.monotonic() > end:

@@ -63,9 +63,16 @@ class Client(Operations, performing=_performing):
     Unavailable where there is no service. Maps are returned as docs/protocol.md describes them.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = 60.0,
+        in_app: bool = True,
+    ) -> None:
+        """Set up the client, as `Inferences` does; without `in_app` the service runs every model."""
         super().__init__(socket, timeout=timeout)
-        self._in_app: InApp = InApp()
+        self._in_app = InApp() if in_app else None
         self._lock = threading.Lock()
         self._link: Link | None = None
 
@@ -95,7 +102,8 @@ class Client(Operations, performing=_performing):
         with self._lock:
             link, self._link = self._link, None
         self._forget_scratch()
-        self._in_app.end()
+        if self._in_app is not None:
+            self._in_app.end()
         if link is not None:
             link.close()
 

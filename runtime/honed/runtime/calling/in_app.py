@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -162,12 +163,12 @@ class _Seen:
 
     needed: int = ASKED_AFTER
     count: int = 0
-    latest: list[int] = field(default_factory=list)
+    latest: deque[int] = field(default_factory=lambda: deque(maxlen=ASKED_AFTER))
 
     def due(self, us: int) -> bool:
         """Count a request, and return whether the service is to be asked now."""
         self.count += 1
-        self.latest = [*self.latest[1 - ASKED_AFTER :], us]
+        self.latest.append(us)
         if self.count < self.needed:
             return False
         self.count, self.needed = 0, min(2 * self.needed, _MOST_REQUESTS)
