@@ -343,16 +343,11 @@ class InferenceSession:
                 except NotFound as error:  # gone again meanwhile
                     raise Unavailable(str(error)) from error
             self._engine = found.engine
-            self._loan = self._usable(_client().loan(self._name))
+            if not self._sess_options.sizes():  # which ONNX Runtime would fix
+                self._loan = _client().loan(self._name, max(0, self._sess_options.intra_op_num_threads))
             return found.outputs
 
         return _waited(ask, time.monotonic() + _AGAIN_SECONDS)
-
-    def _usable(self, loan: Loan | None) -> Loan | None:
-        """Return the loan where it does what the app's options say: sizes that are fixed, and few threads."""
-        options = self._sess_options
-        few = loan is not None and 0 < options.intra_op_num_threads < loan.threads
-        return None if few or options.sizes() else loan
 
     def _checked(self, given: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """Return the inputs as arrays; raise what ONNX Runtime raises where they do not fit the model."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -156,10 +156,25 @@ def test_sessions_run_in_the_app_as_onnxruntime_does_and_raise_the_same(served: 
             ours.run(None, feed)
         assert type(found_error.value).__name__ == type(expected.value).__name__
     assert ours.run(None, {"x": X})[0].tobytes() == socket[0][0].tobytes()
+
+
+def test_an_app_that_wants_few_threads_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, asked_for = in_app._session, list[int]()
+
+    def made(data: bytes, told: ModelBorrowed) -> Any:
+        asked_for.append(told.threads)
+        return right(data, told)
+
+    monkeypatch.setattr(in_app, "_session", made)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    few = ort.InferenceSession(data, options)
-    assert few._usable(SimpleNamespace(threads=2)) is None  # type: ignore[arg-type]
+    few = ort.InferenceSession(adding(6), options)
+    for _ in range(ASKED_AFTER):
+        few.run(None, {"x": X})
+    assert (asked_for, few.honed_engine) == ([1], "onnxruntime")
+    known = in_app.InApp()
+    known.loans["m"] = cast(Any, SimpleNamespace(threads=2))
+    assert [known.loan("m", threads) is None for threads in (0, 1, 2)] == [False, True, False]
 
 
 CHANGES: dict[str, Callable[[Client, str, Path], object]] = {

@@ -186,9 +186,12 @@ class Inferences:
                 yield from self._in_app.noted(model, us, arrays, answered.outputs, link)
             return answered
 
-    def loan(self, model: str) -> Loan | None:
-        """Return the loan by which a model runs in this process; None where the service runs it."""
-        return self._in_app.loans.get(model) if self._in_app is not None else None
+    def loan(self, model: str, threads: int = 0) -> Loan | None:
+        """Return the loan by which a model runs in this process; None where the service runs it.
+
+        The app wants it on so many threads at most, 0: on as many as the service has found best.
+        """
+        return self._in_app.loan(model, threads) if self._in_app is not None else None
 
     def _here(
         self,

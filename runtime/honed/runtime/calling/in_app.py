@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -181,6 +181,17 @@ class InApp:
     def __init__(self) -> None:
         self.loans: dict[str, Loan] = {}
         self._seen: dict[str, _Seen] = {}
+        self._most: dict[str, int] = {}  # threads of one, where the app has said that
+
+    def loan(self, model: str, threads: int) -> Loan | None:
+        """Return the loan of a model, if there is one that takes no more than so many threads, 0: any number.
+
+        A later loan takes no more.
+        """
+        if threads:
+            self._most[model] = min(threads, self._most.get(model, threads))
+        found = self.loans.get(model)
+        return None if found is not None and 0 < threads < found.threads else found
 
     def end(self) -> None:
         """Give everything back."""
@@ -218,18 +229,19 @@ class InApp:
         except HonedError as error:
             _log.debug("%s is run by the service: %s", model, error)
             return
-        loan = _taken(model, reply, lender)
+        loan = _taken(model, reply, lender, self._most.get(model))
         if loan is not None and lender is link() and loan.agrees(inputs, outputs):
             self.loans[model] = loan
         elif loan is not None:
             loan.end()
 
 
-def _taken(model: str, reply: Reply, link: Any) -> Loan | None:
-    """Return the loan that a reply brings; None where the model cannot be run here."""
+def _taken(model: str, reply: Reply, link: Any, threads: int | None) -> Loan | None:
+    """Return the loan that a reply brings, on so many threads at most; None where it cannot be run here."""
     words = None
     try:
         told = methods.MODEL_BORROW.result_of(reply.result)
+        told = replace(told, threads=min(told.threads, threads or told.threads))
         page, file = reply.descriptors
         words = memoryview(mmap.mmap(page, PAGE_BYTES)).cast("Q")
         with os.fdopen(file, "rb", closefd=False) as stream:
