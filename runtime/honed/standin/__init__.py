@@ -103,3 +103,8 @@ def _imported() -> ModuleType:
 def installed() -> bool:
     """Return whether ONNX Runtime itself can be found; it is not imported."""
     return PathFinder.find_spec(_NAME) is not None
+
+
+def loaded() -> bool:
+    """Return whether `genuine` has imported ONNX Runtime."""
+    return any(_kept)

@@ -232,7 +232,9 @@ class InApp:
         loan = _taken(model, reply, lender, self._most.get(model))
         if loan is not None and lender is link() and loan.agrees(inputs, outputs):
             self.loans[model] = loan
-        elif loan is not None:
+            return
+        seen.needed = _MOST_REQUESTS  # it will hardly be otherwise soon, and loading a model takes time
+        if loan is not None:
             loan.end()
 
 
@@ -287,11 +289,9 @@ def _forked() -> None:
     That waits for threads which only the parent has, as soon as ONNX Runtime was imported there.
     """
     global _barred
-    if not _loans and not _barred:
-        return
     for loan in list(_loans):
         loan.abandon()
-    if not _barred:
+    if standin.loaded() and not _barred:
         _barred = True
         libc = ctypes.CDLL(None)
         with suppress(AttributeError):  # it is glibc's
