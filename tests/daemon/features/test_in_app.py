@@ -444,6 +444,27 @@ def test_loans_are_bounded(app: Client, name: str, monkeypatch: pytest.MonkeyPat
     wait_for(lambda: app.show(name)["in_apps"] == 0, "their ends")
 
 
+def test_threads_run_where_those_of_the_cpu_engine_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = max(os.sched_getaffinity(0))
+    told = ModelBorrowed(
+        runtime=onnxruntime.__version__,
+        level="all",
+        threads=2,
+        spinning=False,
+        processors=(number,),
+        bound_us=1,
+    )
+    if len(os.sched_getaffinity(0)) > 1:
+        before = set(os.listdir("/proc/self/task"))
+        made = in_app._session(adding(1), told)
+        [new] = map(int, set(os.listdir("/proc/self/task")) - before)
+        wait_for(lambda: os.sched_getaffinity(new) == {number}, "the thread to move")
+        assert made.get_providers() == ["CPUExecutionProvider"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {number + 1, number + 2})
+    with pytest.raises(OSError, match="may not use the processors"):
+        in_app._session(adding(1), told)
+
+
 class _Slow:
     """A session whose runs are told to take long."""
 
